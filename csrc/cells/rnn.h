@@ -1,0 +1,37 @@
+// Plain (Elman 1990) RNN: h = tanh or relu of x W_ih + b_ih + h_prev W_hh + b_hh. Backward reads the output itself.
+#pragma once
+
+#include "cell.h"
+
+namespace fr {
+
+struct PlainRnn {
+  static constexpr int kGates = 1, kFirstGates = 1, kStates = 1, kSaved = 0, kProducts = 1, kSplitGate = -1;
+  static constexpr bool kReadsHidden = false, kReadsOutput = true;
+};
+
+struct RnnTanh : PlainRnn {
+  template <class V>
+  FR_HD static void forward0(Unit<V>& u, const Clips<V>&) {
+    u.h = fr_tanh(u.input[0] + u.recurrent[0]);
+  }
+  template <class V>
+  FR_HD static void backward0(Unit<V>& u, const Clips<V>&) {
+    u.d_input[0] = u.d_recurrent[0] = u.d_h * (V(1) - u.h * u.h);
+    u.d_h_prev = V(0);
+  }
+};
+
+struct RnnRelu : PlainRnn {
+  template <class V>
+  FR_HD static void forward0(Unit<V>& u, const Clips<V>&) {
+    u.h = fr_max(V(0), u.input[0] + u.recurrent[0]);
+  }
+  template <class V>
+  FR_HD static void backward0(Unit<V>& u, const Clips<V>&) {
+    u.d_input[0] = u.d_recurrent[0] = fr_if_less(V(0), u.h, u.d_h, V(0));
+    u.d_h_prev = V(0);
+  }
+};
+
+}  // namespace fr

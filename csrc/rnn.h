@@ -1,0 +1,138 @@
+// The whole C++ surface of fastrnn: one recurrent layer (one or two directions), forward and backward.
+//
+// The core knows nothing of torch, allocates nothing that outlives a call and owns nothing. The caller (bindings.cpp, fed
+// by fastrnn/functional.py) allocates every buffer; each pointer below is given with its shape, type and lifetime: all
+// pointers need to live only for the duration of the call (CUDA: until the stream has passed it).
+//
+// Letters: T steps, B batch, I input, H hidden, P projection, G gates, R = P if projected else H (the width of the state
+// that recurs and of the output), D directions, N rows (T*B for padded input, the sum of batch_sizes for packed input).
+//
+// Types: "storage" is the type of input, weights and output (float32, float64, bfloat16, float16); "state" is float for all
+// of them but float64, where it is double. Pre-activations, cell states and all sums are kept in the state type.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fr {
+
+enum class Cell : int {
+#define FR_CELL(name, Type) name,
+#include "cells/cells.inc"
+#undef FR_CELL
+};
+
+enum class Type : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
+
+// Sizes, and where a step's rows lie. Step t takes the rows row(t, b) for b in [0, batch_at(t)):
+//   padded: row(t, b) = t * batch + b,          batch_at(t) = batch
+//   packed: row(t, b) = step_offset[t] + b,     batch_at(t) = batch_sizes[t]   (non-increasing in t)
+struct Shape {
+  Cell cell;
+  Type type;
+  int64_t steps;       // T
+  int64_t batch;       // B, the largest batch_at
+  int64_t input;       // I
+  int64_t hidden;      // H
+  int64_t projection;  // P, 0 if the cell has none
+  const int64_t* batch_sizes;  // [T] on the host, or null: padded
+  const int64_t* step_offset;  // [T] on the host, exclusive sums of batch_sizes, or null: padded
+  const int64_t* lengths;      // [B], or null: a row's state stops at its length; its outputs beyond are zero
+  const uint8_t* resets;       // [N] by row, or null: nonzero: a new segment starts at this step of this row, so the state is
+                               // reset before it (forward), or after it, between steps t and t-1 (reverse direction)
+  int64_t width() const { return projection > 0 ? projection : hidden; }  // R
+};
+
+struct Options {
+  double cell_clip;       // the stored cell state is clipped to [-cell_clip, cell_clip]; 0: off
+  double proj_clip;       // likewise the projected state; 0: off
+  bool reset_to_initial;  // a reset puts the initial state in place of zero
+};
+
+// Where the element (t, b, 0) of a matrix of rows lies: padded: t*step_stride + b*row_stride; packed: row(t, b)*row_stride.
+// Strides are in elements; the last dimension is always contiguous.
+struct Rows {
+  void* data;
+  int64_t step_stride;
+  int64_t row_stride;
+};
+
+// Weights of one direction, as torch.nn lays them out. Gate order: LSTM i,f,g,o; GRU r,z,n.
+struct Weights {
+  const void* ih;       // [G*H, I] storage, rows ih_stride apart
+  const void* hh;       // [G*H, R] storage, rows hh_stride apart
+  const void* hr;       // [P, H] storage, rows hr_stride apart, or null
+  const void* bias_ih;  // [G*H] storage, or null
+  const void* bias_hh;  // [G*H] storage, or null (both or none)
+  int64_t ih_stride, hh_stride, hr_stride;
+};
+
+// One direction, forward. `gates` and `cells` may be null: inference, nothing is kept.
+struct ForwardDirection {
+  bool reverse;
+  Weights weights;
+  Rows input;        // [N, I] storage. CPU: read. CUDA: null data; the input part comes in `input_gates`
+  Rows input_gates;  // [N, G*H] state type: x W_ih^T + b_ih, for backends that leave this product to the caller; else null
+  Rows output;       // [N, R] storage, written; zero beyond a row's length
+  const void* h0;    // [B, R] storage, contiguous, or null: zero
+  const void* c0;    // [B, H] state type, contiguous, or null: zero
+  void* h_n;         // [B, R] storage, contiguous, written: the state after a row's last step
+  void* c_n;         // [B, H] state type, contiguous, written (LSTM only)
+  Rows gates;        // [N, kSaved*H] storage, written where the row is active: what backward needs (cells/cell.h)
+  Rows cells;        // [N, H] state type, written where the row is active: the cell state after each step (LSTM only)
+};
+
+struct ForwardArgs {
+  Shape shape;
+  Options options;
+  int directions;  // 1 or 2
+  ForwardDirection direction[2];
+  int threads;     // CPU: at most this many; the result does not depend on it
+  void* stream;    // CUDA: the stream to run on
+};
+
+// One direction, backward, over the steps [first_step, last_step): the caller may cut the sequence into ranges, last range
+// in processing order first, and carry d_h and d_c from one to the next. Buffers marked "range" hold only the range's rows:
+// row(first_step, 0) is their row 0. The time-parallel products (d_input, weight and bias gradients) are the caller's.
+struct BackwardDirection {
+  bool reverse;
+  Weights weights;
+  Rows input;        // [N, I] storage: read only when gates are rebuilt (CPU); else null
+  Rows input_gates;  // range [*, G*H] state type: read only when gates are rebuilt and the caller computes the input part
+  Rows output;       // [N, R] storage: what forward wrote
+  const void* h0;    // as in forward
+  const void* c0;    // as in forward
+  Rows gates;        // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
+  Rows cells;        // [N, H] state type: what forward wrote
+  Rows d_output;     // [N, R] storage, or null: zero
+  void* d_h;         // [B, R] state type, in: gradient of the state after the range; out: of the state before it
+  void* d_c;         // [B, H] state type, likewise (LSTM only)
+  void* d_h0_reset;  // [B, R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null
+  void* d_c0_reset;  // [B, H] likewise
+  Rows d_gates;      // range [*, G*H] storage, written: gradient of the input part of the gates; zero where inactive
+  Rows d_recurrent;  // range [*, H] storage, written: gradient of the recurrent part of the candidate gate where it differs
+                     // from d_gates' (GRU reset-after: d_gates's n block times r); else null
+  Rows h_prev;       // range [*, R] storage, written: the state each step started from; zero where inactive
+  Rows inner;        // range [*, H] storage, written: operand of a cell's second product (o*tanh(c), or r*h); else null
+  Rows d_projected;  // range [*, P] storage, written: gradient of the projection's result before its clip; else null
+};
+
+struct BackwardArgs {
+  Shape shape;
+  Options options;
+  int64_t first_step, last_step;
+  int directions;
+  BackwardDirection direction[2];
+  int threads;
+  void* stream;
+};
+
+// Both throw std::invalid_argument for a broken contract, before anything is written.
+void cpu_forward(const ForwardArgs& args);
+void cpu_backward(const BackwardArgs& args);
+
+// The instruction sets compiled in ("avx512 avx2 baseline") and the one that runs on this machine.
+std::string cpu_instruction_sets();
+std::string cpu_chosen_instruction_set();
+
+}  // namespace fr
