@@ -1,0 +1,159 @@
+// The pybind11 module fastrnn._C: plain argument structs whose addresses are integers (0: null), checks of the contract in
+// rnn.h that can be made without reading memory, and the calls. Used by fastrnn/functional.py alone.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "build_info.h"
+#include "rnn.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Address = std::uintptr_t;
+
+// Exposes a pointer field as an integer.
+template <class Class, class Owner, class Pointer>
+void address(py::class_<Class>& type, const char* name, Pointer Owner::* field) {
+  type.def_property(
+      name, [field](const Class& self) { return reinterpret_cast<Address>(self.*field); },
+      [field](Class& self, Address value) { self.*field = reinterpret_cast<Pointer>(value); });
+}
+
+// Exposes a Rows field as a tuple (data, step_stride, row_stride).
+template <class Class>
+void rows(py::class_<Class>& type, const char* name, fr::Rows Class::* field) {
+  type.def_property(
+      name,
+      [field](const Class& self) {
+        const fr::Rows& value = self.*field;
+        return py::make_tuple(reinterpret_cast<Address>(value.data), value.step_stride, value.row_stride);
+      },
+      [field](Class& self, const py::tuple& value) {
+        if (value.size() != 3) throw std::invalid_argument("rows must be (data, step_stride, row_stride)");
+        self.*field = {reinterpret_cast<void*>(value[0].cast<Address>()), value[1].cast<int64_t>(), value[2].cast<int64_t>()};
+      });
+}
+
+template <class Class>
+void weights(py::class_<Class>& type) {
+  const auto member = [&type](const char* name, auto fr::Weights::* field) {
+    using Field = std::remove_reference_t<decltype(std::declval<fr::Weights>().*field)>;
+    type.def_property(
+        name,
+        [field](const Class& self) {
+          if constexpr (std::is_pointer_v<Field>) return reinterpret_cast<Address>(self.weights.*field);
+          else return self.weights.*field;
+        },
+        [field](Class& self, std::conditional_t<std::is_pointer_v<Field>, Address, int64_t> value) {
+          if constexpr (std::is_pointer_v<Field>) self.weights.*field = reinterpret_cast<Field>(value);
+          else self.weights.*field = value;
+        });
+  };
+  member("weight_ih", &fr::Weights::ih), member("weight_hh", &fr::Weights::hh), member("weight_hr", &fr::Weights::hr);
+  member("bias_ih", &fr::Weights::bias_ih), member("bias_hh", &fr::Weights::bias_hh);
+  member("ih_stride", &fr::Weights::ih_stride), member("hh_stride", &fr::Weights::hh_stride);
+  member("hr_stride", &fr::Weights::hr_stride);
+}
+
+template <class Args, class Direction>
+py::class_<Args> arguments(py::module_& m, const char* name) {
+  py::class_<Args> type(m, name);
+  type.def(py::init([] { return Args{}; }));
+  const auto value = [&type](const char* field_name, auto owner, auto field) {
+    type.def_property(
+        field_name, [owner, field](const Args& self) { return self.*owner.*field; },
+        [owner, field](Args& self, std::remove_reference_t<decltype(std::declval<Args>().*owner.*field)> v) {
+          self.*owner.*field = v;
+        });
+  };
+  const auto pointer = [&type](const char* field_name, auto field) {
+    using Pointer = std::remove_reference_t<decltype(std::declval<fr::Shape>().*field)>;
+    type.def_property(
+        field_name, [field](const Args& self) { return reinterpret_cast<Address>(self.shape.*field); },
+        [field](Args& self, Address v) { self.shape.*field = reinterpret_cast<Pointer>(v); });
+  };
+  type.def_property(
+      "cell", [](const Args& self) { return static_cast<int>(self.shape.cell); },
+      [](Args& self, int v) { self.shape.cell = static_cast<fr::Cell>(v); });
+  type.def_property(
+      "type", [](const Args& self) { return static_cast<int>(self.shape.type); },
+      [](Args& self, int v) { self.shape.type = static_cast<fr::Type>(v); });
+  value("steps", &Args::shape, &fr::Shape::steps), value("batch", &Args::shape, &fr::Shape::batch);
+  value("input", &Args::shape, &fr::Shape::input), value("hidden", &Args::shape, &fr::Shape::hidden);
+  value("projection", &Args::shape, &fr::Shape::projection);
+  pointer("batch_sizes", &fr::Shape::batch_sizes), pointer("step_offset", &fr::Shape::step_offset);
+  pointer("lengths", &fr::Shape::lengths), pointer("resets", &fr::Shape::resets);
+  value("cell_clip", &Args::options, &fr::Options::cell_clip);
+  value("proj_clip", &Args::options, &fr::Options::proj_clip);
+  value("reset_to_initial", &Args::options, &fr::Options::reset_to_initial);
+  type.def_readwrite("threads", &Args::threads);
+  address(type, "stream", &Args::stream);
+  type.def_property(
+      "direction",
+      [](const Args& self) { return std::vector<Direction>(self.direction, self.direction + self.directions); },
+      [](Args& self, const std::vector<Direction>& list) {
+        if (list.empty() || list.size() > 2)
+          throw std::invalid_argument("direction: expected 1 or 2, got " + std::to_string(list.size()));
+        self.directions = static_cast<int>(list.size());
+        for (size_t i = 0; i < list.size(); ++i) self.direction[i] = list[i];
+      });
+  return type;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "fastrnn's compiled core; see csrc/rnn.h";
+
+  py::class_<fr::ForwardDirection> forward(m, "ForwardDirection");
+  forward.def(py::init([] { return fr::ForwardDirection{}; }));
+  forward.def_readwrite("reverse", &fr::ForwardDirection::reverse);
+  weights(forward);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, fr::Rows fr::ForwardDirection::*>>{
+           {"input", &fr::ForwardDirection::input}, {"input_gates", &fr::ForwardDirection::input_gates},
+           {"output", &fr::ForwardDirection::output}, {"gates", &fr::ForwardDirection::gates},
+           {"cells", &fr::ForwardDirection::cells}})
+    rows(forward, name, field);
+  address(forward, "h0", &fr::ForwardDirection::h0), address(forward, "c0", &fr::ForwardDirection::c0);
+  address(forward, "h_n", &fr::ForwardDirection::h_n), address(forward, "c_n", &fr::ForwardDirection::c_n);
+
+  py::class_<fr::BackwardDirection> backward(m, "BackwardDirection");
+  backward.def(py::init([] { return fr::BackwardDirection{}; }));
+  backward.def_readwrite("reverse", &fr::BackwardDirection::reverse);
+  weights(backward);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, fr::Rows fr::BackwardDirection::*>>{
+           {"input", &fr::BackwardDirection::input}, {"input_gates", &fr::BackwardDirection::input_gates},
+           {"output", &fr::BackwardDirection::output}, {"gates", &fr::BackwardDirection::gates},
+           {"cells", &fr::BackwardDirection::cells}, {"d_output", &fr::BackwardDirection::d_output},
+           {"d_gates", &fr::BackwardDirection::d_gates}, {"d_recurrent", &fr::BackwardDirection::d_recurrent},
+           {"h_prev", &fr::BackwardDirection::h_prev}, {"inner", &fr::BackwardDirection::inner},
+           {"d_projected", &fr::BackwardDirection::d_projected}})
+    rows(backward, name, field);
+  address(backward, "h0", &fr::BackwardDirection::h0), address(backward, "c0", &fr::BackwardDirection::c0);
+  address(backward, "d_h", &fr::BackwardDirection::d_h), address(backward, "d_c", &fr::BackwardDirection::d_c);
+  address(backward, "d_h0_reset", &fr::BackwardDirection::d_h0_reset);
+  address(backward, "d_c0_reset", &fr::BackwardDirection::d_c0_reset);
+
+  arguments<fr::ForwardArgs, fr::ForwardDirection>(m, "ForwardArgs");
+  arguments<fr::BackwardArgs, fr::BackwardDirection>(m, "BackwardArgs")
+      .def_readwrite("first_step", &fr::BackwardArgs::first_step)
+      .def_readwrite("last_step", &fr::BackwardArgs::last_step);
+
+  m.def("cpu_forward", &fr::cpu_forward, py::call_guard<py::gil_scoped_release>());
+  m.def("cpu_backward", &fr::cpu_backward, py::call_guard<py::gil_scoped_release>());
+  m.def("build_info", [] {
+    py::dict info;
+    info["compiler"] = fr::kCompiler;
+    info["cuda"] = fr::kCuda;
+    info["cuda_architectures"] = fr::kCudaArchitectures;
+    info["cpu_instruction_sets"] = fr::cpu_instruction_sets();
+    info["cpu_chosen"] = fr::cpu_chosen_instruction_set();
+    return info;
+  });
+}

@@ -1,0 +1,39 @@
+"""Finds the compiled core ``_C`` and says clearly what is wrong when it cannot be loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib
+
+import torch  # loads the OpenMP runtime that _C uses: it is compiled against OpenMP but brings no runtime of its own
+
+
+def _load():
+    # torch's wheels load their libgomp globally; a torch built elsewhere may not, and then the system's serves.
+    if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+        name = ctypes.util.find_library("gomp")
+        if name is not None:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    try:
+        return importlib.import_module("fastrnn._C")
+    except ImportError as error:
+        raise ImportError(
+            f"fastrnn's compiled core could not be loaded ({error}). Install the package with `pip install .` "
+            "from its source folder, with the Python that runs this program."
+        ) from error
+
+
+_C = _load()
+
+
+def has_cuda() -> bool:
+    """True if this build has CUDA kernels and torch sees a GPU that they can run on."""
+    return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
+
+
+def build_info() -> dict[str, str | int]:
+    """Version, compilers, CUDA architectures, CPU instruction sets compiled and chosen, and OpenMP threads."""
+    from fastrnn import __version__
+
+    return {"version": __version__, **_C.build_info(), "torch": torch.__version__, "threads": torch.get_num_threads()}
