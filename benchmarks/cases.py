@@ -1,0 +1,167 @@
+"""The cases that are measured: one frozen description each, and the named lists. Imports no torch.
+
+Letters: T steps, B batch, I input, H hidden, P projection, L layers, D directions, G gates, R = P or H.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+MODES = ("forward", "training")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of one cell in one mode.
+
+    ``packed``: the rows have lengths spread evenly over 1..T (mean (T+1)/2) and the input is a PackedSequence.
+    """
+
+    cell: str
+    time: int
+    batch: int
+    input: int
+    hidden: int
+    layers: int = 1
+    bidirectional: bool = False
+    proj: int = 0
+    dtype: str = "float32"
+    mode: str = "forward"
+    packed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cell not in GATES:
+            raise ValueError(f"cell must be one of {', '.join(GATES)}; got {self.cell!r}")
+        if self.mode not in MODES or self.dtype not in DTYPES:
+            raise ValueError(f"unknown mode {self.mode!r} or dtype {self.dtype!r}")
+        for name in ("time", "batch", "input", "hidden", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.proj and self.cell != "lstm":
+            raise ValueError(f"only the LSTM has a projection; got proj={self.proj} with cell {self.cell}")
+        if not 0 <= self.proj < self.hidden:
+            raise ValueError(f"proj must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
+
+    @property
+    def name(self) -> str:
+        """A short name for tables and plots, unique within a list."""
+        sizes = f"{self.cell.upper().replace('_', ' ')} T{self.time} B{self.batch} I{self.input} H{self.hidden}"
+        extras = [f"P{self.proj}"] if self.proj else []
+        extras += [f"L{self.layers}"] if self.layers > 1 else []
+        extras += ["bidirectional"] if self.bidirectional else []
+        extras += ["packed"] if self.packed else []
+        extras += [self.dtype] if self.dtype != "float32" else []
+        return " ".join([sizes, *extras, self.mode])
+
+    @property
+    def group(self) -> str:
+        """The group whose geometric mean the case enters: cell and mode; packed, projected and other dtypes apart."""
+        kind = self.cell.split("_")[0].upper()
+        kind += f" {self.dtype}" if self.dtype != "float32" else ""
+        kind += " packed" if self.packed else ""
+        kind += " projected" if self.proj else ""
+        return f"{kind} {self.mode}"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Steps of each row, longest first."""
+        if not self.packed:
+            return [self.time] * self.batch
+        return [max(1, round(self.time * (self.batch - row) / self.batch)) for row in range(self.batch)]
+
+    @property
+    def row_steps(self) -> int:
+        """Steps summed over the rows: T * B, or the number of rows of the packed input."""
+        return sum(self.lengths)
+
+    def flops(self, input_gradient: bool = False) -> int:
+        """Floating-point operations of the matrix products in one call, a multiply-add counted as two.
+
+        Training counts the forward pass, the weight gradients (as much again) and the gradients of the hidden state and
+        of the inner layers' inputs; the gradient of the first layer's input only with ``input_gradient``.
+        """
+        directions = 2 if self.bidirectional else 1
+        recurrent = self.proj or self.hidden
+        total = 0
+        for layer in range(self.layers):
+            width = self.input if layer == 0 else directions * recurrent
+            input_part = GATES[self.cell] * self.hidden * width
+            recurrent_part = GATES[self.cell] * self.hidden * recurrent + self.proj * self.hidden
+            forward = input_part + recurrent_part
+            backward = 2 * recurrent_part + (2 if layer or input_gradient else 1) * input_part
+            total += forward + (backward if self.mode == "training" else 0)
+        return 2 * directions * self.row_steps * total
+
+
+def _both_modes(cases: list[Case]) -> list[Case]:
+    return [replace(case, mode=mode) for case in cases for mode in MODES]
+
+
+def _quick() -> list[Case]:
+    cells = ("lstm", "gru", "rnn_tanh")
+    dense = [Case(cell, 100, batch, 256, 256) for cell in cells for batch in (1, 32)]
+    return _both_modes(
+        [*dense, Case("lstm", 50, 32, 256, 256, layers=2, bidirectional=True), Case("gru", 100, 32, 256, 256, packed=True)]
+    )
+
+
+def _cpu() -> list[Case]:
+    cells = ("lstm", "gru", "rnn_tanh")
+    shapes = (
+        (100, 1, 256, 256),
+        (100, 32, 256, 256),
+        (100, 32, 512, 512),
+        (50, 64, 512, 1024),
+        (100, 64, 128, 128),
+        (1, 1, 256, 256),
+        (1000, 1, 128, 128),
+    )
+    return _both_modes(
+        [
+            *(Case(cell, *shape) for cell in cells for shape in shapes),
+            *(Case(cell, 100, 32, 256, 256, layers=2, bidirectional=True) for cell in cells),
+            *(Case(cell, 100, 32, 256, 256, packed=True) for cell in cells),
+            Case("lstm", 64, 20, 512, 4096, proj=512),
+        ]
+    )
+
+
+def _cuda() -> list[Case]:
+    """What a GPU serves differently: cuDNN's persistent kernels, its standard ones, and what it has no kernel for."""
+    best = [Case("lstm", 256, batch, hidden, hidden, dtype="float16") for hidden in (512, 768, 1024) for batch in (16, 64)]
+    peers = [Case("lstm", 1024, 16, 768, 768, dtype=dtype) for dtype in ("float16", "bfloat16")]
+    standard = [
+        Case(cell, 256, batch, hidden, hidden, dtype=dtype)
+        for cell, dtype in product(("lstm", "gru"), ("bfloat16", "float32"))
+        for hidden, batch in ((512, 16), (1024, 1), (1024, 16), (1024, 64), (1024, 256), (2048, 16), (2048, 64))
+    ]
+    deep = [
+        Case(cell, 256, batch, 512, 512, layers=2, bidirectional=True, dtype="bfloat16")
+        for cell in ("lstm", "gru")
+        for batch in (16, 64)
+    ]
+    small = [Case(cell, 256, 64, 128, 128, dtype=dtype) for cell in ("lstm", "gru") for dtype in ("float16", "float32")]
+    plain = [Case("rnn_tanh", 256, 16, 512, 512, dtype="bfloat16")]
+    packed = [Case(cell, 256, 64, 512, 512, dtype="bfloat16", packed=True) for cell in ("lstm", "gru")]
+    elmo = [Case("lstm", 64, 20, 512, 4096, layers=2, proj=512, dtype=dtype) for dtype in ("bfloat16", "float32")]
+    stream = [Case(cell, 1, 1, 1024, 1024, dtype="bfloat16") for cell in ("lstm", "gru")]
+    return _both_modes([*best, *peers, *standard, *deep, *small, *plain, *packed, *elmo, *stream])
+
+
+@dataclass(frozen=True)
+class CaseList:
+    """A named list: the cases, the device it is meant for, and the seconds it may take."""
+
+    cases: tuple[Case, ...]
+    device: str
+    budget: float
+
+
+CASE_LISTS = {
+    "quick": CaseList(tuple(_quick()), "cpu", 80),
+    "cpu": CaseList(tuple(_cpu()), "cpu", 420),
+    "cuda": CaseList(tuple(_cuda()), "cuda", 300),
+}

@@ -1,0 +1,215 @@
+"""``fastrnn bench``: options, progress bar, and the order of things; the measuring is in runner.py."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fastrnn.cli import LazyGroup
+
+from .cases import CASE_LISTS, DTYPES, GATES, MODES, Case
+
+if TYPE_CHECKING:
+    from .runner import Run, Settings
+
+_SIZES = {"time": 100, "batch": 32, "input": 256, "hidden": 256, "layers": 1, "proj": 0}
+_LEAST_WIDTH = 120  # columns of a table that goes to a file or a pipe
+
+BENCHMARKS = {
+    "char-lm": (f"{__package__}.char_lm:char_lm", "Train a character language model with torch.nn and with fastrnn."),
+}
+
+
+class _OutputFile(click.ParamType):
+    """A file that can be created: checked before minutes of measuring, not after."""
+
+    name = "file"
+
+    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if path.is_dir():
+            self.fail(f"{path} is a directory", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{path.parent} is not a directory", param, ctx)
+        return path
+
+
+OUTPUT_FILE = _OutputFile()
+
+
+def require_plot(path: Path | None) -> None:
+    """Fails early where a plot is asked for and cannot be drawn.
+
+    Raises:
+        click.ClickException: matplotlib is missing.
+        click.BadParameter: the file name's ending is no picture format.
+    """
+    if path is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise click.ClickException("--plot needs matplotlib: pip install matplotlib, or fastrnn[plot]")
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise click.BadParameter(f"{path} must end in .png, .svg or .pdf", param_hint="--plot")
+
+
+def require_device(device: str) -> None:
+    """Raises click.ClickException where the device is not there."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
+
+
+def select_cases(name: str | None, options: dict[str, tuple], bidirectional: bool, packed: bool) -> tuple[Case, ...]:
+    """The cases that the options describe.
+
+    Args:
+        name: a list's name, or None: the options' cases, or "quick" where no shape is given.
+        options: the values given for each field of Case that can be given several times.
+        bidirectional: both directions.
+        packed: packed input.
+
+    Raises:
+        click.UsageError: options that do not go together, or a list that has none of the asked cases.
+    """
+    shapes = [f"--{field}" for field in _SIZES if options[field]]
+    shapes += ["--bidirectional"] * bidirectional + ["--packed"] * packed
+    if name and shapes:
+        raise click.UsageError(f"--cases {name} has its own shapes; leave out {', '.join(shapes)}")
+    if name or not (shapes or options["cell"]):
+        cases = CASE_LISTS[name or "quick"].cases
+        cases = tuple(
+            case
+            for case in cases
+            if case.cell in (options["cell"] or GATES) and case.mode in (options["mode"] or MODES)
+        )
+        if not cases:
+            raise click.UsageError(f"the list {name} has no case with cell {', '.join(options['cell'])}")
+        given = options["dtype"]
+        return tuple(replace(case, dtype=dtype) for case in cases for dtype in given) if given else cases
+    fields = {
+        "cell": options["cell"] or ("lstm",),
+        **{field: options[field] or (default,) for field, default in _SIZES.items()},
+        "dtype": options["dtype"] or ("float32",),
+        "mode": options["mode"] or MODES,
+    }
+    try:
+        return tuple(
+            Case(**dict(zip(fields, values, strict=True)), bidirectional=bidirectional, packed=packed)
+            for values in product(*fields.values())
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def measure(cases: tuple[Case, ...], settings: Settings) -> Run:
+    """Runs the cases behind a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .runner import run_cases
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(cases))
+        return run_cases(
+            cases, settings, lambda index, case: progress.update(task, completed=index, description=case.name)
+        )
+
+
+def show(run: Run) -> None:
+    """Prints the table, its legend, and the geometric means as the last line."""
+    from rich.console import Console
+
+    from . import report
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
+    console.print(report.table(run))
+    console.print(report.legend(run), markup=False)
+    click.echo(report.last_line(run))
+
+
+def save(run: Run, csv: Path | None, json: Path | None, plot: Path | None) -> None:
+    """Writes the files that were asked for, each whole or not at all."""
+    from . import report
+    from .files import write_whole
+
+    for path, write in ((csv, report.write_csv), (json, report.write_json), (plot, report.write_plot)):
+        if path is not None:
+            write_whole(path, lambda temporary, write=write: write(run, temporary))
+
+
+def _sizes(command: click.Command) -> click.Command:
+    letters = {"time": "T", "batch": "B", "input": "I", "hidden": "H", "layers": "L", "proj": "P, LSTM only"}
+    for field, default in reversed(_SIZES.items()):
+        command = click.option(
+            f"--{field}",
+            type=click.IntRange(min=0 if field == "proj" else 1),
+            multiple=True,
+            help=f"{letters[field]}; default {default}.",
+        )(command)
+    return command
+
+
+@click.group(cls=LazyGroup, commands_by_name=BENCHMARKS, invoke_without_command=True)
+@click.option("--cases", type=click.Choice(list(CASE_LISTS)), help="A list of cases by name; default quick.")
+@click.option("--cell", type=click.Choice(list(GATES)), multiple=True, help="Default lstm; narrows a named list.")
+@_sizes
+@click.option("--bidirectional", is_flag=True, help="Both directions.")
+@click.option("--packed", is_flag=True, help="PackedSequence input, lengths spread over 1..T.")
+@click.option("--dtype", type=click.Choice(DTYPES), multiple=True, help="Default float32, or as the list has it.")
+@click.option("--mode", type=click.Choice(MODES), multiple=True, help="Default both.")
+@click.option("--input-gradient", is_flag=True, help="In training also the gradient of the input.")
+@click.option("--device", help="cpu, cuda or cuda:N; default cpu, and cuda for the list cuda.")
+@click.option("--repeats", type=click.IntRange(min=1), default=30, show_default=True, help="Most rounds per case.")
+@click.option("--budget", type=click.FloatRange(min=0), help="Seconds for all cases; default by list, 80 for quick.")
+@click.option("--csv", type=OUTPUT_FILE, help="Write the results as CSV.")
+@click.option("--json", type=OUTPUT_FILE, help="Write results, machine and geometric means as JSON.")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw speeds relative to torch.nn (.png, .svg or .pdf).")
+@click.pass_context
+def bench(
+    context: click.Context,
+    cases: str | None,
+    bidirectional: bool,
+    packed: bool,
+    input_gradient: bool,
+    device: str | None,
+    repeats: int,
+    budget: float | None,
+    csv: Path | None,
+    json: Path | None,
+    plot: Path | None,
+    **options: tuple,
+) -> None:
+    """Time fastrnn beside torch.nn, a step loop and other installed packages.
+
+    Without options: a quick list on the CPU, in under two minutes. Options for shapes may be given several times; all
+    combinations are measured. The last line has the geometric means of torch.nn's time over fastrnn's.
+
+    \b
+    fastrnn bench
+    fastrnn bench --cases cpu --cell gru --json gru.json --plot gru.png
+    fastrnn bench --cell lstm --batch 1 --batch 64 --hidden 512 --input 512 --mode training
+    """
+    if context.invoked_subcommand is not None:
+        return
+    selected = select_cases(cases, options, bidirectional, packed)
+    named = CASE_LISTS[cases or "quick"]
+    device = device or (named.device if cases else "cpu")
+    require_device(device)
+    require_plot(plot)
+
+    from .runner import Settings
+
+    run = measure(selected, Settings(device, repeats, named.budget if budget is None else budget, input_gradient))
+    save(run, csv, json, plot)
+    show(run)
+    if run.failed or not run.complete:
+        context.exit(1)

@@ -1,0 +1,56 @@
+"""The matrix-product peak of the same run: a large square ``torch.mm`` in the case's type, on the same device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from .timing import seconds_per_call
+
+_SLOW = 0.5  # s; a machine that takes longer for one product gets a smaller one
+
+
+@contextlib.contextmanager
+def _rnn_precision() -> Iterator[None]:
+    """float32 products on a GPU in the precision that torch uses for recurrent layers (TF32 unless switched off)."""
+    matmul = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+
+
+class Peak:
+    """Samples the peak between the cases of a run, so that it sees the machine as they do."""
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self.device = device
+        self.dtype = getattr(torch, dtype)
+        self.samples: list[float] = []
+        self.size = 8192 if device.type == "cuda" else 2048
+        self._allocate()
+        if self._seconds() > _SLOW:
+            self.size //= 2
+            self._allocate()
+        self._seconds()
+
+    def _allocate(self) -> None:
+        self.matrix = torch.randn(self.size, self.size, device=self.device).to(self.dtype)
+        self.product = torch.empty_like(self.matrix)
+
+    def _seconds(self) -> float:
+        with _rnn_precision(), torch.no_grad():
+            return seconds_per_call(lambda: torch.mm(self.matrix, self.matrix, out=self.product), 1, self.device)
+
+    def sample(self) -> None:
+        """Times one product."""
+        self.samples.append(2 * self.size**3 / self._seconds())
+
+    @property
+    def flops_per_second(self) -> float:
+        """Median over the samples."""
+        return float(np.median(self.samples))

@@ -1,0 +1,205 @@
+"""Who computes a case: torch.nn, fastrnn, a plain step loop, and other packages when they are installed.
+
+A provider turns a case and the torch.nn layer that holds its weights into a module with the same parameters, so that all
+compute the same thing; the module takes the input and returns (output, final states) as torch.nn does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from fastrnn.cells import CELLS, Clips, Parameters, States
+
+from .cases import Case
+
+
+class Unsupported(Exception):
+    """The provider cannot compute this case; the text says why."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A name, and a function (case, torch.nn layer on its device) -> module that raises :class:`Unsupported`.
+
+    ``padded``: the module takes a packed case's rows padded, with their lengths given at construction.
+    """
+
+    name: str
+    build: Callable[[Case, nn.RNNBase], nn.Module]
+    padded: bool = False
+
+
+def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -> nn.RNNBase:
+    """The torch.nn layer of a case, with weights drawn from ``seed`` whatever the device."""
+    options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if case.cell == "lstm":
+            layer = nn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
+        elif case.cell == "gru":
+            layer = nn.GRU(case.input, case.hidden, **options)
+        else:
+            layer = nn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
+    return layer.to(device=device, dtype=getattr(torch, case.dtype))
+
+
+def make_input(case: Case, device: torch.device | str = "cpu", seed: int = 1) -> Tensor | PackedSequence:
+    """Standard normal input [T, B, I], or a PackedSequence of the case's lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    padded = torch.randn(case.time, case.batch, case.input, generator=generator)
+    padded = padded.to(device=device, dtype=getattr(torch, case.dtype))
+    return pack_padded_sequence(padded, torch.tensor(case.lengths)) if case.packed else padded
+
+
+def _torch(case: Case, layer: nn.RNNBase) -> nn.Module:
+    return layer
+
+
+def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
+    import fastrnn
+
+    options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
+    if case.cell == "lstm":
+        module = fastrnn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
+    elif case.cell == "gru":
+        module = fastrnn.GRU(case.input, case.hidden, **options)
+    else:
+        module = fastrnn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
+    module = module.to(device=layer.weight_ih_l0.device, dtype=layer.weight_ih_l0.dtype)
+    module.load_state_dict(layer.state_dict())
+    return module
+
+
+class StepLoop(nn.Module):
+    """The loop that people write by hand: one input product per layer, then a Python loop over the steps.
+
+    It shares the parameters of a torch.nn layer. In float64 it is also the truth that errors are measured against.
+    """
+
+    def __init__(self, case: Case, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.step = CELLS["lstm_projected" if case.proj else case.cell].step
+        self.states = 2 if case.cell == "lstm" else 1
+        self.layer = layer
+
+    def forward(self, inputs: Tensor | PackedSequence) -> tuple[Tensor | PackedSequence, Tensor | States]:
+        """Inputs [T, B, I] or packed -> output [T, B, D*R] or packed, and the final states as torch.nn's."""
+        packed = isinstance(inputs, PackedSequence)
+        sequence = inputs.data if packed else inputs.flatten(0, 1)
+        sizes = inputs.batch_sizes.tolist() if packed else [inputs.shape[1]] * inputs.shape[0]
+        directions = 2 if self.layer.bidirectional else 1
+        finals: list[States] = []
+        for index in range(self.layer.num_layers):
+            outputs = []
+            for direction in range(directions):
+                weights = self.layer.all_weights[index * directions + direction]
+                output, final = self._direction(sequence, sizes, Parameters(*weights), direction == 1)
+                outputs.append(output)
+                finals.append(final)
+            sequence = torch.cat(outputs, dim=-1)
+        stacked = tuple(torch.stack(state) for state in zip(*finals, strict=True))
+        final = stacked if self.states == 2 else stacked[0]
+        if packed:
+            return PackedSequence(sequence, inputs.batch_sizes, inputs.sorted_indices, inputs.unsorted_indices), final
+        return sequence.unflatten(0, inputs.shape[:2]), final
+
+    def _direction(
+        self, sequence: Tensor, sizes: list[int], parameters: Parameters, reverse: bool
+    ) -> tuple[Tensor, States]:
+        gates = nn.functional.linear(sequence, parameters.weight_ih, parameters.bias_ih).split(sizes)
+        hidden = parameters.weight_hh.shape[0] // (self.layer.weight_ih_l0.shape[0] // self.layer.hidden_size)
+        widths = (parameters.weight_hh.shape[1], hidden)[: self.states]
+        states = tuple(sequence.new_zeros(sizes[0], width) for width in widths)
+        outputs: list[Tensor] = [sequence] * len(sizes)
+        for step in reversed(range(len(sizes))) if reverse else range(len(sizes)):
+            rows = sizes[step]  # a packed sequence has its longest rows first: the first `rows` take part in this step
+            active = tuple(state[:rows] for state in states)
+            new = self.step(gates[step], active, parameters, Clips())
+            outputs[step] = new[0]
+            if rows < sizes[0]:
+                new = tuple(torch.cat([top, old[rows:]]) for top, old in zip(new, states, strict=True))
+            states = new
+        return torch.cat(outputs), states
+
+
+class _Lengths(nn.Module):
+    """fastrnn on padded input with ``lengths``: what a packed sequence would hold, without packing."""
+
+    def __init__(self, module: nn.Module, lengths: Tensor) -> None:
+        super().__init__()
+        self.module = module
+        self.lengths = lengths
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | States]:
+        return self.module(inputs, lengths=self.lengths)
+
+
+def _fastrnn_lengths(case: Case, layer: nn.RNNBase) -> nn.Module:
+    if not case.packed:
+        raise Unsupported("only for packed cases")
+    return _Lengths(_fastrnn(case, layer), torch.tensor(case.lengths, device=layer.weight_ih_l0.device))
+
+
+def _require_cuda_single(case: Case, layer: nn.RNNBase, cells: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
+    if layer.weight_ih_l0.device.type != "cuda":
+        raise Unsupported("needs a CUDA device")
+    if case.cell not in cells or case.dtype not in dtypes:
+        raise Unsupported(f"has {', '.join(cells)} in {', '.join(dtypes)} only")
+    if case.layers > 1 or case.bidirectional or case.proj or case.packed:
+        raise Unsupported("one layer, one direction, padded input only")
+
+
+def _haste(case: Case, layer: nn.RNNBase) -> nn.Module:
+    _require_cuda_single(case, layer, ("lstm", "gru"), ("float32", "float64"))
+    haste = importlib.import_module("haste_pytorch")
+    module = (haste.LSTM if case.cell == "lstm" else haste.GRU)(case.input, case.hidden)
+    module = module.to(device=layer.weight_ih_l0.device, dtype=layer.weight_ih_l0.dtype)
+    module.from_native_weights(*(weight.detach() for weight in layer.all_weights[0]))
+    return module
+
+
+class _FlashRNN(nn.Module):
+    """flashrnn's fused kernel behind the input product that it leaves to its caller."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+        self.function = importlib.import_module("flashrnn").flashrnn
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, States]:
+        weight_ih, weight_hh, bias_ih, bias_hh = self.layer.all_weights[0]
+        hidden = self.layer.hidden_size
+        gates = nn.functional.linear(inputs.transpose(0, 1), weight_ih).unflatten(-1, (4, 1, hidden))  # [B, T, G, 1, H]
+        states, last = self.function(
+            gates,
+            weight_hh.view(4, 1, hidden, hidden),
+            (bias_ih + bias_hh).view(4, 1, hidden),
+            function="lstm",
+            backend="cuda_fused",
+            dtype=str(gates.dtype).removeprefix("torch."),
+        )
+        return states[0, :, :, 0].transpose(0, 1), (last[0, :, :, 0].transpose(0, 1), last[1, :, :, 0].transpose(0, 1))
+
+
+def _flashrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
+    _require_cuda_single(case, layer, ("lstm",), ("float32", "bfloat16", "float16"))
+    return _FlashRNN(layer)
+
+
+def available() -> list[Provider]:
+    """torch.nn first (the one that speeds are relative to), then fastrnn, the loop, and installed peers."""
+    providers = [
+        Provider("torch.nn", _torch),
+        Provider("fastrnn", _fastrnn),
+        Provider("fastrnn lengths", _fastrnn_lengths, padded=True),
+        Provider("step loop", StepLoop),
+    ]
+    peers = [Provider("haste_pytorch", _haste), Provider("flashrnn", _flashrnn)]
+    return providers + [peer for peer in peers if importlib.util.find_spec(peer.name)]

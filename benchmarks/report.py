@@ -1,0 +1,212 @@
+"""What a run says: the table, the line of geometric means, CSV and JSON files, and the plot."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from .machine import describe
+from .runner import BASELINE, OURS, Result, Run
+
+CASE_FIELDS = ("cell", "time", "batch", "input", "hidden", "layers", "bidirectional", "proj", "dtype", "mode", "packed")
+FIELDS = (
+    "case",
+    *CASE_FIELDS,
+    "provider",
+    "seconds",
+    "lower_quartile",
+    "upper_quartile",
+    "samples",
+    "runs",
+    "speedup",
+    "row_steps_per_second",
+    "gflops",
+    "percent_of_peak",
+    "error_output",
+    "error_gradient",
+    "error_steps",
+    "failure",
+)
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """The geometric mean, None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def geometric_means(results: Iterable[Result], provider: str = OURS) -> dict[str, dict[str, float | int | None]]:
+    """Means of ``provider``'s speed relative to torch.nn: overall, then per group (cell and mode).
+
+    Each entry has the mean over all its cases, over those with B = 1 and those with B >= 32, and the number of cases.
+    """
+    ours = [r for r in results if r.provider == provider and r.speedup is not None]
+    groups = {"overall": ours}
+    for result in ours:
+        groups.setdefault(result.case.group, []).append(result)
+    return {
+        name: {
+            "all": geometric_mean(r.speedup for r in members),
+            "B=1": geometric_mean(r.speedup for r in members if r.case.batch == 1),
+            "B>=32": geometric_mean(r.speedup for r in members if r.case.batch >= 32),
+            "cases": len(members),
+        }
+        for name, members in groups.items()
+    }
+
+
+def record(run: Run, result: Result) -> dict[str, object]:
+    """A result as a flat row with the keys :data:`FIELDS`; seconds are per call, speedup is relative to torch.nn."""
+    case, timing, error = result.case, result.timing, result.error
+    row: dict[str, object] = dict.fromkeys(FIELDS)
+    row |= {"case": case.name, **asdict(case), "provider": result.provider, "failure": result.failure}
+    if timing:
+        rate = case.flops(run.settings.input_gradient) / timing.median
+        row |= {
+            "seconds": timing.median,
+            "lower_quartile": timing.lower,
+            "upper_quartile": timing.upper,
+            "samples": timing.samples,
+            "runs": result.runs,
+            "speedup": result.speedup,
+            "row_steps_per_second": case.row_steps / timing.median,
+            "gflops": rate * 1e-9,
+            "percent_of_peak": 100 * rate / run.peaks[case.dtype].flops_per_second,
+        }
+    if error:
+        row |= {"error_output": error.output, "error_gradient": error.gradient, "error_steps": error.steps}
+    return row
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def table(run: Run) -> Table:
+    """One line per case and provider."""
+    view = Table(title=None, pad_edge=False, header_style="bold")
+    view.add_column("case", overflow="fold", ratio=1)
+    for name in ("provider", "median", "spread", "speed", "steps x B / s", "GFLOP/s", "% of peak", "error"):
+        view.add_column(name, justify="left" if name == "provider" else "right", no_wrap=True)
+    previous = None
+    for result in run.results:
+        row = record(run, result)
+        if previous not in (None, row["case"]):
+            view.add_section()
+        label = "" if row["case"] == previous else str(row["case"])
+        previous = row["case"]
+        if result.timing is None or result.error is None:
+            view.add_row(label, result.provider, "failed", "", "", "", "", "", "")
+            continue
+        error = max(result.error.output, result.error.gradient or 0.0)
+        speed = "" if result.speedup is None else f"{result.speedup:.2f}x" + ("*" if result.runs > 1 else "")
+        view.add_row(
+            label,
+            result.provider,
+            _seconds(result.timing.median),
+            f"{100 * result.timing.spread:.0f} %",
+            speed,
+            f"{row['row_steps_per_second']:.3g}",
+            f"{row['gflops']:.1f}",
+            f"{row['percent_of_peak']:.0f}",
+            f"{error:.1e}" + ("'" if result.error.steps < result.case.time else ""),
+            style="bold" if result.provider == OURS else None,
+        )
+    return view
+
+
+def legend(run: Run) -> str:
+    """The meaning of the table's columns and marks, with the numbers of this run."""
+    machine = describe(run.settings.device)
+    peaks = ", ".join(
+        f"{dtype} {peak.flops_per_second * 1e-9:.0f} GFLOP/s ({peak.size} squared)" for dtype, peak in run.peaks.items()
+    )
+    gradients = "parameters and input" if run.settings.input_gradient else "parameters, not of the input"
+    lines = [
+        f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
+        f"fastrnn {machine['fastrnn']}; {run.seconds:.0f} s",
+        f"peak: torch.mm in this run, {peaks}",
+        f"training: forward and backward from a random gradient of the output, with gradients of the {gradients}",
+        "spread: interquartile range; speed: torch.nn's time over this one's; error: largest difference from a float64 "
+        "loop, relative to the tensor's largest value",
+    ]
+    if any(r.runs > 1 for r in run.results):
+        lines.append("*: slower than torch.nn at first, so run three times: the run with the median ratio")
+    if any(r.error and r.error.steps < r.case.time for r in run.results):
+        lines.append("': error over the first steps only, to keep the float64 loop cheap (JSON and CSV say how many)")
+    lines += [f"failed: {r.case.name}, {r.provider}: {r.failure}" for r in run.results if r.failure]
+    if not run.complete:
+        lines.append("interrupted: these are the cases measured so far")
+    return "\n".join(lines)
+
+
+def last_line(run: Run) -> str:
+    """Geometric means of torch.nn's time over fastrnn's: overall and per group, each also for B=1 and B>=32."""
+    means = geometric_means(run.results)
+    if not means["overall"]["cases"]:
+        return f"{OURS} against {BASELINE}, geometric means: no case was measured"
+
+    def text(name: str) -> str:
+        entry = means[name]
+        parts = [f"{part} {entry[part]:.2f}" for part in ("B=1", "B>=32") if entry[part] is not None]
+        return f"{name} {entry['all']:.2f}x" + (f" ({', '.join(parts)})" if parts else "")
+
+    lowest = min((r for r in run.results if r.provider == OURS and r.speedup is not None), key=lambda r: r.speedup)
+    groups = "; ".join(text(name) for name in means)
+    return f"{OURS} against {BASELINE}, geometric means: {groups}; lowest {lowest.speedup:.2f}x ({lowest.case.name})"
+
+
+def write_csv(run: Run, path: Path) -> None:
+    """One row per case and provider, columns :data:`FIELDS`."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(record(run, result) for result in run.results)
+
+
+def write_json(run: Run, path: Path) -> None:
+    """Machine, settings, peaks, the rows of the CSV, and the geometric means."""
+    content = {
+        "schema": 1,
+        "machine": describe(run.settings.device),
+        "settings": asdict(run.settings),
+        "complete": run.complete,
+        "seconds": run.seconds,
+        "peak_gflops": {dtype: peak.flops_per_second * 1e-9 for dtype, peak in run.peaks.items()},
+        "results": [record(run, result) for result in run.results],
+        "geometric_means": geometric_means(run.results),
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def write_plot(run: Run, path: Path) -> None:
+    """Bars of each provider's speed relative to torch.nn on a logarithmic axis, one group of bars per case."""
+    from matplotlib.figure import Figure
+
+    cases = list(dict.fromkeys(r.case.name for r in run.results))
+    providers = [name for name in dict.fromkeys(r.provider for r in run.results) if name != BASELINE]
+    speeds = {(r.case.name, r.provider): r.speedup for r in run.results if r.speedup is not None}
+    figure = Figure(figsize=(9, 1.5 + 0.3 * len(cases) * max(1, len(providers)) ** 0.5), layout="constrained")
+    axes = figure.add_subplot()
+    height = 0.8 / max(1, len(providers))
+    for index, provider in enumerate(providers):
+        bars = {place: speeds[name, provider] for place, name in enumerate(cases) if (name, provider) in speeds}
+        places = [place + (index - (len(providers) - 1) / 2) * height for place in bars]
+        drawn = axes.barh(places, list(bars.values()), height, label=provider)
+        axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.margins(x=0.1)
+    axes.set_yticks(range(len(cases)), cases, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"speed relative to {BASELINE} (its median time / the provider's, same run)")
+    machine = describe(run.settings.device)
+    axes.set_title(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}", fontsize=9)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=150)

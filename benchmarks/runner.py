@@ -1,0 +1,156 @@
+"""Runs the cases: for each the errors, then the interleaved timings, within one budget for the whole list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .cases import Case
+from .errors import Error, ErrorCheck
+from .peak import Peak
+from .providers import Provider, Unsupported, available, torch_layer
+from .timing import Timing, calls_per_sample, measure
+from .workload import Workload
+
+BASELINE = "torch.nn"
+OURS = "fastrnn"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the cases have in common."""
+
+    device: str = "cpu"
+    repeats: int = 30
+    budget: float = 80.0
+    input_gradient: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """One provider on one case; ``failure`` instead of a timing where it raised.
+
+    ``runs`` is 3 where fastrnn came out slower than torch.nn: the run with the median ratio of the two counts.
+    """
+
+    case: Case
+    provider: str
+    timing: Timing | None = None
+    error: Error | None = None
+    speedup: float | None = None  # torch.nn's time / this provider's
+    runs: int = 1
+    failure: str | None = None
+
+
+@dataclass
+class Run:
+    """Everything that one run measured."""
+
+    settings: Settings
+    results: list[Result] = field(default_factory=list)
+    peaks: dict[str, Peak] = field(default_factory=dict)
+    complete: bool = False
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> list[Result]:
+        """fastrnn's results that are failures."""
+        return [r for r in self.results if r.failure and r.provider.startswith(OURS)]
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _prepare(
+    provider: Provider, case: Case, layer: torch.nn.RNNBase, check: ErrorCheck, settings: Settings
+) -> tuple[Workload, int, Error]:
+    workload = Workload(provider, case, layer, settings.input_gradient)
+    return workload, calls_per_sample(workload, torch.device(settings.device)), check(provider)
+
+
+def _timings(
+    workloads: dict[str, Workload], calls: dict[str, int], settings: Settings, budget: float
+) -> tuple[dict[str, Timing], int]:
+    """Timings and the number of runs they were chosen from (see :class:`Result`)."""
+
+    def one_run(seconds: float) -> dict[str, Timing]:
+        return measure(
+            workloads,
+            calls,
+            torch.device(settings.device),
+            compared=(BASELINE, OURS),
+            repeats=settings.repeats,
+            budget=seconds,
+        )
+
+    def ratio(run: dict[str, Timing]) -> float:
+        return run[BASELINE].median / run[OURS].median
+
+    first = one_run(budget)
+    if BASELINE not in first or OURS not in first or ratio(first) >= 1:
+        return first, 1
+    runs = sorted([first, one_run(budget / 2), one_run(budget / 2)], key=ratio)
+    return runs[1], 3
+
+
+def run_case(case: Case, settings: Settings, budget: float) -> list[Result]:
+    """Measures one case with every provider that can compute it, in about ``budget`` seconds.
+
+    Args:
+        case: what to measure.
+        settings: device, repeats, gradient of the input.
+        budget: seconds; errors and warm-up are taken from it, and a few rounds run whatever it is.
+    """
+    start = time.perf_counter()
+    layer = torch_layer(case, settings.device)
+    check = ErrorCheck(case, layer, settings.input_gradient)
+    workloads: dict[str, Workload] = {}
+    calls: dict[str, int] = {}
+    errors: dict[str, Error] = {}
+    failures: dict[str, str] = {}
+    for provider in available():
+        try:
+            workload, count, error = _prepare(provider, case, layer, check, settings)
+        except Unsupported:
+            continue
+        except Exception as raised:  # a provider that cannot compute a case must not end the run, whatever it raises
+            failures[provider.name] = _first_line(raised)
+            continue
+        workloads[provider.name], calls[provider.name], errors[provider.name] = workload, count, error
+    left = budget - (time.perf_counter() - start)
+    timings, runs = _timings(workloads, calls, settings, left / 2)  # the other half pays for the runs of a slow case
+    baseline = timings.get(BASELINE)
+    results = [
+        Result(case, name, timing, errors[name], baseline.median / timing.median if baseline else None, runs)
+        for name, timing in timings.items()
+    ]
+    return results + [Result(case, name, failure=text) for name, text in failures.items()]
+
+
+def run_cases(cases: Sequence[Case], settings: Settings, started: Callable[[int, Case], None]) -> Run:
+    """Measures the cases in order; an interrupt ends the run early and keeps what was measured.
+
+    Args:
+        cases: what to measure.
+        settings: the budget is shared: each case may take an equal part of what is left.
+        started: called with (index, case) before each case.
+    """
+    run = Run(settings)
+    begin = time.perf_counter()
+    try:
+        for index, case in enumerate(cases):
+            started(index, case)
+            if case.dtype not in run.peaks:
+                run.peaks[case.dtype] = Peak(case.dtype, torch.device(settings.device))
+            run.peaks[case.dtype].sample()
+            left = settings.budget - (time.perf_counter() - begin)
+            run.results += run_case(case, settings, left / (len(cases) - index))
+        run.complete = True
+    except KeyboardInterrupt:
+        pass
+    run.seconds = time.perf_counter() - begin
+    return run

@@ -1,0 +1,89 @@
+"""Interleaved timing: every round calls each workload in turn, so that a slow moment of the machine hits all of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_SHORTEST_SAMPLE = 5e-3  # s; faster calls are repeated within a sample, far above the clock's resolution
+_FEWEST_ROUNDS = 3
+_ROUNDS_OF_OTHERS = 5  # samples of a workload that is not compared closely (a step loop can take 20x the time)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over the samples of one run."""
+
+    median: float
+    lower: float  # first quartile
+    upper: float  # third quartile
+    samples: int
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range as a share of the median."""
+        return (self.upper - self.lower) / self.median
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Timing:
+        lower, median, upper = np.percentile(seconds, (25, 50, 75))
+        return cls(float(median), float(lower), float(upper), len(seconds))
+
+
+def seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Time of ``calls`` calls, by CUDA events on a GPU and by the clock on the CPU, divided by their number."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / calls
+
+
+def calls_per_sample(call: Callable[[], object], device: torch.device) -> int:
+    """Warms up with three calls and returns how many make a sample long enough to time."""
+    seconds = [seconds_per_call(call, 1, device) for _ in range(3)]
+    return max(1, math.ceil(_SHORTEST_SAMPLE / max(min(seconds), 1e-7)))
+
+
+def measure(
+    workloads: Mapping[str, Callable[[], object]],
+    calls: Mapping[str, int],
+    device: torch.device,
+    *,
+    compared: tuple[str, ...],
+    repeats: int,
+    budget: float,
+) -> dict[str, Timing]:
+    """Times warm workloads in interleaved rounds, every second round in the opposite order.
+
+    Args:
+        workloads: what to call, by name.
+        calls: calls per sample, by name (:func:`calls_per_sample`).
+        device: where they run.
+        compared: the names that every round samples; the others stop after a few samples.
+        repeats: most rounds.
+        budget: seconds after which no further round starts, once a few are done.
+    """
+    start = time.perf_counter()
+    seconds: dict[str, list[float]] = {name: [] for name in workloads}
+    for round_ in range(repeats):
+        if round_ >= _FEWEST_ROUNDS and time.perf_counter() - start > budget:
+            break
+        names = list(workloads)
+        for name in reversed(names) if round_ % 2 else names:
+            if name in compared or round_ < _ROUNDS_OF_OTHERS:
+                seconds[name].append(seconds_per_call(workloads[name], calls[name], device))
+    return {name: Timing.of(values) for name, values in seconds.items()}

@@ -1,0 +1,45 @@
+"""``fastrnn``: the commands, one line each; a command's module is imported only when that command runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+# name: (module:attribute, help in one line)
+COMMANDS = {
+    "bench": ("fastrnn.benchmarks.command:bench", "Time fastrnn beside torch.nn and others on this machine."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named by ``module:attribute`` and imported on use.
+
+    Args:
+        commands_by_name: name -> (``module:attribute``, help in one line, shown without importing the module).
+        options: as for click.Group.
+    """
+
+    def __init__(self, *args, commands_by_name: Mapping[str, tuple[str, str]], **options) -> None:
+        super().__init__(*args, **options)
+        self.commands_by_name = commands_by_name
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands_by_name)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands_by_name:
+            return None
+        module, _, attribute = self.commands_by_name[cmd_name][0].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.commands_by_name.items()])
+
+
+@click.group(cls=LazyGroup, commands_by_name=COMMANDS)
+@click.version_option(package_name="fastrnn")
+def main() -> None:
+    """Fast recurrent layers for PyTorch."""
