@@ -1,0 +1,145 @@
+"""What stays the same from call to call of one layer, and how its tensors lie in one flat list.
+
+The autograd Function, the torch.library ops, the raw call and the reference all take the same ``operands`` list:
+the inputs (one, or one for each direction), the initial states if given, then for each direction weight_ih, weight_hh,
+the two biases if there are any, and weight_hr if the cell is projected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .cells import CELLS, CellSpec, Parameters, States
+from .reference import reference_layer
+
+
+class Config(NamedTuple):
+    """Options of one layer call; ``reverse`` has one entry for each direction."""
+
+    spec: CellSpec
+    reverse: tuple[bool, ...]
+    inputs: int  # 1, or D
+    has_initial: bool
+    has_bias: bool
+    reset_to_initial: bool
+    cell_clip: float
+    proj_clip: float
+    recompute: bool
+
+    @property
+    def has_projection(self) -> bool:
+        return self.spec.name == "lstm_projected"
+
+    @property
+    def first_state(self) -> int:
+        """Place of h0 in the operands."""
+        return self.inputs
+
+    @property
+    def first_weight(self) -> int:
+        """Place of the first direction's weight_ih in the operands."""
+        return self.inputs + (self.spec.states if self.has_initial else 0)
+
+    @property
+    def weights(self) -> int:
+        """Operands for each direction's weights."""
+        return 2 + 2 * self.has_bias + self.has_projection
+
+
+def flatten(parameters: Parameters, has_bias: bool) -> list[Tensor]:
+    """The weights of one direction in the order of the operands."""
+    flat = [parameters.weight_ih, parameters.weight_hh]
+    if has_bias:
+        flat += [parameters.bias_ih, parameters.bias_hh]
+    if parameters.weight_hr is not None:
+        flat.append(parameters.weight_hr)
+    return flat
+
+
+def direction_parameters(config: Config, operands: Sequence[Tensor], direction: int) -> Parameters:
+    """The inverse of :func:`flatten` for one direction of the operands."""
+    first, count = config.first_weight, config.weights
+    own = operands[first + direction * count : first + (direction + 1) * count]
+    return Parameters(
+        own[0],
+        own[1],
+        own[2] if config.has_bias else None,
+        own[3] if config.has_bias else None,
+        own[-1] if config.has_projection else None,
+    )
+
+
+def call_reference(
+    config: Config,
+    operands: Sequence[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+) -> tuple[Tensor, States]:
+    """The step loop over flat operands."""
+    inputs = tuple(operands[: config.inputs])
+    initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
+    return reference_layer(
+        config.spec.name,
+        inputs[0] if config.inputs == 1 else inputs,
+        initial,
+        tuple(direction_parameters(config, operands, d) for d in range(len(config.reverse))),
+        reverse=config.reverse,
+        lengths=lengths,
+        resets=resets,
+        reset_to_initial=config.reset_to_initial,
+        batch_sizes=batch_sizes,
+        cell_clip=config.cell_clip,
+        proj_clip=config.proj_clip,
+    )
+
+
+def reference_gradients(
+    config: Config,
+    operands: Sequence[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    gradients: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Gradients of the operands through the step loop, differentiable again with ``create_graph``.
+
+    Args:
+        config: options of the call.
+        operands: as the forward call had them.
+        lengths: as the forward call had them.
+        resets: as the forward call had them.
+        batch_sizes: as the forward call had them.
+        gradients: of output and final states, None for zero.
+        needs: for each operand, whether its gradient is wanted.
+        create_graph: keep the graph for double backward.
+    """
+    with torch.enable_grad():
+        # An alias of each operand stands between the loop and the operand's own history: the gradients wanted here are
+        # the partial ones, also where one operand was computed from another.
+        aliases = [
+            t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
+            for t, need in zip(operands, needs, strict=True)
+        ]
+        output, final = call_reference(config, aliases, lengths, resets, batch_sizes)
+        pairs = [(o, g) for o, g in zip((output, *final), gradients, strict=True) if g is not None and o.requires_grad]
+        wanted = [a for a, need in zip(aliases, needs, strict=True) if need]
+        if not pairs or not wanted:
+            return [None] * len(operands)
+        found = iter(
+            torch.autograd.grad(
+                [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
+            )
+        )
+    return [next(found) if need else None for need in needs]
+
+
+def restore(name: str, reverse: Sequence[bool], *options) -> Config:
+    """A Config from values that fit into an operator's schema."""
+    return Config(CELLS[name], tuple(reverse), *options)

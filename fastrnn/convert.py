@@ -1,0 +1,2 @@
+def convert(model): raise NotImplementedError
+def revert(model): raise NotImplementedError

@@ -1,0 +1,378 @@
+"""Stateless recurrent layers: argument checks, autocast, and the layers of a stack.
+
+`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. Which code runs a
+call (the raw kernels, an operator, the step loop) is decided in _routes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._config import Config, flatten
+from ._routes import run
+from .cells import CELLS, STORAGE_CODES, Parameters, States
+
+__all__ = ["gru", "layer", "lstm", "rnn"]
+
+
+def layer(
+    cell: str,
+    inputs: Tensor | tuple[Tensor, ...],
+    initial: States | None,
+    parameters: tuple[Parameters, ...],
+    *,
+    reverse: tuple[bool, ...] = (False,),
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    reset_to_initial: bool = False,
+    batch_sizes: Tensor | None = None,
+    cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+    recompute: bool = False,
+) -> tuple[Tensor, States]:
+    """One recurrent layer of D = 1 or 2 directions.
+
+    Row b is active at steps t < lengths[b]: elsewhere its state does not change and its output is 0. The reverse direction
+    starts at each row's own last step. Where resets[t, b] is set a new segment starts at step t of row b: the state is cut
+    between t-1 and t in both directions, and the result is that of running each segment alone.
+
+    For backward a call keeps (saved + 1)*H values a row and direction in the storage type (gates and output; saved is 4 for
+    LSTM and GRU, 3 for GRU reset-before, 0 for the plain RNN) and, for the LSTM, H cell states in float.
+
+    Args:
+        cell: key of :data:`fastrnn.cells.CELLS`.
+        inputs: [T, B, I] (or [N, I] with ``batch_sizes``), read by every direction, or a tuple with one for each direction.
+        initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, H]).
+        parameters: one :class:`fastrnn.cells.Parameters` for each direction.
+        reverse: for each direction, whether it runs from the last step to the first.
+        lengths: int64 [B], in any order, zeros allowed, or None: every row has T steps.
+        resets: bool [T, B] (or [N] with ``batch_sizes``), or None.
+        reset_to_initial: a reset puts the initial state in place, not zero.
+        batch_sizes: int64 [T] on the CPU: the rows of step t are packed as in a PackedSequence.
+        cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip]; 0 is off.
+        proj_clip: likewise the projected state.
+        recompute: keep no gates for backward, rebuild them there.
+
+    Returns:
+        output [T, B, D*R] (or [N, D*R]), directions side by side, and the final states ([D, B, R],) or ([D, B, R], [D, B, H]):
+        those after each row's last processed step, the initial ones for length 0.
+
+    Raises:
+        ValueError: unknown cell, or values that cannot be.
+        RuntimeError: shapes, types or devices that do not fit together.
+    """
+    if cell not in CELLS:
+        raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
+    spec = CELLS[cell]
+    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    directions = len(reverse)
+    if directions not in (1, 2) or len(parameters) != directions or len(inputs) not in (1, directions):
+        raise ValueError(
+            f"reverse, parameters and inputs must describe the same 1 or 2 directions, got {directions}, "
+            f"{len(parameters)} and {len(inputs)}"
+        )
+    if initial is not None and len(initial) != spec.states:
+        raise RuntimeError(f"{cell} expects {spec.states} initial states, got {len(initial)}")
+    has_bias = parameters[0].bias_ih is not None
+    operands = [*inputs, *(initial or ())]
+    for own in parameters:
+        if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):
+            raise ValueError("both biases or none must be given, in every direction alike")
+        if (own.weight_hr is None) == (cell == "lstm_projected"):
+            raise ValueError(f"weight_hr belongs to lstm_projected and to no other cell, got cell {cell}")
+        operands += flatten(own, has_bias)
+    config = Config(
+        spec,
+        tuple(reverse),
+        len(inputs),
+        initial is not None,
+        has_bias,
+        reset_to_initial,
+        cell_clip,
+        proj_clip,
+        recompute,
+    )
+    return _checked(config, operands, lengths, resets, batch_sizes)
+
+
+def _checked(
+    config: Config, operands: list[Tensor], lengths: Tensor | None, resets: Tensor | None, batch_sizes: Tensor | None
+) -> tuple[Tensor, States]:
+    """Refuse what does not fit together, apply autocast, run."""
+    x = operands[0]
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        operands = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands]
+        with torch.autocast(x.device.type, enabled=False):
+            return _checked(config, operands, lengths, resets, batch_sizes)
+    batch = _check_shapes(config, operands, batch_sizes)
+    if lengths is not None:
+        if lengths.dim() != 1 or lengths.shape[0] != batch:
+            raise ValueError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
+        if lengths.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"lengths must be int64 or int32, got {lengths.dtype}")
+        lengths = lengths.to(x.device, torch.int64)
+    if resets is not None:
+        if resets.shape != x.shape[:-1]:
+            raise ValueError(f"resets must have shape {tuple(x.shape[:-1])}, got {tuple(resets.shape)}")
+        if resets.dtype != torch.bool:
+            raise ValueError(f"resets must be bool, got {resets.dtype}")
+        resets = resets.to(x.device)
+    return run(config, operands, lengths, resets, batch_sizes, batch)
+
+
+def _check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | None) -> int:
+    """Refuse operands that do not fit together; B."""
+    x = operands[0]
+    dtype, device = x.dtype, x.device
+    if dtype not in STORAGE_CODES:
+        raise TypeError(f"expected float32, float64, bfloat16 or float16, got {dtype}")
+    dims = 3 if batch_sizes is None else 2
+    if x.dim() != dims:
+        raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
+    spec, directions = config.spec, len(config.reverse)
+    first = config.first_weight
+    rows, width = operands[first + 1].shape
+    hidden = rows // spec.gates
+    if batch_sizes is None:
+        batch = x.shape[1]
+    elif config.has_initial:
+        batch = operands[config.inputs].shape[1]
+    else:
+        batch = int(batch_sizes[0]) if len(batch_sizes) else 0
+    expected = [x.shape] * config.inputs
+    if config.has_initial:
+        expected += [(directions, batch, width), (directions, batch, hidden)][: spec.states]
+    own = [(spec.gates * hidden, x.shape[-1]), (spec.gates * hidden, width)]
+    if config.has_bias:
+        own += [(spec.gates * hidden,)] * 2
+    if config.has_projection:
+        own.append((width, hidden))
+    elif width != hidden:
+        raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
+    expected += own * directions
+    for place, (operand, shape) in enumerate(zip(operands, expected, strict=True)):
+        if operand.shape != shape:
+            raise RuntimeError(
+                f"{_name(config, place)} must have shape {tuple(shape)}, got {tuple(operand.shape)} "
+                f"(cell {spec.name}, input {tuple(x.shape)})"
+            )
+        if operand.dtype != dtype:
+            raise RuntimeError(f"{_name(config, place)} must have the dtype of the input, {dtype}, got {operand.dtype}")
+        if operand.device != device:
+            kind = "parameter" if place >= first else "hidden"
+            raise RuntimeError(
+                f"Input and {kind} tensors are not at the same device, found input tensor at {device} and "
+                f"{kind} tensor at {operand.device}"
+            )
+    return batch
+
+
+def _name(config: Config, place: int) -> str:
+    """What the operand at this place is called, for error texts."""
+    if place < config.inputs:
+        return "input"
+    if place < config.first_weight:
+        return ("h0", "c0")[place - config.inputs]
+    names = (
+        ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * config.has_bias + ["weight_hr"] * config.has_projection
+    )
+    return names[(place - config.first_weight) % config.weights]
+
+
+def stack(
+    cell: str,
+    x: Tensor,
+    initial: States | None,
+    weights: Sequence[Tensor],
+    num_layers: int,
+    has_bias: bool,
+    bidirectional: bool,
+    dropout: float = 0.0,
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    reset_to_initial: bool = False,
+    batch_sizes: Tensor | None = None,
+    cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+    recompute: bool = False,
+) -> tuple[Tensor, States]:
+    """Layers one on another, with dropout between them; what the modules and the public functions share.
+
+    Args:
+        cell: key of :data:`fastrnn.cells.CELLS`.
+        x: [T, B, I], or [N, I] with ``batch_sizes``.
+        initial: None, or the states [L*D, B, R] and [L*D, B, H].
+        weights: flat, in torch.nn's order.
+        num_layers: L.
+        has_bias: whether ``weights`` has biases.
+        bidirectional: D = 2.
+        dropout: applied to the output of every layer but the last; 0 in evaluation.
+        lengths: see :func:`layer`, as for all that follow.
+        resets: bool [T, B] or [N].
+        reset_to_initial: see :func:`layer`.
+        batch_sizes: see :func:`layer`.
+        cell_clip: see :func:`layer`.
+        proj_clip: see :func:`layer`.
+        recompute: see :func:`layer`.
+
+    Returns:
+        output and final states, the latter for all layers: [L*D, B, R] and [L*D, B, H].
+    """
+    reverse = (False, True) if bidirectional else (False,)
+    config = Config(
+        CELLS[cell], reverse, 1, initial is not None, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
+    )
+    directions = len(reverse)
+    count = directions * config.weights
+    if len(weights) != num_layers * count:
+        raise RuntimeError(
+            f"expected {num_layers * count} weights for {num_layers} layers of {cell}, got {len(weights)}"
+        )
+    finals = []
+    for index in range(num_layers):
+        if index and dropout:
+            x = torch.nn.functional.dropout(x, dropout, training=True)
+        operands = [x]
+        if initial is not None:
+            operands += [s.narrow(0, index * directions, directions) for s in initial] if num_layers > 1 else initial
+        operands += weights[index * count : (index + 1) * count]
+        x, final = _checked(config, operands, lengths, resets, batch_sizes)
+        finals.append(final)
+    if num_layers == 1:
+        return x, finals[0]
+    return x, tuple(torch.cat(states) for states in zip(*finals, strict=True))
+
+
+def _public(cell, input, hx, weights, num_layers, bidirectional, dropout, training, batch_first, resets, **options):
+    """The common part of lstm, gru and rnn; hx and the final states are tuples here."""
+    each = len(weights) // (num_layers * (2 if bidirectional else 1))
+    x = input.transpose(0, 1) if batch_first else input
+    if resets is not None and batch_first:
+        resets = resets.transpose(0, 1)
+    output, final = stack(
+        cell,
+        x,
+        hx,
+        list(weights),
+        num_layers,
+        each >= 4,
+        bidirectional,
+        dropout if training else 0.0,
+        resets=resets,
+        **options,
+    )
+    return (output.transpose(0, 1) if batch_first else output), final
+
+
+def lstm(
+    input: Tensor,
+    hx: tuple[Tensor, Tensor] | None,
+    weights: Sequence[Tensor],
+    *,
+    num_layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    training: bool = False,
+    batch_first: bool = False,
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    reset_to_initial: bool = False,
+    batch_sizes: Tensor | None = None,
+    cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+    recompute: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """A stack of LSTM layers (Hochreiter and Schmidhuber 1997), as torch.nn.LSTM computes it, over a flat list of weights.
+
+    Args:
+        input: [T, B, I], [B, T, I] with ``batch_first``, or [N, I] with ``batch_sizes``.
+        hx: (h0 [L*D, B, R], c0 [L*D, B, H]) or None for zeros.
+        weights: for each layer and direction weight_ih, weight_hh, bias_ih, bias_hh (both or none), and weight_hr if the LSTM is
+            projected: torch.nn's order.
+        num_layers: L.
+        bidirectional: D = 2.
+        dropout: between the layers, while ``training``.
+        training: whether dropout applies; gradients flow either way.
+        batch_first: input, output and resets have the batch first.
+        lengths: see :func:`layer`.
+        resets: bool [T, B], [B, T] with ``batch_first``, or [N]; see :func:`layer`.
+        reset_to_initial: see :func:`layer`.
+        batch_sizes: see :func:`layer`.
+        cell_clip: see :func:`layer`.
+        proj_clip: see :func:`layer`.
+        recompute: see :func:`layer`.
+
+    Returns:
+        output [T, B, D*R] (batch first or packed as the input is) and (h_n [L*D, B, R], c_n [L*D, B, H]).
+    """
+    projected = len(weights) // (num_layers * (2 if bidirectional else 1)) % 2 == 1
+    return _public(
+        "lstm_projected" if projected else "lstm", input, hx, weights, num_layers, bidirectional, dropout, training,
+        batch_first, resets, lengths=lengths, reset_to_initial=reset_to_initial, batch_sizes=batch_sizes,
+        cell_clip=cell_clip, proj_clip=proj_clip, recompute=recompute,
+    )  # fmt: skip
+
+
+def gru(
+    input: Tensor,
+    hx: Tensor | None,
+    weights: Sequence[Tensor],
+    *,
+    reset_after: bool = True,
+    num_layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    training: bool = False,
+    batch_first: bool = False,
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    reset_to_initial: bool = False,
+    batch_sizes: Tensor | None = None,
+    recompute: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """A stack of GRU layers, as torch.nn.GRU computes it, or with the reset gate before the product (Cho et al. 2014).
+
+    Args and returns are those of :func:`lstm` with one state. ``reset_after=False``: the candidate is
+    tanh(W_in x + b_in + W_hn (r*h) + b_hn). z weighs the old state in both, as in torch; where notes call u the update gate and
+    weigh the new state with it, u = 1 - z.
+    """
+    output, final = _public(
+        "gru" if reset_after else "gru_reset_before", input, None if hx is None else (hx,), weights, num_layers, bidirectional,
+        dropout, training, batch_first, resets, lengths=lengths, reset_to_initial=reset_to_initial, batch_sizes=batch_sizes,
+        recompute=recompute,
+    )  # fmt: skip
+    return output, final[0]
+
+
+def rnn(
+    input: Tensor,
+    hx: Tensor | None,
+    weights: Sequence[Tensor],
+    *,
+    nonlinearity: str = "tanh",
+    num_layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    training: bool = False,
+    batch_first: bool = False,
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    reset_to_initial: bool = False,
+    batch_sizes: Tensor | None = None,
+    recompute: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """A stack of plain RNN layers (Elman 1990), as torch.nn.RNN computes it; ``nonlinearity`` is "tanh" or "relu".
+
+    Args and returns are those of :func:`lstm` with one state.
+    """
+    if nonlinearity not in ("tanh", "relu"):
+        raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
+    output, final = _public(
+        f"rnn_{nonlinearity}", input, None if hx is None else (hx,), weights, num_layers, bidirectional, dropout, training,
+        batch_first, resets, lengths=lengths, reset_to_initial=reset_to_initial, batch_sizes=batch_sizes, recompute=recompute,
+    )  # fmt: skip
+    return output, final[0]

@@ -1,0 +1,146 @@
+"""The plain step loop over one layer: the truth for tests (run it in float64) and the fallback of functional.py.
+
+Nothing is changed in place and no Python branch looks at a tensor's values (batch_sizes are read as plain numbers), so the
+loop works under torch.func transforms, forward-mode AD and double backward. Slow by design: one set of torch calls a step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .cells import CELLS, CellSpec, Clips, Parameters, States, state_dtype
+
+
+def reference_layer(
+    cell: str,
+    inputs: Tensor | tuple[Tensor, ...],
+    initial: States | None,
+    parameters: tuple[Parameters, ...],
+    *,
+    reverse: tuple[bool, ...] = (False,),
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    reset_to_initial: bool = False,
+    batch_sizes: Tensor | None = None,
+    cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+) -> tuple[Tensor, States]:
+    """One recurrent layer, step by step, in differentiable torch operations.
+
+    16-bit types are computed in float32; h is rounded to the storage type after each step, c is not, as in the kernels.
+
+    Args:
+        cell: key of :data:`fastrnn.cells.CELLS`.
+        inputs: [T, B, I], or [N, I] with ``batch_sizes``; one for all directions or a tuple with one each.
+        initial: None (zeros) or the states (h0 [D, B, R],) or (h0, c0 [D, B, H]).
+        parameters: one :class:`fastrnn.cells.Parameters` for each direction.
+        reverse: for each direction, whether it runs from each row's last step to its first.
+        lengths: [B], row b is active at steps t < lengths[b], or None.
+        resets: bool [T, B] (or [N]): a new segment starts at this step of this row, or None.
+        reset_to_initial: a reset puts the initial state, not zero, in place.
+        batch_sizes: int64 [T] on the CPU: rows are packed as in a PackedSequence.
+        cell_clip: bound of the stored cell state, 0 is off.
+        proj_clip: bound of the projected state, 0 is off.
+
+    Returns:
+        output [T, B, D*R] (or [N, D*R]) and the final states ([D, B, R],) or ([D, B, R], [D, B, H]).
+    """
+    spec = CELLS[cell]
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,) * len(reverse)
+    sizes = None if batch_sizes is None else batch_sizes.tolist()
+    clips = Clips(cell_clip, proj_clip)
+    outputs, finals = [], []
+    for d, (x, weights, backwards) in enumerate(zip(inputs, parameters, reverse, strict=True)):
+        start = None if initial is None else tuple(state[d] for state in initial)
+        output, final = _direction(spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips)
+        outputs.append(output)
+        finals.append(final)
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    return output, tuple(torch.stack(states) for states in zip(*finals, strict=True))
+
+
+def _direction(
+    spec: CellSpec,
+    x: Tensor,
+    start: States | None,
+    weights: Parameters,
+    backwards: bool,
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    reset_to_initial: bool,
+    sizes: list[int] | None,
+    clips: Clips,
+) -> tuple[Tensor, States]:
+    storage, compute = x.dtype, state_dtype(x.dtype)
+    weights = _cast(weights, compute)
+    gates = linear(x.to(compute), weights.weight_ih, weights.bias_ih)
+    if sizes is None:
+        steps, batch = x.shape[0], x.shape[1]
+        step_gates = gates.unbind(0)
+        step_resets = None if resets is None else resets.unbind(0)
+    else:
+        steps, batch = len(sizes), sizes[0] if sizes else 0
+        step_gates = gates.split(sizes)
+        step_resets = None if resets is None else resets.split(sizes)
+    hidden, width = weights.weight_hh.shape[0] // spec.gates, weights.weight_hh.shape[1]
+    if start is None:
+        start = tuple(gates.new_zeros(batch, n) for n in (width, hidden)[: spec.states])
+    else:
+        start = tuple(state.to(compute) for state in start)
+    restart = start if reset_to_initial else tuple(torch.zeros_like(state) for state in start)
+
+    states, outputs = start, [None] * steps
+    for step in reversed(range(steps)) if backwards else range(steps):
+        rows = batch if sizes is None else sizes[step]
+        old, fresh = _head(states, rows, batch), _head(restart, rows, batch)
+        active = None if lengths is None else (lengths[:rows] > step).unsqueeze(-1)
+        begin = old
+        if step_resets is not None and not backwards:
+            begin = _where(step_resets[step].unsqueeze(-1), fresh, old)
+        elif step_resets is not None and step + 1 < steps:
+            begin = _reverse_cut(step_resets[step + 1], lengths, step + 1, fresh, old)
+        new = spec.step(step_gates[step], begin, weights, clips)
+        if storage != compute:
+            new = (new[0].to(storage).to(compute), *new[1:])
+        if active is None:
+            outputs[step] = new[0]
+        else:
+            outputs[step] = torch.where(active, new[0], 0.0)
+            new = _where(active, new, old)
+        if rows < batch:
+            new = tuple(torch.cat([n, s[rows:]]) for n, s in zip(new, states, strict=True))
+        states = new
+    if not steps:
+        output = gates.new_zeros(*x.shape[:-1], width)
+    else:
+        output = torch.stack(outputs) if sizes is None else torch.cat(outputs)
+    return output.to(storage), tuple(state.to(storage) for state in states)
+
+
+def _reverse_cut(reset: Tensor, lengths: Tensor | None, step: int, fresh: States, old: States) -> States:
+    """The state after a reverse step ``step`` with its resets applied; rows that were not yet active keep theirs."""
+    rows = reset.shape[0]
+    if lengths is not None:
+        reset = reset & (lengths[:rows] > step)
+    cut = _where(reset.unsqueeze(-1), _head(fresh, rows, old[0].shape[0]), _head(old, rows, old[0].shape[0]))
+    if rows == old[0].shape[0]:
+        return cut
+    return tuple(torch.cat([c, o[rows:]]) for c, o in zip(cut, old, strict=True))
+
+
+def _head(states: States, rows: int, batch: int) -> States:
+    return states if rows == batch else tuple(state[:rows] for state in states)
+
+
+def _where(mask: Tensor, yes: States, no: States) -> States:
+    return tuple(torch.where(mask, y, n) for y, n in zip(yes, no, strict=True))
+
+
+def _cast(weights: Parameters, dtype: torch.dtype) -> Parameters:
+    if weights.weight_ih.dtype == dtype:
+        return weights
+    fields = (weights.weight_ih, weights.weight_hh, weights.bias_ih, weights.bias_hh, weights.weight_hr)
+    return Parameters(*(None if w is None else w.to(dtype) for w in fields))
