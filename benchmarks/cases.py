@@ -46,15 +46,24 @@ class Case:
             raise ValueError(f"proj must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
 
     @property
-    def name(self) -> str:
-        """A short name for tables and plots, unique within a list."""
+    def sizes(self) -> str:
+        """Cell and shape, the first half of the name."""
         sizes = f"{self.cell.upper().replace('_', ' ')} T{self.time} B{self.batch} I{self.input} H{self.hidden}"
-        extras = [f"P{self.proj}"] if self.proj else []
-        extras += [f"L{self.layers}"] if self.layers > 1 else []
-        extras += ["bidirectional"] if self.bidirectional else []
-        extras += ["packed"] if self.packed else []
-        extras += [self.dtype] if self.dtype != "float32" else []
-        return " ".join([sizes, *extras, self.mode])
+        return sizes + (f" P{self.proj}" if self.proj else "")
+
+    @property
+    def variant(self) -> str:
+        """Everything else, the second half of the name."""
+        words = [f"L{self.layers}"] if self.layers > 1 else []
+        words += ["D2"] if self.bidirectional else []
+        words += ["packed"] if self.packed else []
+        words += [self.dtype] if self.dtype != "float32" else []
+        return " ".join([*words, self.mode])
+
+    @property
+    def name(self) -> str:
+        """A short name for plots and messages, unique within a list."""
+        return f"{self.sizes} {self.variant}"
 
     @property
     def group(self) -> str:
@@ -104,7 +113,11 @@ def _quick() -> list[Case]:
     cells = ("lstm", "gru", "rnn_tanh")
     dense = [Case(cell, 100, batch, 256, 256) for cell in cells for batch in (1, 32)]
     return _both_modes(
-        [*dense, Case("lstm", 50, 32, 256, 256, layers=2, bidirectional=True), Case("gru", 100, 32, 256, 256, packed=True)]
+        [
+            *dense,
+            Case("lstm", 50, 32, 256, 256, layers=2, bidirectional=True),
+            Case("gru", 100, 32, 256, 256, packed=True),
+        ]
     )
 
 
@@ -131,7 +144,9 @@ def _cpu() -> list[Case]:
 
 def _cuda() -> list[Case]:
     """What a GPU serves differently: cuDNN's persistent kernels, its standard ones, and what it has no kernel for."""
-    best = [Case("lstm", 256, batch, hidden, hidden, dtype="float16") for hidden in (512, 768, 1024) for batch in (16, 64)]
+    best = [
+        Case("lstm", 256, batch, hidden, hidden, dtype="float16") for hidden in (512, 768, 1024) for batch in (16, 64)
+    ]
     peers = [Case("lstm", 1024, 16, 768, 768, dtype=dtype) for dtype in ("float16", "bfloat16")]
     standard = [
         Case(cell, 256, batch, hidden, hidden, dtype=dtype)

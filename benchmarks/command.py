@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,56 +12,16 @@ import click
 from fastrnn.cli import LazyGroup
 
 from .cases import CASE_LISTS, DTYPES, GATES, MODES, Case
+from .options import OUTPUT_FILE, require_device, require_plot
 
 if TYPE_CHECKING:
     from .runner import Run, Settings
 
 _SIZES = {"time": 100, "batch": 32, "input": 256, "hidden": 256, "layers": 1, "proj": 0}
-_LEAST_WIDTH = 120  # columns of a table that goes to a file or a pipe
 
 BENCHMARKS = {
     "char-lm": (f"{__package__}.char_lm:char_lm", "Train a character language model with torch.nn and with fastrnn."),
 }
-
-
-class _OutputFile(click.ParamType):
-    """A file that can be created: checked before minutes of measuring, not after."""
-
-    name = "file"
-
-    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.is_dir():
-            self.fail(f"{path} is a directory", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"{path.parent} is not a directory", param, ctx)
-        return path
-
-
-OUTPUT_FILE = _OutputFile()
-
-
-def require_plot(path: Path | None) -> None:
-    """Fails early where a plot is asked for and cannot be drawn.
-
-    Raises:
-        click.ClickException: matplotlib is missing.
-        click.BadParameter: the file name's ending is no picture format.
-    """
-    if path is None:
-        return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise click.ClickException("--plot needs matplotlib: pip install matplotlib, or fastrnn[plot]")
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise click.BadParameter(f"{path} must end in .png, .svg or .pdf", param_hint="--plot")
-
-
-def require_device(device: str) -> None:
-    """Raises click.ClickException where the device is not there."""
-    import torch
-
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
 
 
 def select_cases(name: str | None, options: dict[str, tuple], bidirectional: bool, packed: bool) -> tuple[Case, ...]:
@@ -130,8 +89,8 @@ def show(run: Run) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, _LEAST_WIDTH)
-    console.print(report.table(run))
+        console.width = max(console.width, report.WIDE)
+    console.print(report.table(run, console.width))
     console.print(report.legend(run), markup=False)
     click.echo(report.last_line(run))
 

@@ -1,4 +1,7 @@
-"""The largest error of each provider against the step loop in float64, with the same (already rounded) weights and input."""
+"""The largest error of each provider against the step loop in float64.
+
+Both have the same weights and input, already rounded to the case's type.
+"""
 
 from __future__ import annotations
 

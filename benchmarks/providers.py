@@ -1,7 +1,7 @@
 """Who computes a case: torch.nn, fastrnn, a plain step loop, and other packages when they are installed.
 
-A provider turns a case and the torch.nn layer that holds its weights into a module with the same parameters, so that all
-compute the same thing; the module takes the input and returns (output, final states) as torch.nn does.
+A provider turns a case and the torch.nn layer that holds its weights into a module with the same parameters, so that
+all compute the same thing; the module takes the input and returns (output, final states) as torch.nn does.
 """
 
 from __future__ import annotations

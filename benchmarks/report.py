@@ -7,13 +7,16 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from .machine import describe
 from .runner import BASELINE, OURS, Result, Run
 
+WIDE = 124  # characters that the whole table takes
 CASE_FIELDS = ("cell", "time", "batch", "input", "hidden", "layers", "bidirectional", "proj", "dtype", "mode", "packed")
 FIELDS = (
     "case",
@@ -88,36 +91,46 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
-def table(run: Run) -> Table:
-    """One line per case and provider."""
-    view = Table(title=None, pad_edge=False, header_style="bold")
-    view.add_column("case", overflow="fold", ratio=1)
-    for name in ("provider", "median", "spread", "speed", "steps x B / s", "GFLOP/s", "% of peak", "error"):
-        view.add_column(name, justify="left" if name == "provider" else "right", no_wrap=True)
-    previous = None
-    for result in run.results:
-        row = record(run, result)
-        if previous not in (None, row["case"]):
-            view.add_section()
-        label = "" if row["case"] == previous else str(row["case"])
-        previous = row["case"]
-        if result.timing is None or result.error is None:
-            view.add_row(label, result.provider, "failed", "", "", "", "", "", "")
-            continue
-        error = max(result.error.output, result.error.gradient or 0.0)
-        speed = "" if result.speedup is None else f"{result.speedup:.2f}x" + ("*" if result.runs > 1 else "")
-        view.add_row(
-            label,
-            result.provider,
-            _seconds(result.timing.median),
-            f"{100 * result.timing.spread:.0f} %",
-            speed,
-            f"{row['row_steps_per_second']:.3g}",
-            f"{row['gflops']:.1f}",
-            f"{row['percent_of_peak']:.0f}",
-            f"{error:.1e}" + ("'" if result.error.steps < result.case.time else ""),
-            style="bold" if result.provider == OURS else None,
-        )
+def _rate(value: float) -> str:
+    return f"{value * 1e-6:.2f} M" if value >= 1e6 else f"{value * 1e-3:.1f} k"
+
+
+def _cells(run: Run, result: Result) -> dict[str, str]:
+    if result.timing is None or result.error is None:
+        return {"provider": result.provider, "median": "failed"}
+    row = record(run, result)
+    error = max(result.error.output, result.error.gradient or 0.0)
+    return {
+        "provider": result.provider,
+        "median": _seconds(result.timing.median),
+        "spread": f"{100 * result.timing.spread:.0f} %",
+        "speed": "" if result.speedup is None else f"{result.speedup:.2f}x" + ("*" if result.runs > 1 else ""),
+        "steps x B / s": _rate(row["row_steps_per_second"]),
+        "GFLOP/s": f"{row['gflops']:.1f}",
+        "of peak": f"{row['percent_of_peak']:.0f} %",
+        "error": f"{error:.1e}" + ("'" if result.error.steps < result.case.time else ""),
+    }
+
+
+def table(run: Run, width: int = WIDE) -> Table:
+    """One line per case and provider; a case's name takes the first two lines of its own.
+
+    In fewer than ``WIDE`` characters two columns are left out.
+    """
+    columns = ["provider", "median", "spread", "speed", "steps x B / s", "GFLOP/s", "of peak", "error"]
+    if width < WIDE:
+        columns = [column for column in columns if column not in ("steps x B / s", "GFLOP/s")]
+    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    view.add_column("case", no_wrap=True)
+    for column in columns:
+        view.add_column(column, justify="left" if column == "provider" else "right", no_wrap=True)
+    for case, members in groupby(run.results, key=lambda result: result.case):
+        rows = [(result.provider == OURS, _cells(run, result)) for result in members]
+        rows += [(False, {})] * (2 - len(rows))
+        for index, (ours, cells) in enumerate(rows):
+            label = (case.sizes, f"  {case.variant}")[index] if index < 2 else ""
+            values = (cells.get(column, "") for column in columns)
+            view.add_row(label, *values, style="bold" if ours else None, end_section=index + 1 == len(rows))
     return view
 
 
@@ -198,15 +211,18 @@ def write_plot(run: Run, path: Path) -> None:
     for index, provider in enumerate(providers):
         bars = {place: speeds[name, provider] for place, name in enumerate(cases) if (name, provider) in speeds}
         places = [place + (index - (len(providers) - 1) / 2) * height for place in bars]
-        drawn = axes.barh(places, list(bars.values()), height, label=provider)
-        axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=7)
+        drawn = axes.barh(places, [speed - 1 for speed in bars.values()], height, left=1, label=provider)
+        axes.bar_label(drawn, [f"{speed:.2f}" for speed in bars.values()], padding=2, fontsize=7)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.use_sticky_edges = False
     axes.margins(x=0.1)
     axes.set_yticks(range(len(cases)), cases, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(f"speed relative to {BASELINE} (its median time / the provider's, same run)")
     machine = describe(run.settings.device)
-    axes.set_title(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}", fontsize=9)
-    axes.legend(loc="lower right", fontsize=8)
+    place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
+    axes.set_title(place, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=max(1, len(providers)), fontsize=8)
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""Interleaved timing: every round calls each workload in turn, so that a slow moment of the machine hits all of them."""
+"""Interleaved timing: every round calls each workload in turn, so that a slow moment of the machine hits them all."""
 
 from __future__ import annotations
 

@@ -1,0 +1,226 @@
+"""``fastrnn bench char-lm``: one character language model, trained with torch.nn.LSTM and with fastrnn.LSTM.
+
+Both start from the same weights and see the same text in the same order, step by step in turn, so their losses agree up
+to rounding and their times come from the same moments. Truncated backpropagation with the state carried over, as a text
+that is longer than a step needs.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import click
+
+from .options import OUTPUT_FILE, require_device, require_plot
+
+_MOST_CHARACTERS = 4_000_000
+
+
+def default_text() -> tuple[str, str]:
+    """(name, text): tinyshakespeare under FASTRNN_TEST_DATA if it is there, else the standard library's source."""
+    root = os.environ.get("FASTRNN_TEST_DATA")
+    for folder in ("tinyshakespeare", "data/tinyshakespeare") if root else ():
+        path = Path(root, folder, "input.txt")
+        if path.is_file():
+            return "tinyshakespeare", path.read_text(encoding="utf-8")
+    parts, size = [], 0
+    for path in sorted(Path(os.__file__).parent.glob("*.py")):
+        parts.append(path.read_text(encoding="utf-8", errors="replace"))
+        size += len(parts[-1])
+        if size > _MOST_CHARACTERS:
+            break
+    return "Python standard library", "".join(parts)
+
+
+@dataclass
+class Curve:
+    """One implementation's losses (nats per character) and seconds per training step."""
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of the model and its training; letters as in cases.py."""
+
+    batch: int
+    time: int
+    hidden: int
+    layers: int
+    steps: int
+    rate: float
+    seed: int
+    device: str
+
+
+def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, Curve]:
+    """Trains with torch.nn.LSTM and fastrnn.LSTM in turn.
+
+    Args:
+        text: at least batch * (time + 1) characters; read as ``batch`` parallel streams, again from the start at the end.
+        sizes: the model and its training.
+        started: called with the number of each step.
+
+    Returns:
+        The curves of "torch.nn" and "fastrnn".
+
+    Raises:
+        ValueError: the text is too short.
+    """
+    import torch
+    from torch import nn
+
+    import fastrnn
+
+    if len(text) < sizes.batch * (sizes.time + 1):
+        raise ValueError(
+            f"the text has {len(text)} characters; batch {sizes.batch} and time {sizes.time} need at least "
+            f"{sizes.batch * (sizes.time + 1)}"
+        )
+    vocabulary = {character: index for index, character in enumerate(sorted(set(text)))}
+    ids = torch.tensor([vocabulary[character] for character in text])
+    streams = ids[: len(ids) // sizes.batch * sizes.batch].view(sizes.batch, -1).t().contiguous().to(sizes.device)
+    windows = (len(streams) - 1) // sizes.time
+
+    class CharacterModel(nn.Module):
+        def __init__(self, recurrent: type[nn.RNNBase]) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(len(vocabulary), sizes.hidden)
+            self.recurrent = recurrent(sizes.hidden, sizes.hidden, sizes.layers)
+            self.predict = nn.Linear(sizes.hidden, len(vocabulary))
+
+        def forward(self, characters, state):
+            output, state = self.recurrent(self.embed(characters), state)
+            return self.predict(output), tuple(part.detach() for part in state)
+
+    torch.manual_seed(sizes.seed)
+    baseline = CharacterModel(nn.LSTM).to(sizes.device)
+    ours = CharacterModel(fastrnn.LSTM).to(sizes.device)
+    ours.load_state_dict(baseline.state_dict())
+    models = {"torch.nn": baseline, "fastrnn": ours}
+    optimizers = {name: torch.optim.Adam(model.parameters(), lr=sizes.rate) for name, model in models.items()}
+    states = dict.fromkeys(models)
+    curves = {name: Curve() for name in models}
+    for step in range(sizes.steps):
+        started(step)
+        window = step % windows
+        first = window * sizes.time
+        characters = streams[first : first + sizes.time]
+        targets = streams[first + 1 : first + sizes.time + 1]
+        for name in reversed(models) if step % 2 else models:
+            state = states[name] if window else None  # a new pass over the text starts from zero
+            begin = time.perf_counter()
+            optimizers[name].zero_grad(set_to_none=True)
+            logits, states[name] = models[name](characters, state)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizers[name].step()
+            curves[name].losses.append(loss.item())  # waits for the device
+            curves[name].seconds.append(time.perf_counter() - begin)
+    return curves
+
+
+def summarize(curves: dict[str, Curve], sizes: Model) -> dict[str, object]:
+    """Last losses, tokens per second (from the median step), speedup, and the largest difference of the losses."""
+    ours, baseline = curves["fastrnn"], curves["torch.nn"]
+    tokens = {name: sizes.batch * sizes.time / statistics.median(curve.seconds) for name, curve in curves.items()}
+    return {
+        "last_loss": {name: curve.losses[-1] for name, curve in curves.items()},
+        "tokens_per_second": tokens,
+        "speedup": tokens["fastrnn"] / tokens["torch.nn"],
+        "largest_difference": max(abs(a - b) for a, b in zip(ours.losses, baseline.losses, strict=True)),
+    }
+
+
+def write_plot(curves: dict[str, Curve], title: str, path: Path) -> None:
+    """Draws both loss curves, one over the other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(curves["torch.nn"].losses, linewidth=4, alpha=0.4, label="torch.nn.LSTM")
+    axes.plot(curves["fastrnn"].losses, linewidth=1, color="black", label="fastrnn.LSTM")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("loss, nats per character")
+    axes.set_title(title, fontsize=9)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _table(curves: dict[str, Curve], rows: int = 12):
+    from rich import box
+    from rich.table import Table
+
+    view = Table(box=box.SIMPLE_HEAD)
+    for name in ("step", "torch.nn loss", "fastrnn loss", "difference"):
+        view.add_column(name, justify="right")
+    ours, baseline = curves["fastrnn"].losses, curves["torch.nn"].losses
+    last = len(ours) - 1
+    for step in sorted({round(last * index / (rows - 1)) for index in range(rows)}):
+        difference = ours[step] - baseline[step]
+        view.add_row(str(step + 1), f"{baseline[step]:.5f}", f"{ours[step]:.5f}", f"{difference:+.1e}")
+    return view
+
+
+_SIZE = click.IntRange(min=1)
+
+
+@click.command("char-lm")
+@click.argument("text_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--steps", type=_SIZE, default=200, show_default=True, help="Training steps of each.")
+@click.option("--batch", type=_SIZE, default=32, show_default=True)
+@click.option("--time", type=_SIZE, default=64, show_default=True, help="Characters per row and step.")
+@click.option("--hidden", type=_SIZE, default=256, show_default=True)
+@click.option("--layers", type=_SIZE, default=1, show_default=True)
+@click.option("--rate", type=float, default=3e-3, show_default=True, help="Adam's learning rate.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--json", type=OUTPUT_FILE, help="Write the curves and the summary as JSON.")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw both loss curves (.png, .svg or .pdf).")
+def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, **options) -> None:
+    """Train a character language model with torch.nn.LSTM and with fastrnn.LSTM from the same seed.
+
+    TEXT_FILE is any text; without it tinyshakespeare under FASTRNN_TEST_DATA, or the Python standard library's source.
+    """
+    require_device(options["device"])
+    require_plot(plot)
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from .files import write_whole
+
+    if text_file:
+        name, text = text_file.name, text_file.read_text(encoding="utf-8", errors="replace")
+    else:
+        name, text = default_text()
+    text = text[:_MOST_CHARACTERS]
+    sizes = Model(**options)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=sizes.steps)
+        try:
+            curves = train_both(text, sizes, lambda step: progress.update(task, completed=step))
+        except ValueError as error:
+            raise click.ClickException(str(error)) from None
+    summary = summarize(curves, sizes)
+    title = f"{name}: {len(text):,} characters; T {sizes.time} B {sizes.batch} H {sizes.hidden} L {sizes.layers}"
+    if json:
+        content = {"text": name, "model": asdict(sizes), "summary": summary}
+        content["curves"] = {key: asdict(curve) for key, curve in curves.items()}
+        write_whole(json, lambda path: path.write_text(json_format.dumps(content, indent=1) + "\n"))
+    if plot:
+        write_whole(plot, lambda path: write_plot(curves, title, path))
+    console = Console(highlight=False)
+    console.print(title, markup=False)
+    console.print(_table(curves))
+    for key, rate in summary["tokens_per_second"].items():
+        click.echo(f"{key}: {rate:,.0f} tokens per second, last loss {summary['last_loss'][key]:.4f}")
+    click.echo(
+        f"fastrnn trains {summary['speedup']:.2f}x as fast; the losses differ by {summary['largest_difference']:.1e} at most"
+    )
