@@ -63,7 +63,7 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
     """Trains with torch.nn.LSTM and fastrnn.LSTM in turn.
 
     Args:
-        text: at least batch * (time + 1) characters; read as ``batch`` parallel streams, again from the start at the end.
+        text: at least batch * (time + 1) characters; read as ``batch`` parallel streams, over again at their end.
         sizes: the model and its training.
         started: called with the number of each step.
 
@@ -221,6 +221,5 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, **opti
     console.print(_table(curves))
     for key, rate in summary["tokens_per_second"].items():
         click.echo(f"{key}: {rate:,.0f} tokens per second, last loss {summary['last_loss'][key]:.4f}")
-    click.echo(
-        f"fastrnn trains {summary['speedup']:.2f}x as fast; the losses differ by {summary['largest_difference']:.1e} at most"
-    )
+    difference = f"the losses differ by {summary['largest_difference']:.1e} at most"
+    click.echo(f"fastrnn trains {summary['speedup']:.2f}x as fast; {difference}")

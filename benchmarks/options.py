@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import click
@@ -41,8 +42,15 @@ def require_plot(path: Path | None) -> None:
 
 
 def require_device(device: str) -> None:
-    """Raises click.ClickException where the device is not there."""
+    """Fails early where the device cannot be used.
+
+    Raises:
+        click.BadParameter: neither cpu nor cuda.
+        click.ClickException: torch sees no such device.
+    """
     import torch
 
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise click.BadParameter(f"device must be cpu, cuda or cuda:N; got {device!r}", param_hint="--device")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")

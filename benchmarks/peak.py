@@ -10,6 +10,7 @@ import torch
 
 from .timing import seconds_per_call
 
+_SIZES = {"cpu": 2048, "cuda": 8192}
 _SLOW = 0.5  # s; a machine that takes longer for one product gets a smaller one
 
 
@@ -31,7 +32,7 @@ class Peak:
         self.device = device
         self.dtype = getattr(torch, dtype)
         self.samples: list[float] = []
-        self.size = 8192 if device.type == "cuda" else 2048
+        self.size = _SIZES[device.type]
         self._allocate()
         if self._seconds() > _SLOW:
             self.size //= 2

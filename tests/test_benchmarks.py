@@ -1,0 +1,399 @@
+"""The benchmark command: cases, the float64 truth, files, options. Nothing here depends on how long anything takes."""
+
+import csv
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+from fastrnn.benchmarks import char_lm, command, errors, peak, providers, report, runner, timing
+from fastrnn.benchmarks.cases import CASE_LISTS, Case
+from fastrnn.benchmarks.files import write_whole
+
+from fastrnn.cli import COMMANDS, LazyGroup, main
+
+SHAPE = {"time": 4, "batch": 3, "input": 5, "hidden": 6}
+TINY = ["--time", "4", "--batch", "3", "--input", "5", "--hidden", "6", "--budget", "0", "--repeats", "3"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Samples of one call and a small matrix product: these tests look at results, not at times."""
+    monkeypatch.setattr(timing, "_SHORTEST_SAMPLE", 0.0)
+    monkeypatch.setattr(peak, "_SIZES", {"cpu": 64, "cuda": 64})
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+
+
+def result(speed, cell="lstm", batch=1, mode="forward", provider="fastrnn"):
+    case = Case(cell, 4, batch, 5, 6, mode=mode)
+    return runner.Result(case, provider, timing.Timing.of([1 / speed]), errors.Error(0.0, None, 4), speed)
+
+
+# Cases
+
+
+def test_lists_hold_valid_cases_with_names_of_their_own():
+    for named in CASE_LISTS.values():
+        assert len({case.name for case in named.cases}) == len(named.cases)
+        assert {case.mode for case in named.cases} == {"forward", "training"}
+    assert all(case.dtype == "float32" for case in CASE_LISTS["cpu"].cases)
+    assert any(case.packed for case in CASE_LISTS["cpu"].cases) and any(case.proj for case in CASE_LISTS["cpu"].cases)
+
+
+def test_flops_count_the_matrix_products():
+    case = Case("lstm", **SHAPE)
+    forward = 2 * 4 * 3 * (4 * 6) * (5 + 6)
+    assert case.flops() == forward
+    training = replace(case, mode="training")
+    assert training.flops() == 2 * forward + 2 * 4 * 3 * (4 * 6) * 6  # and d_h
+    assert training.flops(input_gradient=True) == 3 * forward
+    assert replace(case, proj=2).flops() == 2 * 4 * 3 * (24 * (5 + 2) + 2 * 6)
+    deep = replace(case, layers=2, bidirectional=True)
+    assert deep.flops() == 2 * forward + 2 * 2 * 4 * 3 * (4 * 6) * (12 + 6)
+
+
+def test_packed_case_has_mean_length_of_half_the_time():
+    case = Case("gru", 100, 10, 5, 6, packed=True)
+    assert case.lengths == list(range(100, 0, -10))
+    assert case.row_steps == 550
+
+
+@pytest.mark.parametrize(
+    "change", [{"cell": "elman"}, {"proj": 6}, {"cell": "gru", "proj": 2}, {"time": 0}, {"mode": "backward"}]
+)
+def test_case_refuses(change):
+    with pytest.raises(ValueError):
+        Case(**{"cell": "lstm", **SHAPE, **change})
+
+
+# The truth and the errors
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cell": "lstm"},
+        {"cell": "gru"},
+        {"cell": "rnn_tanh"},
+        {"cell": "rnn_relu"},
+        {"cell": "lstm", "proj": 2},
+        {"cell": "gru", "layers": 2, "bidirectional": True},
+        {"cell": "lstm", "layers": 2, "bidirectional": True, "proj": 2},
+    ],
+    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
+)
+def test_providers_agree_with_the_float64_loop(options, packed):
+    case = Case(**SHAPE, **options, packed=packed, dtype="float64", mode="training")
+    layer = providers.torch_layer(case)
+    check = errors.ErrorCheck(case, layer, input_gradient=True)
+    names = []
+    for provider in providers.available():
+        try:
+            error = check(provider)
+        except providers.Unsupported:
+            continue
+        names.append(provider.name)
+        # a formula that differs anywhere is far off; rounding in float64 is far below one rounding in float32
+        assert max(error.output, error.gradient) < torch.finfo(torch.float32).eps, provider.name
+    assert {"torch.nn", "fastrnn", "step loop"} <= set(names)
+    assert ("fastrnn lengths" in names) == packed
+    assert "input" in check.gradients and "weight_ih_l0" in check.gradients
+
+
+def test_error_check_shortens_large_cases_only():
+    small, large = Case("lstm", 100, 1, 64, 64), Case("lstm", 100, 64, 1024, 1024)
+    assert errors.checked_case(small) == small
+    assert 0 < errors.checked_case(large).time < large.time
+
+
+def test_relative_error():
+    truth = torch.tensor([1.0, -4.0])
+    assert errors.relative_error(torch.tensor([1.0, -3.0]), truth) == 0.25
+    assert errors.relative_error(torch.tensor([1.0, math.nan]), truth) == math.inf
+    assert errors.relative_error(torch.zeros(3), truth) == math.inf
+    assert errors.relative_error(torch.zeros(2), torch.zeros(2)) == 0
+
+
+# Timing
+
+
+def test_measure_interleaves_and_alternates():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    timings = timing.measure(
+        calls, dict.fromkeys(calls, 1), torch.device("cpu"), compared=("a", "b"), repeats=7, budget=60
+    )
+    assert "".join(order) == "abccbaabccbaabcbaab"  # c stops after five samples
+    assert [timings[name].samples for name in "abc"] == [7, 7, 5]
+
+
+def test_a_budget_that_is_spent_leaves_three_rounds():
+    timings = timing.measure(
+        {"a": lambda: None}, {"a": 1}, torch.device("cpu"), compared=("a",), repeats=100, budget=-1
+    )
+    assert timings["a"].samples == 3
+
+
+def test_timing_statistics():
+    summary = timing.Timing.of([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (summary.median, summary.lower, summary.upper, summary.samples) == (3, 2, 4, 5)
+    assert summary.spread == pytest.approx(2 / 3)
+
+
+def test_a_slower_case_runs_three_times_and_the_median_ratio_counts(monkeypatch):
+    ratios = iter([0.8, 1.2, 0.9])
+
+    def measure(workloads, calls, device, **options):
+        return {"torch.nn": timing.Timing.of([next(ratios)]), "fastrnn": timing.Timing.of([1.0])}
+
+    monkeypatch.setattr(runner, "measure", measure)
+    timings, runs = runner._timings({}, {}, runner.Settings(), 1.0)
+    assert runs == 3 and timings["torch.nn"].median == 0.9
+
+
+# The report
+
+
+def test_geometric_means():
+    assert report.geometric_mean([2.0, 8.0]) == pytest.approx(4)
+    assert report.geometric_mean([]) is None
+    results = [
+        result(2.0),
+        result(8.0, batch=64),
+        result(3.0, batch=20, mode="training"),
+        result(5.0, "gru"),
+        result(0.1, provider="step loop"),
+    ]
+    means = report.geometric_means(results)
+    assert list(means) == ["overall", "LSTM forward", "LSTM training", "GRU forward"]
+    assert means["overall"]["all"] == pytest.approx((2 * 8 * 3 * 5) ** 0.25)
+    assert means["overall"]["cases"] == 4
+    assert means["LSTM forward"] == {
+        "all": pytest.approx(4),
+        "B=1": pytest.approx(2),
+        "B>=32": pytest.approx(8),
+        "cases": 2,
+    }
+    assert means["LSTM training"]["B=1"] is None and means["LSTM training"]["B>=32"] is None
+
+
+def test_last_line_names_groups_batches_and_the_lowest():
+    run = runner.Run(runner.Settings(), [result(2.0), result(8.0, batch=64)])
+    line = report.last_line(run)
+    assert "overall 4.00x (B=1 2.00, B>=32 8.00)" in line and "LSTM forward 4.00x" in line
+    assert "lowest 2.00x (LSTM T4 B1 I5 H6 forward)" in line
+    assert "no case" in report.last_line(runner.Run(runner.Settings()))
+
+
+# The command
+
+
+def test_command_writes_table_files_and_the_last_line(tmp_path):
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "png")}
+    options = ["--csv", files["csv"], "--json", files["json"], "--plot", files["png"]]
+    outcome = run("--cell", "lstm", "--cell", "gru", *TINY, *options)
+    assert outcome.exit_code == 0, outcome.output
+    assert "geometric means: overall" in outcome.output.splitlines()[-1]
+    content = json.loads(files["json"].read_text())
+    assert content["schema"] == 1 and content["complete"] is True
+    assert {"machine", "cpu", "torch", "threads", "command"} <= set(content["machine"])
+    assert content["peak_gflops"]["float32"] > 0
+    rows = content["results"]
+    assert {(row["cell"], row["mode"], row["provider"]) for row in rows} == {
+        (cell, mode, provider)
+        for cell in ("lstm", "gru")
+        for mode in ("forward", "training")
+        for provider in ("torch.nn", "fastrnn", "step loop")
+    }
+    for row in rows:
+        assert list(row) == list(report.FIELDS)
+        assert row["seconds"] > 0 and row["samples"] == 3 and row["failure"] is None
+        assert row["row_steps_per_second"] == pytest.approx(4 * 3 / row["seconds"])
+        assert row["error_output"] < 1 and (row["error_gradient"] is None) == (row["mode"] == "forward")
+    with files["csv"].open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == list(report.FIELDS) and len(table) == len(rows)
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
+
+
+def test_command_measures_packed_projected_deep_and_16_bit(tmp_path):
+    path = tmp_path / "out.json"
+    options = ["--packed", "--proj", 2, "--layers", 2, "--bidirectional", "--dtype", "bfloat16", "--mode", "training"]
+    outcome = run(*TINY, *options, "--input-gradient", "--json", path)
+    assert outcome.exit_code == 0, outcome.output
+    rows = json.loads(path.read_text())["results"]
+    assert {row["provider"] for row in rows} == {"torch.nn", "fastrnn", "fastrnn lengths", "step loop"}
+    assert all(row["case"] == "LSTM T4 B3 I5 H6 P2 L2 D2 packed bfloat16 training" for row in rows)
+    assert all(row["error_output"] < 1 for row in rows)
+
+
+def test_a_provider_that_raises_is_reported_and_ours_fails_the_command(tmp_path, monkeypatch):
+    def broken(case, layer):
+        raise RuntimeError("no kernel\nfor this")
+
+    path = tmp_path / "out.json"
+    real = providers.available()
+    monkeypatch.setattr(runner, "available", lambda: [real[0], providers.Provider("fastrnn", broken)])
+    outcome = run(*TINY, "--mode", "forward", "--json", path)
+    assert outcome.exit_code == 1
+    assert "RuntimeError: no kernel" in outcome.output
+    rows = json.loads(path.read_text())["results"]
+    assert [row["failure"] for row in rows] == [None, "RuntimeError: no kernel"]
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch):
+    real = runner.run_case
+
+    def run_case(case, settings, budget):
+        if case.mode == "training":
+            raise KeyboardInterrupt
+        return real(case, settings, budget)
+
+    monkeypatch.setattr(runner, "run_case", run_case)
+    path = tmp_path / "out.json"
+    outcome = run(*TINY, "--json", path)
+    assert outcome.exit_code == 1 and "interrupted" in outcome.output
+    content = json.loads(path.read_text())
+    assert content["complete"] is False and {row["mode"] for row in content["results"]} == {"forward"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--cell", "gru", "--proj", 2], "only the LSTM has a projection"),
+        (["--hidden", 4, "--proj", 4], "proj must lie between 0 and hidden - 1 = 3"),
+        (["--cases", "cpu", "--hidden", 4, "--packed"], "--cases cpu has its own shapes; leave out --hidden, --packed"),
+        (["--cases", "cuda", "--cell", "rnn_relu"], "has no case with cell rnn_relu"),
+        (["--cases", "none"], "none"),
+        (["--time", 0], "0 is not in the range"),
+        (["--json", "no/such/folder/out.json"], "is not a directory"),
+        (["--plot", "out.txt", *TINY], "must end in .png, .svg or .pdf"),
+        (["--device", "tpu"], "device must be cpu, cuda or cuda:N"),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_bad_options_say_what_is_wrong(arguments, text):
+    outcome = run(*arguments)
+    assert outcome.exit_code != 0
+    assert text in outcome.output.replace("\n", " ")
+    assert outcome.exception is None or isinstance(outcome.exception, SystemExit)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_gpu_is_said():
+    outcome = run("--device", "cuda")
+    assert outcome.exit_code == 1 and "no CUDA device" in outcome.output
+
+
+def test_missing_matplotlib_is_said(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    outcome = run("--plot", "out.png", *TINY)
+    assert outcome.exit_code == 1 and "pip install matplotlib" in outcome.output
+
+
+def test_named_list_is_narrowed_and_retyped():
+    none = dict.fromkeys(("cell", "time", "batch", "input", "hidden", "layers", "proj", "dtype", "mode"), ())
+    assert command.select_cases(None, none, False, False) == CASE_LISTS["quick"].cases
+    chosen = command.select_cases("cpu", {**none, "cell": ("gru",), "mode": ("forward",)}, False, False)
+    assert chosen and all(case.cell == "gru" and case.mode == "forward" for case in chosen)
+    retyped = command.select_cases(None, {**none, "dtype": ("bfloat16",)}, False, False)
+    assert {case.dtype for case in retyped} == {"bfloat16"} and len(retyped) == len(CASE_LISTS["quick"].cases)
+    product = command.select_cases(None, {**none, "batch": (1, 2), "mode": ("forward",)}, False, False)
+    assert [case.batch for case in product] == [1, 2]
+
+
+# Files
+
+
+def test_interrupted_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+
+    def broken(temporary: Path):
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, broken)
+    assert path.read_text() == "old"
+    write_whole(path, lambda temporary: temporary.write_text("new"))
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# The command line itself
+
+
+def test_help_lists_commands_without_importing_them():
+    missing = LazyGroup("main", commands_by_name={"far": ("no.such.module:far", "Goes far.")})
+    outcome = CliRunner().invoke(missing, ["--help"])
+    assert outcome.exit_code == 0 and "far  Goes far." in outcome.output
+    assert all(name in CliRunner().invoke(main, ["--help"]).output for name in COMMANDS)
+
+
+def test_every_command_can_be_loaded():
+    def walk(group: click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            assert isinstance(found, click.Command), name
+            if isinstance(found, click.Group):
+                walk(found)
+
+    walk(main)
+
+
+def test_runs_as_a_module():
+    package = command.__package__
+    outcome = subprocess.run([sys.executable, "-m", package, "--help"], capture_output=True, text=True)
+    assert outcome.returncode == 0 and "char-lm" in outcome.stdout
+
+
+# The character language model
+
+
+def test_char_lm_curves_agree(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question\n" * 20)
+    files = ["--json", tmp_path / "lm.json", "--plot", tmp_path / "lm.png"]
+    sizes = ["--batch", 3, "--time", 8, "--hidden", 16, "--layers", 2, "--steps", 30, "--rate", "0.01"]
+    outcome = run("char-lm", text, *sizes, *files)
+    assert outcome.exit_code == 0, outcome.output
+    content = json.loads((tmp_path / "lm.json").read_text())
+    losses = {name: curve["losses"] for name, curve in content["curves"].items()}
+    assert set(losses) == {"torch.nn", "fastrnn"} and len(losses["fastrnn"]) == 30
+    assert sum(losses["fastrnn"][-5:]) < sum(losses["fastrnn"][:5])
+    # training multiplies rounding: the square root of float32's epsilon is what 30 steps may make of it
+    assert content["summary"]["largest_difference"] < torch.finfo(torch.float32).eps ** 0.5
+    assert (tmp_path / "lm.png").read_bytes().startswith(b"\x89PNG")
+    assert "tokens per second" in outcome.output
+
+
+def test_char_lm_refuses_a_short_text(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("short")
+    outcome = run("char-lm", text)
+    assert outcome.exit_code == 1 and "the text has 5 characters" in outcome.output
+
+
+def test_char_lm_default_text(tmp_path, monkeypatch):
+    monkeypatch.delenv("FASTRNN_TEST_DATA", raising=False)
+    name, text = char_lm.default_text()
+    assert name == "Python standard library" and "import" in text
+    folder = tmp_path / "data" / "tinyshakespeare"
+    folder.mkdir(parents=True)
+    (folder / "input.txt").write_text("First Citizen")
+    monkeypatch.setenv("FASTRNN_TEST_DATA", str(tmp_path))
+    assert char_lm.default_text() == ("tinyshakespeare", "First Citizen")
