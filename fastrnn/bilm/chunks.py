@@ -1,0 +1,149 @@
+"""Exact execution of a biLM's layers in pieces of a sequence, for text of any length in inference.
+
+A forward direction needs what lies left of a piece only as a state, so it runs piece by piece from the left; a backward
+direction likewise from the right. Layer follows layer, because the backward direction of a layer starts at the far end
+of the layer below. What is kept between the layers is one sequence [T, B, P] a direction, overwritten in place, in
+memory or in a file; everything else is as large as a piece.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..functional import layer
+from .files import reserve, write_all
+from .model import BiLanguageModel, State
+
+Emit = Callable[[int, int, int, Tensor], None]  # (layer from 1, start, stop, rows [stop - start, B, 2P])
+
+
+class Stored(Protocol):
+    """Where a direction's sequence [T, B, W] lies between two layers."""
+
+    def read(self, start: int, stop: int) -> Tensor: ...
+
+    def write(self, start: int, rows: Tensor) -> None: ...
+
+
+class InMemory:
+    """A sequence in a tensor, which is overwritten."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def read(self, start: int, stop: int) -> Tensor:
+        return self.rows[start:stop]
+
+    def write(self, start: int, rows: Tensor) -> None:
+        self.rows[start : start + len(rows)] = rows
+
+
+class InFile:
+    """A sequence of one row (B = 1) in a nameless temporary file, written and read through ordinary calls.
+
+    A memory map would be shorter, but a full disk would then kill the process instead of raising OSError.
+    """
+
+    def __init__(self, steps: int, width: int, dtype: torch.dtype, device: torch.device, directory: Path) -> None:
+        self.width, self.device = width, device
+        self.dtype = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        self.model_dtype = dtype
+        self.row_bytes = width * self.dtype.itemsize
+        self.file = tempfile.TemporaryFile(dir=directory, prefix=".fastrnn-layer-", buffering=0)  # noqa: SIM115
+        reserve(self.file.fileno(), steps * self.row_bytes)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        data = bytearray((stop - start) * self.row_bytes)
+        self.file.seek(start * self.row_bytes)
+        if self.file.readinto(data) != len(data):
+            raise OSError("the temporary file of a layer came back short")
+        rows = torch.frombuffer(data, dtype=self.dtype).view(stop - start, 1, self.width)
+        return rows.to(device=self.device, dtype=self.model_dtype)
+
+    def write(self, start: int, rows: Tensor) -> None:
+        self.file.seek(start * self.row_bytes)
+        write_all(self.file, rows.to(device="cpu", dtype=self.dtype).contiguous().numpy())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def pieces(steps: int, length: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Pairs of ranges: the next piece from the left, and the one of equal size from the right."""
+    for start in range(0, steps, length):
+        stop = min(start + length, steps)
+        yield (start, stop), (steps - stop, steps - start)
+
+
+@torch.no_grad()
+def contextualize_in_chunks(
+    model: BiLanguageModel,
+    sequences: tuple[Stored, Stored],
+    steps: int,
+    chunk_length: int,
+    emit: Emit,
+    *,
+    state: State | None = None,
+    lengths: Tensor | None = None,
+) -> State:
+    """What :meth:`BiLanguageModel.contextualize` computes, ``chunk_length`` steps at a time.
+
+    Args:
+        sequences: token vectors [T, B, P] for the forward and for the backward direction; overwritten.
+        steps: T.
+        emit: receives each layer's result piece by piece, after the layer is complete.
+        state: as for contextualize.
+        lengths: likewise; None (all rows have T steps) lets both directions share one call.
+
+    Returns:
+        the state after each row's last step.
+    """
+    options = model.options
+    clips = {
+        "cell_clip": options.cell_clip if options.cell == "lstm" else 0.0,
+        "proj_clip": options.proj_clip if options.projected else 0.0,
+    }
+    finals = []
+    for index in range(options.layers):
+        parameters = model.parameters_of(index)
+        current = None if state is None else state[index]
+
+        def run(x, directions, current, lengths, parameters=parameters):
+            return layer(
+                options.recurrent_cell,
+                x,
+                current,
+                tuple(parameters[d] for d in directions),
+                reverse=tuple(d == 1 for d in directions),
+                lengths=lengths,
+                **clips,
+            )
+
+        if current is None:
+            current = model.zero_state(sequences[0].read(0, 0).shape[1])[index]
+        for ranges in pieces(steps, chunk_length):
+            x = tuple(sequence.read(*span) for sequence, span in zip(sequences, ranges, strict=True))
+            if lengths is None:
+                both, current = run(x, (0, 1), current, None)
+                outputs = both.split(model.width, dim=-1)
+            else:
+                outputs, states = [], []
+                for d, (start, stop) in enumerate(ranges):
+                    within = (lengths - start).clamp(0, stop - start)
+                    output, final = run((x[d],), (d,), tuple(value[d : d + 1] for value in current), within)
+                    outputs.append(output)
+                    states.append(final)
+                current = tuple(torch.cat(values) for values in zip(*states, strict=True))
+            for d, (start, _) in enumerate(ranges):
+                residual = index > 0 and options.skip_connections
+                sequences[d].write(start, outputs[d] + x[d] if residual else outputs[d])
+        finals.append(tuple(current))
+        for (start, stop), _ in pieces(steps, chunk_length):
+            emit(index + 1, start, stop, torch.cat([s.read(start, stop) for s in sequences], dim=-1))
+    return tuple(finals)

@@ -1,0 +1,291 @@
+"""Elmo: a biLM with scalar mixes, as a layer of a task's model.
+
+The state. The original carries each batch row's recurrent state from one call to the next, although the sentences are
+unrelated, so the same sentence gives slightly different vectors each time. ``stateful=True`` (the default) does the
+same; ``stateful=False`` starts every sentence anew, which makes its vectors depend on nothing but the sentence;
+:meth:`Elmo.warm_up` makes a middle way: every sentence starts from one fixed state that has seen text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .cache import TokenVectors
+from .characters import BOS, EOS
+from .chunks import InMemory, contextualize_in_chunks
+from .mix import LayerNorm, ScalarMix
+from .model import BiLanguageModel, State, detach_state
+
+Sentences = Sequence[Sequence[str]]
+
+
+class ElmoOutput(NamedTuple):
+    """ELMo vectors of a batch.
+
+    Attributes:
+        representations: one [B, N, 2P] for each mix, zero beyond a sentence's end.
+        mask: bool [B, N], true for tokens (and sentence marks, if kept).
+    """
+
+    representations: list[Tensor]
+    mask: Tensor
+
+
+class CarriedState:
+    """The recurrent state of each batch row between calls, for each device on its own; no part of a state_dict."""
+
+    def __init__(self) -> None:
+        self.start: State | None = None  # what a row without history starts from (one row); None: zero
+        # Keyed by device, and shared by DataParallel's replicas, which are shallow copies of the module.
+        self.rows: dict[torch.device, State] = {}
+
+    def take(self, model: BiLanguageModel, batch: int, carry: bool) -> State:
+        """State for the first ``batch`` rows."""
+        zero = model.zero_state(batch)
+        like = zero[0][0]
+        if self.start is not None:
+            zero = _map(lambda new, start: start.to(new).expand_as(new).contiguous(), zero, self.start)
+        held = self.rows.get(like.device) if carry else None
+        if held is None:
+            return zero
+        return _map(lambda new, old: torch.cat([old[:, :batch].to(new), new[:, old.shape[1] :]], dim=1), zero, held)
+
+    def put(self, state: State) -> None:
+        """Keep the rows of ``state``; rows of larger, earlier batches stay as they are."""
+        state = detach_state(state)
+        device = state[0][0].device
+        held = self.rows.get(device)
+        if held is not None:
+            state = _map(lambda new, old: torch.cat([new, old[:, new.shape[1] :].to(new)], dim=1), state, held)
+        self.rows[device] = state
+
+
+def _map(function, first: State, second: State) -> State:
+    return tuple(tuple(function(a, b) for a, b in zip(x, y, strict=True)) for x, y in zip(first, second, strict=True))
+
+
+class Elmo(nn.Module):
+    """ELMo vectors of sentences: trainable mixes of a biLM's layers. Stateful by default, as the original (see above).
+
+    The biLM is frozen and runs without a graph unless ``fine_tune``; then it trains with the task (use a low learning
+    rate and clip gradients).
+
+    Args:
+        bilm: the language model.
+        num_output_representations: number of mixes made from one pass.
+        stateful: carry each batch row's state over to the next call.
+        fine_tune: train the biLM with the task.
+        dropout: on the mixed vectors.
+        layer_norm: of each layer before mixing: None, "allennlp" or "bilm_tf" (see :class:`ScalarMix`).
+        mix_weights: initial weights, one a layer (L + 1); None: the plain average.
+        mix_softmax: whether the mixes' weights pass through a softmax; False takes them as they stand.
+        mix_trainable: whether the mixes are learned.
+        keep_boundaries: return vectors of <S> and </S> too.
+        chunk_length: run longer sequences in pieces of this many steps, exactly; whenever no gradient is recorded
+            through the biLM. Bounds what the layers hold besides their results; see :mod:`fastrnn.bilm.chunks`.
+        vocabulary: word models: the words, whose places give ids.
+    """
+
+    def __init__(
+        self,
+        bilm: BiLanguageModel,
+        num_output_representations: int = 1,
+        *,
+        stateful: bool = True,
+        fine_tune: bool = False,
+        dropout: float = 0.5,
+        layer_norm: LayerNorm | None = None,
+        mix_weights: Sequence[float] | None = None,
+        mix_softmax: bool = True,
+        mix_trainable: bool = True,
+        keep_boundaries: bool = False,
+        chunk_length: int | None = None,
+        vocabulary: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if chunk_length is not None and chunk_length < 1:
+            raise ValueError(f"chunk_length must be positive, got {chunk_length}")
+        self.bilm = bilm.requires_grad_(fine_tune)
+        self.mixes = nn.ModuleList(
+            ScalarMix(
+                bilm.options.layers + 1,
+                initial=mix_weights,
+                softmax=mix_softmax,
+                layer_norm=layer_norm,
+                trainable=mix_trainable,
+            )
+            for _ in range(num_output_representations)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.stateful = stateful
+        self.keep_boundaries = keep_boundaries
+        self.chunk_length = chunk_length
+        self.carried = CarriedState()
+        self.word_ids = None if vocabulary is None else {word: place + 1 for place, word in enumerate(vocabulary)}
+        self.token_vectors = TokenVectors(bilm.encoder) if bilm.options.characters is not None else None
+
+    @classmethod
+    def from_official(cls, options: str | PathLike, weights: str | PathLike, *args, **kwargs) -> Elmo:
+        """Read options.json and the hdf5 weights; further arguments as for :class:`Elmo`."""
+        from .official import load
+
+        return cls(load(options, weights), *args, **kwargs)
+
+    @property
+    def width(self) -> int:
+        """2P: width of an ELMo vector."""
+        return 2 * self.bilm.width
+
+    def reset_states(self) -> None:
+        """Forget the state of all rows; the next call starts from the warmed-up state, or from zero."""
+        self.carried.rows.clear()
+
+    @torch.no_grad()
+    def warm_up(self, batches: Iterable[Sentences | Tensor]) -> None:
+        """Run over some batches and keep the state of their first row as the start of every sentence from now on.
+
+        With ``stateful=False`` vectors then depend on the sentence alone, yet start from a state that has seen text.
+        """
+        self.reset_states()
+        self.carried.start = None
+        for batch in batches:
+            token, lengths = self._tokens(batch)
+            self.carried.put(self.bilm.contextualize(token, self._state(token, carry=True), lengths=lengths)[1])
+        if not self.carried.rows:
+            raise ValueError("warm_up needs at least one batch")
+        state = next(iter(self.carried.rows.values()))
+        self.carried.start = tuple(tuple(value[:, :1].clone() for value in values) for values in state)
+        self.reset_states()
+
+    def cache_vocabulary(self, tokens: Iterable[str], remember: int = 0) -> None:
+        """Keep the context-free vectors of ``tokens``, and of the first ``remember`` others met; for input given as
+        text.
+
+        Vectors are made at the first use and again whenever the biLM's weights have changed.
+        """
+        if self.token_vectors is None:
+            raise ValueError("this biLM reads words: its token vectors are a table already")
+        self.token_vectors = TokenVectors(self.bilm.encoder, tokens, remember)
+
+    def forward(self, inputs: Tensor | Sentences) -> ElmoOutput:
+        """ELMo vectors of a batch.
+
+        Args:
+            inputs: B tokenised sentences (lists of strings, also empty), or their ids from :func:`batch_to_ids`
+                [B, N, max_characters] (word models: [B, N]); further dimensions may stand between B and N.
+        """
+        outer = None
+        if isinstance(inputs, Tensor):
+            inner = 2 if self.bilm.options.characters is not None else 1
+            if inputs.dim() <= inner:
+                raise ValueError(f"expected ids of at least {inner + 1} dimensions, got shape {tuple(inputs.shape)}")
+            outer, inputs = inputs.shape[:-inner], inputs.reshape(-1, *inputs.shape[-inner:])
+        train = torch.is_grad_enabled() and any(p.requires_grad for p in self.bilm.parameters())
+        with torch.set_grad_enabled(train):
+            token, lengths = self._tokens(inputs)
+        steps = torch.arange(len(token), device=token.device)[:, None]
+        inside = (steps > 0) & (steps < lengths - 1)
+        valid = steps < lengths
+        mixed = self._mixed(token, lengths, valid, inside, train)
+        mask = valid if self.keep_boundaries else inside[1:-1]
+        representations = []
+        for rows in mixed:
+            rows = rows.masked_fill(~(valid if self.keep_boundaries else inside)[..., None], 0)
+            rows = (rows if self.keep_boundaries else rows[1:-1]).transpose(0, 1)
+            representations.append(self.dropout(rows if outer is None else rows.reshape(*outer, *rows.shape[1:])))
+        mask = mask.transpose(0, 1)
+        return ElmoOutput(representations, mask if outer is None else mask.reshape(*outer, mask.shape[1]))
+
+    def _state(self, token: Tensor, carry: bool) -> State | None:
+        if not carry and self.carried.start is None:
+            return None
+        return self.carried.take(self.bilm, token.shape[1], carry)
+
+    def _tokens(self, inputs: Tensor | Sentences) -> tuple[Tensor, Tensor]:
+        """Token vectors [T, B, P] and lengths [B], sentence marks included."""
+        if isinstance(inputs, Tensor):
+            options = self.bilm.options.characters
+            if options is not None and inputs.shape[-1] != options.max_characters:
+                self.bilm.encode(inputs)  # says what is wrong
+            ids, lengths = self.bilm.with_boundaries(inputs)
+            return self.bilm.encode(ids.transpose(0, 1)), lengths
+        return tokens_of(self.bilm, inputs, self.token_vectors, self.word_ids)
+
+    def _mixed(self, token: Tensor, lengths: Tensor, valid: Tensor, inside: Tensor, train: bool) -> list[Tensor]:
+        """The mixes [T, B, 2P], before padding and sentence marks are taken out."""
+        state = self._state(token, self.stateful)
+        chunked = not train and self.chunk_length is not None and len(token) > self.chunk_length
+        at_once = chunked and not any(
+            mix.layer_norm or (torch.is_grad_enabled() and mix.weights.requires_grad) for mix in self.mixes
+        )
+        with torch.set_grad_enabled(train):
+            if not chunked:
+                layers, final = self.bilm.contextualize(token, state, lengths=lengths)
+            else:
+                coefficients = [mix.coefficients().tolist() for mix in self.mixes] if at_once else []
+                twice = torch.cat([token, token], dim=-1)
+                sums = [twice * c[0] for c in coefficients]
+                count = 0 if at_once else self.bilm.options.layers
+                layers = [torch.empty_like(twice) for _ in range(count)]
+                if at_once:
+                    del twice
+
+                def emit(index: int, start: int, stop: int, rows: Tensor) -> None:
+                    for total, c in zip(sums, coefficients, strict=True):
+                        total[start:stop].add_(rows, alpha=c[index])
+                    if layers:
+                        layers[index - 1][start:stop] = rows
+
+                sequences = (InMemory(token if at_once else token.clone()), InMemory(token.clone()))
+                final = contextualize_in_chunks(
+                    self.bilm, sequences, len(token), self.chunk_length, emit, state=state, lengths=lengths
+                )
+        if self.stateful:
+            self.carried.put(final)
+        if at_once:
+            return sums
+        layers = [torch.cat([token, token], dim=-1), *layers]
+        masks = {None: valid, "allennlp": valid, "bilm_tf": inside}
+        return [mix(layers, masks[mix.layer_norm]) for mix in self.mixes]
+
+
+def tokens_of(
+    model: BiLanguageModel,
+    sentences: Sentences,
+    token_vectors: TokenVectors | None,
+    word_ids: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Token vectors [T, B, P] and lengths [B] of sentences given as text, sentence marks included."""
+    for sentence in sentences:
+        if isinstance(sentence, str):
+            raise TypeError(f"a sentence must be a list of tokens, got the string {sentence[:40]!r}")
+    marked = [(BOS, *sentence, EOS) for sentence in sentences]
+    steps = max(map(len, marked), default=2)
+    distinct: dict[str, int] = {}
+    places = torch.zeros(steps, len(marked), dtype=torch.int64)
+    for row, tokens in enumerate(marked):
+        places[: len(tokens), row] = torch.tensor([distinct.setdefault(token, len(distinct) + 1) for token in tokens])
+    if token_vectors is not None:
+        vectors = token_vectors.lookup(list(distinct))
+    else:
+        vectors = model.encode(_word_ids(model, list(distinct), word_ids))
+    vectors = torch.cat([vectors.new_zeros(1, model.width), vectors])  # row 0: beyond a sentence's end
+    lengths = torch.tensor([len(tokens) for tokens in marked], dtype=torch.int64, device=vectors.device)
+    return vectors[places.to(vectors.device)], lengths
+
+
+def _word_ids(model: BiLanguageModel, words: list[str], word_ids: dict[str, int] | None) -> Tensor:
+    if word_ids is None:
+        raise ValueError("this biLM reads words: pass the vocabulary to read text, or pass ids")
+    begin, end = model.options.boundary_ids
+    known = {**word_ids, BOS: begin, EOS: end}
+    unknown = known.get("<UNK>")
+    ids = [known.get(word, unknown) for word in words]
+    if None in ids:
+        raise ValueError(f"the word {words[ids.index(None)]!r} is not in the vocabulary, which has no <UNK> either")
+    return torch.tensor(ids, dtype=torch.int64, device=model.encoder.embedding.device)

@@ -1,0 +1,41 @@
+"""What readers and writers of files share: their error, writing without leaving half a file, space on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+
+class WeightsError(ValueError):
+    """A file of weights or options is broken or does not fit; the message names file, dataset and shapes."""
+
+
+@contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
+    """A temporary path beside ``path``, moved onto it when the block ends well and removed when not."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Take ``size`` bytes of the disk for an open file now: a full disk is then met before the work, not during it."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+
+
+def write_all(file, values: np.ndarray) -> None:
+    """Write an array's bytes to an unbuffered file, which may take them in parts."""
+    data = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    while data:
+        data = data[file.write(data) :]

@@ -1,0 +1,144 @@
+"""Our own files: safetensors with the architecture in the head. They hold every model this package makes, GRUs
+included.
+
+Tensors of the biLM are named ``bilm.*``; an Elmo's mixes ``mixes.*``; whatever else a caller keeps beside them (a
+softmax) has its own names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .elmo import Elmo
+from .files import WeightsError, replacing
+from .model import BiLanguageModel
+from .options import BiLMOptions
+
+_OPTIONS, _ELMO = "fastrnn.bilm", "fastrnn.elmo"
+
+
+def save(
+    path: str | PathLike,
+    model: BiLanguageModel,
+    extra: Mapping[str, Tensor] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a biLM.
+
+    Args:
+        path: the file, replaced only when the new one is complete.
+        model: the biLM, in any floating-point type.
+        extra: further tensors; their names must not begin with "bilm.".
+        metadata: further text for the file's head.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {f"bilm.{name}": value for name, value in model.state_dict().items()}
+    for name, value in (extra or {}).items():
+        if name.startswith("bilm."):
+            raise ValueError(f"the extra tensor's name {name!r} is taken by the biLM's own")
+        tensors[name] = value
+    # Copies: the format holds no views, and none of two names.
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    head = {**(metadata or {}), _OPTIONS: json.dumps(model.options.to_json())}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata=head)
+
+
+def load(path: str | PathLike) -> BiLanguageModel:
+    """The biLM of a file.
+
+    Raises:
+        WeightsError: naming the file, the tensor, the shape expected and found.
+    """
+    tensors, head = _read(path)
+    return _model(path, tensors, head)
+
+
+def read_extra(path: str | PathLike) -> dict[str, Tensor]:
+    """The tensors that are not the biLM's own."""
+    tensors, _ = _read(path)
+    return {name: value for name, value in tensors.items() if not name.startswith("bilm.")}
+
+
+def read_metadata(path: str | PathLike) -> dict[str, str]:
+    """The text in the file's head."""
+    return _read(path)[1]
+
+
+def save_elmo(path: str | PathLike, elmo: Elmo) -> None:
+    """Write an Elmo: its biLM, its mixes and how they are applied; not the carried state."""
+    mix = elmo.mixes[0]
+    settings = {
+        "num_output_representations": len(elmo.mixes),
+        "stateful": elmo.stateful,
+        "dropout": elmo.dropout.p,
+        "layer_norm": mix.layer_norm,
+        "mix_softmax": mix.softmax,
+        "keep_boundaries": elmo.keep_boundaries,
+        "chunk_length": elmo.chunk_length,
+        "vocabulary": None if elmo.word_ids is None else list(elmo.word_ids),
+    }
+    mixes = {f"mixes.{name}": value for name, value in elmo.mixes.state_dict().items()}
+    save(path, elmo.bilm, mixes, {_ELMO: json.dumps(settings)})
+
+
+def load_elmo(path: str | PathLike, **changes) -> Elmo:
+    """The Elmo of a file; of a file with a biLM only, an Elmo with untrained mixes.
+
+    Args:
+        path: written by :func:`save_elmo` or :func:`save`.
+        changes: arguments of :class:`Elmo` that differ from the saved ones.
+    """
+    tensors, head = _read(path)
+    elmo = Elmo(_model(path, tensors, head), **{**json.loads(head.get(_ELMO, "{}")), **changes})
+    if _ELMO in head:
+        _fill(path, elmo.mixes, {n.removeprefix("mixes."): t for n, t in tensors.items() if n.startswith("mixes.")})
+    return elmo
+
+
+def _read(path: str | PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path}: not a readable safetensors file (cut short or not one): {error}") from error
+
+
+def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str]) -> BiLanguageModel:
+    if _OPTIONS not in head:
+        raise WeightsError(f"{path}: a safetensors file, but without {_OPTIONS} in its head: not a biLM of fastrnn")
+    try:
+        options = BiLMOptions.from_json(json.loads(head[_OPTIONS]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise WeightsError(f"{path}: the architecture in its head cannot be used: {error}") from error
+    model = BiLanguageModel(options)
+    own = {name.removeprefix("bilm."): value for name, value in tensors.items() if name.startswith("bilm.")}
+    floating = next((value.dtype for value in own.values()), torch.float32)
+    model.to(floating)
+    _fill(path, model, own)
+    return model
+
+
+@torch.no_grad()
+def _fill(path: str | PathLike, module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+    targets = module.state_dict()
+    for name, target in targets.items():
+        if name not in tensors:
+            raise WeightsError(f"{path}: the tensor {name} is missing; expected it with shape {tuple(target.shape)}")
+        if tensors[name].shape != target.shape:
+            found = tuple(tensors[name].shape)
+            raise WeightsError(f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {found}")
+        target.copy_(tensors[name])
+    if more := sorted(set(tensors) - set(targets)):
+        raise WeightsError(f"{path}: holds {more[0]}, which the architecture in its head does not have")

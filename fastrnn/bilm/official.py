@@ -1,0 +1,341 @@
+"""The original's files: options.json and an hdf5 of weights, as bilm-tf writes and as it, AllenNLP and simple_elmo
+read.
+
+Differences to our parameters: matrices are (in, out); a cell's gates stand in the order i, j, f, o (j is the candidate,
+our g), and its forget bias lacks the constant 1; an LSTM's W_0 stacks [input; state]; a convolution is (1, width, d,
+count); "carry" is the gate that multiplies the TRANSFORMED part of a highway layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .encoder import CharacterEncoder
+from .files import WeightsError, replacing
+from .model import BiLanguageModel, RecurrentParameters
+from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
+
+_TF_GATES = (0, 2, 1, 3)  # our i, f, g, o among their i, j, f, o; the same permutation leads back
+
+
+def read_options(path: str | PathLike) -> BiLMOptions:
+    """Architecture from an options.json. Keys it does not need (training's) are ignored.
+
+    Raises:
+        WeightsError: naming the file and the key at fault.
+    """
+    return parse_options(read_json(path), str(path))
+
+
+def read_json(path: str | PathLike) -> dict[str, Any]:
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise WeightsError(f"{path}: not a JSON file: {error}") from error
+    if not isinstance(data, dict):
+        raise WeightsError(f"{path}: expected a JSON object, found {type(data).__name__}")
+    return data
+
+
+def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
+    """As :func:`read_options`, from the parsed JSON; ``name`` stands in messages."""
+
+    def get(section: dict, key: str, kind: type, default: Any = ...) -> Any:
+        label = key if section is data else ("lstm." if section is lstm else "char_cnn.") + key
+        value = section.get(key)
+        if value is None:
+            if default is ...:
+                raise WeightsError(f"{name}: the key {label} is missing")
+            return default
+        kinds = (int, float) if kind is float else kind
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+            raise WeightsError(f"{name}: {label} must be of type {kind.__name__}, found {value!r}")
+        return value
+
+    lstm: dict = {}
+    lstm = get(data, "lstm", dict)
+    if not get(data, "bidirectional", bool, True):
+        raise WeightsError(f"{name}: bidirectional is false; only bidirectional models can be read")
+    cnn = get(data, "char_cnn", dict, None)
+    characters = None
+    try:
+        if cnn is not None:
+            rows = get(cnn, "n_characters", int, CHARACTER_ROWS)
+            if rows not in (CHARACTER_ROWS - 1, CHARACTER_ROWS):
+                raise WeightsError(f"{name}: char_cnn.n_characters must be 261 (training) or 262, found {rows}")
+            filters = get(cnn, "filters", list)
+            if not all(isinstance(f, list) and len(f) == 2 and all(type(n) is int for n in f) for f in filters):
+                raise WeightsError(f"{name}: char_cnn.filters must be pairs [width, count], found {filters!r}")
+            characters = CharacterOptions(
+                embedding_dim=get(get(cnn, "embedding", dict), "dim", int),
+                filters=tuple((width, count) for width, count in filters),
+                highways=get(cnn, "n_highway", int, 0),
+                activation=get(cnn, "activation", str),
+                max_characters=get(cnn, "max_characters_per_token", int),
+            )
+        hidden, projection = get(lstm, "dim", int), get(lstm, "projection_dim", int)
+        return BiLMOptions(
+            hidden=hidden,
+            projection=projection,
+            layers=get(lstm, "n_layers", int, 1),
+            projected=projection < hidden,  # TensorFlow's rule; the weights decide where the two are equal
+            cell_clip=float(get(lstm, "cell_clip", float, 0)),
+            proj_clip=float(get(lstm, "proj_clip", float, 0)),
+            skip_connections=get(lstm, "use_skip_connections", bool, False),
+            characters=characters,
+            vocabulary_size=get(data, "n_tokens_vocab", int, 1) if characters is None else None,
+        )
+    except WeightsError:
+        raise
+    except ValueError as error:
+        raise WeightsError(f"{name}: {error}") from error
+
+
+class _Weights:
+    """An open hdf5 file of weights; errors name it, the dataset and the shapes."""
+
+    def __init__(self, path: str | PathLike) -> None:
+        import h5py
+
+        self.path = path
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+        try:
+            self.file = h5py.File(path, "r")
+        except OSError as error:
+            raise WeightsError(f"{path}: not a readable hdf5 file (cut short, or another format): {error}") from error
+
+    def __enter__(self) -> _Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def __contains__(self, name: str) -> bool:
+        try:
+            return name in self.file
+        except (OSError, RuntimeError) as error:
+            raise WeightsError(f"{self.path}: cannot be searched for {name}: {error}") from error
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """The dataset as float32; a size of -1 may be anything."""
+        import h5py
+
+        if name not in self:
+            raise WeightsError(f"{self.path}: dataset {name} is missing; expected it with shape {shape}")
+        dataset = self.file[name]
+        found = getattr(dataset, "shape", None)
+        if not isinstance(dataset, h5py.Dataset):
+            raise WeightsError(f"{self.path}: {name} is a group; expected a dataset of shape {shape}")
+        if len(found) != len(shape) or any(e not in (-1, f) for e, f in zip(shape, found, strict=True)):
+            raise WeightsError(f"{self.path}: dataset {name} should have shape {shape}, found {found}")
+        if dataset.dtype.kind != "f":
+            raise WeightsError(f"{self.path}: dataset {name} should hold floating-point numbers, found {dataset.dtype}")
+        try:
+            return torch.from_numpy(dataset[...].astype("float32"))
+        except OSError as error:
+            raise WeightsError(f"{self.path}: dataset {name} cannot be read, the file is damaged: {error}") from error
+
+    def refuse(self, name: str, message: str) -> None:
+        if name in self:
+            raise WeightsError(f"{self.path}: holds {name}, but {message}")
+
+
+def load(
+    options: str | PathLike,
+    weights: str | PathLike,
+    embedding: str | PathLike | None = None,
+    boundary_ids: tuple[int, int] = (1, 2),
+) -> BiLanguageModel:
+    """A biLM from the original's two files.
+
+    Args:
+        options: options.json.
+        weights: hdf5.
+        embedding: an hdf5 with ``embedding`` (V, P), token vectors of a vocabulary made beforehand: read words by them,
+            in place of characters. Models trained on words have it in ``weights``.
+        boundary_ids: word input: ids of <S> and </S>, 1 + their place in the vocabulary.
+
+    Raises:
+        WeightsError: naming the file, the dataset or key, and what was expected and found.
+    """
+    described = read_options(options)
+    with _Weights(weights) as file:
+        changes: dict[str, Any] = {}
+        words = None
+        if embedding is not None:
+            with _Weights(embedding) as table:
+                words = table.read("embedding", -1, described.projection)
+        elif described.characters is None:
+            words = file.read("embedding", -1, described.projection)
+        if words is not None:
+            changes = {"characters": None, "vocabulary_size": len(words), "boundary_ids": boundary_ids}
+        elif described.characters.channels == described.projection and not _has_token_projection(file, described):
+            changes = {"characters": {**vars(described.characters), "projected": False}}
+        if described.hidden == described.projection:
+            changes["projected"] = _has_projection(file, described)
+        model = BiLanguageModel(BiLMOptions.from_json({**described.to_json(), **changes}))
+        _fill(model, file, words)
+    return model
+
+
+# bilm-tf leaves a projection out where the sizes on its sides are equal; AllenNLP has one always, so we write an identity.
+
+
+def _has_token_projection(file: _Weights, options: BiLMOptions) -> bool:
+    """Whether a model with as many filters as projection_dim has a CNN_proj that does something."""
+    if "CNN_proj/W_proj" not in file:
+        return False
+    size = options.projection
+    bias = file.read("CNN_proj/b_proj", size)
+    return bool(bias.any()) or not torch.equal(file.read("CNN_proj/W_proj", size, size), torch.eye(size))
+
+
+def _has_projection(file: _Weights, options: BiLMOptions) -> bool:
+    """Whether a model with dim = projection_dim has a W_P_0 that does something."""
+    names = [f"{_cell_name(file, d, index, options.layers)}/W_P_0" for d in (0, 1) for index in range(options.layers)]
+    size = options.hidden
+    return any(name in file and not torch.equal(file.read(name, size, size), torch.eye(size)) for name in names)
+
+
+def _cell_name(file: _Weights | None, direction: int, index: int, layers: int) -> str:
+    alone = f"RNN_{direction}/RNN/LSTMCell"  # bilm-tf's dump of a one-layer model
+    if file is not None and layers == 1 and alone in file:
+        return alone
+    return f"RNN_{direction}/RNN/MultiRNNCell/Cell{index}/LSTMCell"
+
+
+@torch.no_grad()
+def _fill(model: BiLanguageModel, file: _Weights, words: Tensor | None) -> None:
+    options = model.options
+    if words is not None:
+        model.encoder.embedding[1:] = words
+    else:
+        _fill_characters(model.encoder, file)
+    width, hidden = options.projection, options.hidden
+    for direction, stack in enumerate((model.forward_layers, model.backward_layers)):
+        for index, cell in enumerate(stack):
+            name = _cell_name(file, direction, index, options.layers)
+            kernel = _reorder(file.read(f"{name}/W_0", 2 * width, 4 * hidden).T)
+            cell.weight_ih.copy_(kernel[:, :width])
+            cell.weight_hh.copy_(kernel[:, width:])
+            cell.bias_ih.copy_(_reorder(file.read(f"{name}/B", 4 * hidden)))
+            cell.bias_ih[hidden : 2 * hidden] += 1
+            if cell.weight_hr is not None:
+                cell.weight_hr.copy_(file.read(f"{name}/W_P_0", hidden, width).T)
+        more = _cell_name(None, direction, options.layers, 2)
+        file.refuse(more, f"options.json says lstm.n_layers = {options.layers}")
+
+
+def _fill_characters(encoder: CharacterEncoder, file: _Weights) -> None:
+    options, n = encoder.options, encoder.options.channels
+    encoder.embedding[0] = 0
+    encoder.embedding[1:] = file.read("char_embed", CHARACTER_ROWS - 1, options.embedding_dim)
+    for index, ((width, count), convolution) in enumerate(zip(options.filters, encoder.convolutions, strict=True)):
+        kernel = file.read(f"CNN/W_cnn_{index}", 1, width, options.embedding_dim, count)
+        convolution.weight.copy_(kernel[0].permute(2, 1, 0))
+        convolution.bias.copy_(file.read(f"CNN/b_cnn_{index}", count))
+    file.refuse(f"CNN/W_cnn_{len(options.filters)}", f"options.json has {len(options.filters)} filters")
+    for index, highway in enumerate(encoder.highways):
+        for place, part in enumerate(("transform", "carry")):
+            rows = slice(place * n, (place + 1) * n)
+            highway.weight[rows] = file.read(f"CNN_high_{index}/W_{part}", n, n).T
+            highway.bias[rows] = file.read(f"CNN_high_{index}/b_{part}", n)
+    file.refuse(f"CNN_high_{len(encoder.highways)}", f"options.json says char_cnn.n_highway = {len(encoder.highways)}")
+    if encoder.projection is not None:
+        encoder.projection.weight.copy_(file.read("CNN_proj/W_proj", n, encoder.width).T)
+        encoder.projection.bias.copy_(file.read("CNN_proj/b_proj", encoder.width))
+
+
+def _reorder(rows: Tensor) -> Tensor:
+    """Exchange the gate blocks [4H, ...] between our order and TensorFlow's."""
+    blocks = rows.chunk(4)
+    return torch.cat([blocks[place] for place in _TF_GATES])
+
+
+def save(model: BiLanguageModel, options: str | PathLike, weights: str | PathLike) -> None:
+    """Write a biLM of LSTMs as the original's two files, in float32.
+
+    Where a model has no projection (sizes are equal) identity matrices are written: AllenNLP wants them, the others do
+    not look.
+
+    Raises:
+        ValueError: for GRU cells, which the format cannot hold.
+    """
+    import h5py
+
+    if model.options.cell != "lstm":
+        raise ValueError("the original's files hold LSTM models only: save a GRU model with fastrnn.bilm.native.save")
+    with replacing(options) as new_options, replacing(weights) as new_weights:
+        new_options.write_text(json.dumps(official_options(model.options), indent=1))
+        with h5py.File(new_weights, "w") as file:
+
+            def write(name: str, value: Tensor) -> None:
+                file[name] = value.detach().float().cpu().contiguous().numpy()
+
+            if isinstance(model.encoder, CharacterEncoder):
+                _write_characters(model.encoder, write)
+            else:
+                write("embedding", model.encoder.embedding[1:])
+            for direction, stack in enumerate((model.forward_layers, model.backward_layers)):
+                for index, cell in enumerate(stack):
+                    _write_cell(cell, _cell_name(None, direction, index, len(stack)), write)
+
+
+def official_options(options: BiLMOptions) -> dict[str, Any]:
+    """The contents of options.json."""
+    data: dict[str, Any] = {
+        "bidirectional": True,
+        "lstm": {
+            "dim": options.hidden,
+            "projection_dim": options.projection,
+            "n_layers": options.layers,
+            "cell_clip": options.cell_clip or None,
+            "proj_clip": options.proj_clip or None,
+            "use_skip_connections": options.skip_connections,
+        },
+    }
+    if options.characters is None:
+        data["n_tokens_vocab"] = options.vocabulary_size
+    else:
+        data["char_cnn"] = {
+            "activation": options.characters.activation,
+            "embedding": {"dim": options.characters.embedding_dim},
+            "filters": [list(f) for f in options.characters.filters],
+            "max_characters_per_token": options.characters.max_characters,
+            "n_characters": CHARACTER_ROWS,
+            "n_highway": options.characters.highways,
+        }
+    return data
+
+
+def _write_characters(encoder: CharacterEncoder, write: Callable[[str, Tensor], None]) -> None:
+    n = encoder.options.channels
+    write("char_embed", encoder.embedding[1:])
+    for index, convolution in enumerate(encoder.convolutions):
+        write(f"CNN/W_cnn_{index}", convolution.weight.permute(2, 1, 0)[None])
+        write(f"CNN/b_cnn_{index}", convolution.bias)
+    for index, highway in enumerate(encoder.highways):
+        for place, part in enumerate(("transform", "carry")):
+            rows = slice(place * n, (place + 1) * n)
+            write(f"CNN_high_{index}/W_{part}", highway.weight[rows].T)
+            write(f"CNN_high_{index}/b_{part}", highway.bias[rows])
+    projection = encoder.projection
+    write("CNN_proj/W_proj", torch.eye(n) if projection is None else projection.weight.T)
+    write("CNN_proj/b_proj", torch.zeros(n) if projection is None else projection.bias)
+
+
+def _write_cell(cell: RecurrentParameters, name: str, write: Callable[[str, Tensor], None]) -> None:
+    hidden = cell.options.hidden
+    bias = cell.bias_ih.detach().float().clone()
+    bias[hidden : 2 * hidden] -= 1
+    write(f"{name}/W_0", _reorder(torch.cat([cell.weight_ih, cell.weight_hh], dim=1)).T)
+    write(f"{name}/B", _reorder(bias))
+    write(f"{name}/W_P_0", torch.eye(hidden) if cell.weight_hr is None else cell.weight_hr.T)
