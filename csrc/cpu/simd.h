@@ -23,6 +23,11 @@ struct IntegerOf<float> { using type = int32_t; };
 template <>
 struct IntegerOf<double> { using type = int64_t; };
 
+template <class T, int kBytes>
+struct RawVector {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+
 // T: float or double; kLanes of them fill one register of the instruction set.
 template <class T, class Isa>
 struct Vec {
@@ -30,15 +35,15 @@ struct Vec {
   using Lane = T;
   using IsaTag = Isa;
   using Integer = typename IntegerOf<T>::type;
-  typedef T Raw __attribute__((vector_size(Isa::kBytes)));
-  typedef Integer RawInteger __attribute__((vector_size(Isa::kBytes)));
+  using Raw = typename RawVector<T, Isa::kBytes>::type;
+  using RawInteger = typename RawVector<Integer, Isa::kBytes>::type;
 
   Raw raw;
 
   Vec() = default;
   Vec(Raw value) : raw(value) {}
   explicit Vec(T value) : raw(value - Raw{}) {}
-  explicit Vec(int value) : Vec(static_cast<T>(value)) {}
+  explicit Vec(int value) : raw(static_cast<T>(value) - Raw{}) {}
 
   friend Vec operator+(Vec a, Vec b) { return a.raw + b.raw; }
   friend Vec operator-(Vec a, Vec b) { return a.raw - b.raw; }

@@ -1,0 +1,274 @@
+// The backward pass through time of one thread's part of a layer on the CPU, over one range of steps. Called by the tables in
+// backend.h. The loop is turned by half a step: at step t the product of the later step's d_recurrent with the recurrent weights
+// first completes d_h, unit by unit, and the cell's gradient is taken on the same tile; the last step's product comes after
+// the loop.
+//
+// Sync: parts that share rows (units split) meet at the barrier after each phase; parts with rows of their own never.
+#pragma once
+
+#include "forward.h"
+
+namespace fr::cpu {
+
+template <class Isa, class Cell, class S>
+struct Backward {
+  using T = StateOf<S>;
+  using O = Operand<Isa, S>;
+  using V = Vec<T, Isa>;
+  using Transposed = Product<Isa, S, 1>;
+  static constexpr int kLanes = V::kLanes, kGates = Cell::kGates, kFirstGates = Cell::kFirstGates;
+  static constexpr bool kProjected = std::is_same_v<Cell, LstmProjected>;
+  // The gradients that the caller gets are themselves the operands of the products.
+  static constexpr bool kOutputIsOperand = std::is_same_v<O, S> && Cell::kSplitGate < 0;
+
+  static void pack(const DirectionWork& work, int index, int count) {
+    pack_share<Transposed>(work.first_transposed, index, count);
+    if constexpr (Cell::kProducts == 2) pack_share<Transposed>(work.second_transposed, index, count);
+  }
+
+  static void run(const Call& call, const BackwardDirection& direction, const DirectionWork& work, const Part& part,
+                  const Scratch& scratch) {
+    Backward self{call, direction, work, part, scratch};
+    self.run();
+  }
+
+ private:
+  const Call& call;
+  const BackwardDirection& direction;
+  const DirectionWork& work;
+  const Part& part;
+  const Scratch& scratch;
+
+  const int64_t batch = call.shape.batch, hidden = call.shape.hidden, width = call.shape.width();
+  const UnitRange units = unit_range(part, hidden, kLanes);     // of H
+  const UnitRange out_units = unit_range(part, width, kLanes);  // of R
+  T* const tile = static_cast<T*>(scratch.tile);
+  const O** const pending = reinterpret_cast<const O**>(scratch.pointers);  // operands of the product still to be added to d_h
+  const O** const second = reinterpret_cast<const O**>(scratch.pointers + batch);
+  int64_t* const pending_rows = scratch.indices;
+  int64_t* const rows = scratch.indices + batch;
+  int64_t pending_count = 0;
+  int64_t pending_step = 0;
+  const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
+                       call.options.proj_clip > 0};
+
+  template <class Element>
+  static Element* at(const Rows& rows, int64_t offset) {
+    return static_cast<Element*>(rows.data) + offset;
+  }
+  template <class Element>
+  Element* in_range(const Rows& rows, int64_t t, int64_t b) const {
+    return at<Element>(rows, call.range_offset(rows, t, b));
+  }
+  template <class Element>
+  const Element* in_all(const Rows& rows, int64_t t, int64_t b) const {
+    return at<const Element>(rows, call.offset(rows, t, b));
+  }
+  T* d_h(int64_t b) const { return static_cast<T*>(direction.d_h) + b * width; }
+  T* d_c(int64_t b) const { return static_cast<T*>(direction.d_c) + b * hidden; }
+  static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
+
+  void run() {
+    const int64_t steps = call.last_step - call.first_step;
+    for (int64_t index = 0; index < steps; ++index)
+      step(direction.reverse ? call.first_step + index : call.last_step - 1 - index);
+    for_each_tile<Transposed>(work.first_transposed, out_units, pending, pending_count, tile, add_pending());
+  }
+
+  // ---- d_h += d_recurrent W_hh of the step before (in this order) ----
+
+  auto add_pending() {
+    return [this](int64_t panel, int64_t row0, int64_t size) {
+      for (int64_t row = 0; row < size; ++row) {
+        const int64_t b = pending_rows[row0 + row];
+        const bool to_initial = call.is_cut(direction.reverse, pending_step, b);  // else it would not be pending
+        for (int group = 0; group < Transposed::kGroups; ++group) {
+          const int64_t unit = panel * Transposed::kUnits + group * kLanes;
+          if (unit >= out_units.end) break;
+          const int n = lanes_left(width - unit);
+          const V sum = load<V>(d_h(b) + unit, n) + load_full<V>(tile + row * Transposed::kColumns + group * kLanes);
+          if (to_initial && direction.d_h0_reset) {
+            T* d_h0 = static_cast<T*>(direction.d_h0_reset) + b * width + unit;
+            store(d_h0, load<V>(d_h0, n) + sum, n);
+          }
+          store(d_h(b) + unit, to_initial ? V(0) : sum, n);
+        }
+      }
+    };
+  }
+
+  // ---- one step ----
+
+  void step(int64_t t) {
+    const int64_t here = call.batch_at(t);
+    int64_t count = 0;
+    for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b) {
+      if (call.is_active(t, b)) rows[count++] = b;
+      else clear(t, b);
+    }
+    for (int64_t begin = out_units.begin; begin < out_units.end; begin += Transposed::kUnits) {
+      const UnitRange panel_units{begin, begin + Transposed::kUnits};
+      for_each_tile<Transposed>(work.first_transposed, panel_units, pending, pending_count, tile, add_pending());
+      for (int64_t row = 0; row < count; ++row)
+        for (int64_t unit = begin; unit < panel_units.end && unit < out_units.end; unit += kLanes) first_phase(t, rows[row], unit);
+    }
+    if constexpr (Cell::kProducts == 2) {
+      work.barrier->wait(part.parts);
+      for (int64_t row = 0; row < count; ++row) second[row] = second_operand(t, rows[row]);
+      for_each_tile<Transposed>(work.second_transposed, units, second, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+        for (int64_t row = 0; row < size; ++row)
+          for (int group = 0; group < Transposed::kGroups; ++group) {
+            const int64_t unit = panel * Transposed::kUnits + group * kLanes;
+            if (unit >= units.end) break;
+            second_phase(t, rows[row0 + row], unit, tile + row * Transposed::kColumns + group * kLanes);
+          }
+      });
+    }
+    // Rows whose state was cut to zero before this step pass nothing on.
+    pending_count = 0;
+    pending_step = t;
+    for (int64_t row = 0; row < count; ++row) {
+      if (call.origin(direction.reverse, t, rows[row]) == Origin::kZero) continue;
+      pending[pending_count] = first_operand(t, rows[row]);
+      pending_rows[pending_count++] = rows[row];
+    }
+    work.barrier->wait(part.parts);
+  }
+
+  O* first_operand(int64_t t, int64_t b) const {
+    if constexpr (kOutputIsOperand) return in_range<O>(direction.d_gates, t, b);
+    else return static_cast<O*>(work.d_operands) + ((t & 1) * batch + b) * kFirstGates * hidden;
+  }
+  O* second_operand(int64_t t, int64_t b) const {
+    if constexpr (!kOutputIsOperand) return static_cast<O*>(work.d_second) + b * work.second_transposed.source.depth;
+    else if constexpr (kProjected) return in_range<O>(direction.d_projected, t, b);
+    else return in_range<O>(direction.d_gates, t, b) + kFirstGates * hidden;
+  }
+
+  // One product: the whole of a unit's gradient. Two: backward1, over R.
+  void first_phase(int64_t t, int64_t b, int64_t unit) {
+    const int n = lanes_left(width - unit);
+    Unit<V> u;
+    u.d_h = load<V>(d_h(b) + unit, n);
+    if (direction.d_output.data) u.d_h = u.d_h + load<V>(in_all<S>(direction.d_output, t, b) + unit, n);
+    copy_previous(t, b, unit, n, u);
+    if constexpr (Cell::kReadsOutput || kProjected) u.h = load<V>(in_all<S>(direction.output, t, b) + unit, n);
+    if constexpr (!kProjected) load_saved(t, b, unit, n, u);
+    if constexpr (Cell::kProducts == 1) {
+      load_cell(t, b, unit, n, u);
+      Cell::backward0(u, clips);
+      store_gates(t, b, unit, n, u, 0, kGates);
+      pass_cell_on(t, b, unit, n, u);
+    } else if constexpr (kProjected) {
+      Cell::backward1(u, clips);
+      store(in_range<S>(direction.d_projected, t, b) + unit, u.d_recurrent[0], n);
+      if constexpr (!kOutputIsOperand) store_operand<S>(second_operand(t, b) + unit, u.d_recurrent[0], n);
+    } else {
+      Cell::backward1(u, clips);
+      store_gates(t, b, unit, n, u, 1, kGates);
+      if constexpr (!kOutputIsOperand) store_operand<S>(second_operand(t, b) + unit, u.d_recurrent[2], n);
+    }
+    pass_hidden_on(t, b, unit, n, u.d_h_prev);
+  }
+
+  // Two products: backward0, over H, once d_inner is known.
+  void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) {
+    if constexpr (Cell::kProducts == 2) {
+      const int n = lanes_left(hidden - unit);
+      Unit<V> u;
+      u.d_inner = load_full<V>(sums);
+      load_saved(t, b, unit, n, u);
+      if constexpr (kProjected) {
+        load_cell(t, b, unit, n, u);
+      } else {
+        const S* previous = previous_hidden(t, b);
+        u.h_prev = previous ? load<V>(previous + unit, n) : V(0);
+        u.d_h_prev = load<V>(d_h(b) + unit, n);
+      }
+      Cell::backward0(u, clips);
+      store(in_range<S>(direction.inner, t, b) + unit, u.inner, n);
+      store_gates(t, b, unit, n, u, 0, kProjected ? kGates : 1);
+      if constexpr (kProjected) pass_cell_on(t, b, unit, n, u);
+      else pass_hidden_on(t, b, unit, n, u.d_h_prev);
+    }
+  }
+
+  // ---- loads ----
+
+  // Null: zero.
+  const S* previous_hidden(int64_t t, int64_t b) const {
+    const Origin origin = call.origin(direction.reverse, t, b);
+    if (origin == Origin::kStep) return in_all<S>(direction.output, direction.reverse ? t + 1 : t - 1, b);
+    if (origin == Origin::kZero || !direction.h0) return nullptr;
+    return static_cast<const S*>(direction.h0) + b * width;
+  }
+  void copy_previous(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
+    const S* previous = previous_hidden(t, b);
+    u.h_prev = previous ? load<V>(previous + unit, n) : V(0);
+    if (direction.h_prev.data) store(in_range<S>(direction.h_prev, t, b) + unit, u.h_prev, n);
+  }
+  void load_saved(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
+    const S* gates = direction.gates.data
+                         ? in_all<S>(direction.gates, t, b)
+                         : static_cast<const S*>(work.rebuilt_gates) +
+                               (call.row(t, b) - call.row(call.first_step, 0)) * Cell::kSaved * hidden;
+    for (int value = 0; value < Cell::kSaved; ++value) u.saved[value] = load<V>(gates + value * hidden + unit, n);
+  }
+  void load_cell(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
+    if constexpr (Cell::kStates == 2) {
+      u.c = load<V>(in_all<T>(direction.cells, t, b) + unit, n);
+      u.d_c = load<V>(d_c(b) + unit, n);
+      const Origin origin = call.origin(direction.reverse, t, b);
+      if (origin == Origin::kStep)
+        u.c_prev = load<V>(in_all<T>(direction.cells, direction.reverse ? t + 1 : t - 1, b) + unit, n);
+      else if (origin == Origin::kZero || !direction.c0) u.c_prev = V(0);
+      else u.c_prev = load<V>(static_cast<const T*>(direction.c0) + b * hidden + unit, n);
+    }
+  }
+
+  // ---- stores ----
+
+  void store_gates(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u, int begin, int end) const {
+    S* to = in_range<S>(direction.d_gates, t, b) + unit;
+    for (int gate = begin; gate < end; ++gate) store(to + gate * hidden, u.d_input[gate], n);
+    if constexpr (Cell::kSplitGate >= 0) store(in_range<S>(direction.d_recurrent, t, b) + unit, u.d_recurrent[Cell::kSplitGate], n);
+    if constexpr (!kOutputIsOperand) {
+      O* operand = first_operand(t, b) + unit;
+      for (int gate = begin; gate < end && gate < kFirstGates; ++gate)
+        store_operand<S>(operand + gate * hidden, u.d_recurrent[gate], n);
+    }
+  }
+  // What reaches the old state on elementwise paths; the product's part follows with the next step.
+  void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
+    const bool cut = call.origin(direction.reverse, t, b) == Origin::kZero;
+    store(d_h(b) + unit, cut ? V(0) : d_h_prev, n);
+  }
+  void pass_cell_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u) const {
+    if constexpr (Cell::kStates == 2) {
+      const bool cut = call.is_cut(direction.reverse, t, b);
+      if (cut && call.options.reset_to_initial && direction.d_c0_reset) {
+        T* d_c0 = static_cast<T*>(direction.d_c0_reset) + b * hidden + unit;
+        store(d_c0, load<V>(d_c0, n) + u.d_c, n);
+      }
+      store(d_c(b) + unit, cut ? V(0) : u.d_c, n);
+    }
+  }
+  // A row that is not active at t: zero gradients there, so that the caller's products need no mask.
+  void clear(int64_t t, int64_t b) const {
+    const auto zero = [&](const Rows& rows, UnitRange range, int64_t blocks, int64_t stride) {
+      if (!rows.data) return;
+      for (int64_t block = 0; block < blocks; ++block)
+        std::memset(static_cast<void*>(in_range<S>(rows, t, b) + block * stride + range.begin), 0, (range.end - range.begin) * sizeof(S));
+    };
+    zero(direction.d_gates, units, kGates, hidden);
+    zero(direction.d_recurrent, units, 1, hidden);
+    zero(direction.h_prev, out_units, 1, width);
+    zero(direction.inner, units, 1, hidden);
+    zero(direction.d_projected, out_units, 1, width);
+  }
+
+  Backward(const Call& c, const BackwardDirection& d, const DirectionWork& w, const Part& p, const Scratch& s)
+      : call(c), direction(d), work(w), part(p), scratch(s) {}
+};
+
+}  // namespace fr::cpu

@@ -1,0 +1,122 @@
+// One call as the threads see it: what every direction needs beyond its arguments (packed weights, shared buffers), which part
+// of the work a thread has, and where a row's state comes from at each step. Built by rnn_cpu.cpp, read by forward.h and
+// backward.h.
+#pragma once
+
+#include "../rnn.h"
+#include "product.h"
+#include "team.h"
+
+namespace fr::cpu {
+
+// Where a row's state before a step comes from.
+enum class Origin { kInitial, kZero, kStep };
+
+struct Call {
+  Shape shape;
+  Options options;
+  const int64_t* active;  // [B]: steps in which row b is active, lengths and packing together
+  int64_t first_step, last_step;
+
+  int64_t batch_at(int64_t t) const { return shape.batch_sizes ? shape.batch_sizes[t] : shape.batch; }
+  int64_t row(int64_t t, int64_t b) const { return shape.step_offset ? shape.step_offset[t] + b : t * shape.batch + b; }
+  int64_t offset(const Rows& rows, int64_t t, int64_t b) const {
+    return shape.step_offset ? (shape.step_offset[t] + b) * rows.row_stride : t * rows.step_stride + b * rows.row_stride;
+  }
+  // The same for a buffer that holds only the range's rows.
+  int64_t range_offset(const Rows& rows, int64_t t, int64_t b) const {
+    return offset(rows, t, b) - offset(rows, first_step, 0);
+  }
+  bool is_active(int64_t t, int64_t b) const { return t < active[b]; }
+  bool reset(int64_t t, int64_t b) const { return shape.resets && shape.resets[row(t, b)]; }
+
+  // For a row b that is active at t: is it the first step processed, and is the state cut before it? The step processed before
+  // t is t-1, or t+1 in the reverse direction, where a segment that starts at t+1 cuts the state just as well.
+  bool is_first(bool reverse, int64_t t, int64_t b) const { return reverse ? !is_active(t + 1, b) : t == 0; }
+  bool is_cut(bool reverse, int64_t t, int64_t b) const {
+    return reverse ? is_active(t + 1, b) && reset(t + 1, b) : reset(t, b);
+  }
+  Origin origin(bool reverse, int64_t t, int64_t b) const {
+    if (is_cut(reverse, t, b)) return options.reset_to_initial ? Origin::kInitial : Origin::kZero;
+    return is_first(reverse, t, b) ? Origin::kInitial : Origin::kStep;
+  }
+};
+
+// What one direction's threads share.
+struct DirectionWork {
+  PackedMatrix input, first, second;                    // forward (and rebuilding gates)
+  PackedMatrix first_transposed, second_transposed;     // backward
+  void* operands;   // [2][B][R] operand type: states in turn, where the output itself cannot serve (16 bit without native dot)
+  void* initial;    // [B][R] operand type: h0 converted, likewise
+  void* inner;      // [B][H] operand type: operand of the second product
+  void* cell;       // [B][H] state type
+  void* d_operands; // [2][B][first product's gates * H] operand type: d_recurrent in turn, where d_gates cannot serve
+  void* d_second;   // [B][depth of the second product] operand type: its d_recurrent
+  void* zeros;      // [max(R, H)] operand type
+  void* rebuilt_gates;  // range [*, kSaved*H] storage, where the caller saved none
+  Barrier* barrier;
+};
+
+// A thread's part: these rows of this direction, and of each width the `part`-th of `parts` shares of its units.
+struct Part {
+  int direction;
+  int64_t row_begin, row_end;
+  int part, parts;
+};
+
+struct UnitRange {
+  int64_t begin, end;
+};
+
+// Shares are multiples of the widest panel of units, so that a thread's units are the same in every product of its width.
+inline UnitRange unit_range(const Part& part, int64_t units, int64_t lanes) {
+  const int64_t block = 4 * lanes, blocks = (units + block - 1) / block;
+  const int64_t begin = blocks * part.part / part.parts * block, end = blocks * (part.part + 1) / part.parts * block;
+  return {begin < units ? begin : units, end < units ? end : units};
+}
+
+// Stores a value as an operand, rounded to the storage type S like every operand that comes from the caller.
+template <class S, class O, class V>
+inline void store_operand(O* to, V value, int n) {
+  if constexpr (!std::is_same_v<O, S>) {
+    S rounded[V::kLanes];
+    store_full(rounded, value);
+    value = load_full<V>(rounded);
+  }
+  store(to, value, n);
+}
+
+template <class P>
+void pack_share(const PackedMatrix& matrix, int index, int count) {
+  if (!matrix.panels) return;
+  const int64_t panels = P::panels(matrix.source.units);
+  P::pack_panels(matrix, panels * index / count, panels * (index + 1) / count);
+}
+
+// Calls pointwise(panel, row0, rows, tile) for every panel of the unit range and every block of at most kTileRows rows.
+inline constexpr int64_t kTileRows = 48;
+
+template <class P, class Pointwise>
+inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* rows, int64_t count,
+                          typename P::T* tile, Pointwise pointwise) {
+  if (units.begin >= units.end) return;
+  const int64_t panel_end = (units.end + P::kUnits - 1) / P::kUnits;
+  for (int64_t panel = units.begin / P::kUnits; panel < panel_end; ++panel)
+    for (int64_t row0 = 0; row0 < count; row0 += kTileRows) {
+      const int64_t size = count - row0 < kTileRows ? count - row0 : kTileRows;
+      P::run(matrix, panel, rows + row0, size, tile);
+      pointwise(panel, row0, size);
+    }
+}
+
+// The memory of one thread.
+struct Scratch {
+  void* tile;        // [kTileRows][max columns] state type
+  void* gates;       // [chunk rows][gates][own units, padded] state type: the input product of the steps at hand
+  void* converted;   // [chunk rows][I] operand type: the input converted, 16 bit without native dot only
+  const void** pointers;  // [4 * B + chunk rows]
+  int64_t* indices;  // [2 * B + chunk rows]
+  int64_t chunk_steps;
+};
+
+}  // namespace fr::cpu

@@ -1,0 +1,291 @@
+// The forward pass of one thread's part of a layer on the CPU: for a few steps at a time the input product, then step by step
+// the recurrent product with the cell's mathematics on its tile. Called by the tables in backend.h.
+//
+// Sync: parts that share rows (units split) meet at the barrier after each product's phase; parts with rows of their own never.
+#pragma once
+
+#include "../cells/gru.h"
+#include "../cells/lstm.h"
+#include "../cells/rnn.h"
+#include "call.h"
+
+namespace fr::cpu {
+
+template <class Isa, class Cell, class S>
+struct Forward {
+  using T = StateOf<S>;
+  using O = Operand<Isa, S>;
+  using V = Vec<T, Isa>;
+  using Input = Product<Isa, S, Cell::kGates>;
+  using First = Product<Isa, S, Cell::kFirstGates>;
+  using Second = Product<Isa, S, 1>;
+  static constexpr int kLanes = V::kLanes, kGates = Cell::kGates;
+  static constexpr bool kProjected = std::is_same_v<Cell, LstmProjected>;
+  static constexpr bool kOutputIsOperand = std::is_same_v<O, S>;
+
+  static int64_t own_width(UnitRange units) { return (units.end - units.begin + kLanes - 1) / kLanes * kLanes; }
+
+  // One thread's share of what must be ready before any step: packed weights, and the initial state as operands.
+  static void pack(const Call& call, const DirectionWork& work, const void* h0, int index, int count) {
+    pack_share<Input>(work.input, index, count);
+    pack_share<First>(work.first, index, count);
+    if constexpr (Cell::kProducts == 2) pack_share<Second>(work.second, index, count);
+    if constexpr (!kOutputIsOperand) {
+      const int64_t size = call.shape.batch * call.shape.width();
+      if (h0)
+        for (int64_t i = size * index / count, end = size * (index + 1) / count; i < end; ++i)
+          static_cast<O*>(work.initial)[i] = to_float(static_cast<const S*>(h0)[i]);
+    }
+  }
+
+  // `gates_only`: every step starts from the saved states and only `gates` is written (backward rebuilds them so).
+  static void run(const Call& call, const ForwardDirection& direction, const DirectionWork& work, const Part& part,
+                  const Scratch& scratch, bool gates_only) {
+    Forward self{call, direction, work, part, scratch, gates_only};
+    self.run();
+  }
+
+ private:
+  const Call& call;
+  const ForwardDirection& direction;
+  const DirectionWork& work;
+  const Part& part;
+  const Scratch& scratch;
+  const bool gates_only;
+
+  const int64_t batch = call.shape.batch, hidden = call.shape.hidden, width = call.shape.width();
+  const UnitRange units = unit_range(part, hidden, kLanes);        // of H
+  const UnitRange out_units = unit_range(part, width, kLanes);     // of R
+  const int64_t own = own_width(units);                            // units per gate in scratch.gates
+  T* const tile = static_cast<T*>(scratch.tile);
+  T* const input_gates = static_cast<T*>(scratch.gates);
+  const int64_t capacity = batch;
+  const O** const current = reinterpret_cast<const O**>(scratch.pointers);  // [B]: where each row's state lies
+  const T** const c_current = reinterpret_cast<const T**>(scratch.pointers + capacity);
+  const O** const operand = reinterpret_cast<const O**>(scratch.pointers + 2 * capacity);  // of the active rows
+  const O** const inner_operand = reinterpret_cast<const O**>(scratch.pointers + 3 * capacity);
+  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * capacity);  // [chunk rows]
+  int64_t* const rows = scratch.indices;              // the active rows of a step
+  int64_t* const slots = scratch.indices + capacity;  // [chunk rows]: of the input product's rows, their place in input_gates
+  const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
+                       call.options.proj_clip > 0};
+
+  template <class Element>
+  static Element* at(const Rows& rows, int64_t offset) {
+    return static_cast<Element*>(rows.data) + offset;
+  }
+  const O* initial_h(int64_t b) const {
+    const void* base = kOutputIsOperand ? direction.h0 : work.initial;
+    return direction.h0 ? static_cast<const O*>(base) + b * width : static_cast<const O*>(work.zeros);
+  }
+  const T* initial_c(int64_t b) const {
+    return direction.c0 ? static_cast<const T*>(direction.c0) + b * hidden : static_cast<const T*>(work.zeros);
+  }
+  O* state_buffer(int64_t t, int64_t b) const {
+    return static_cast<O*>(work.operands) + ((t & 1) * batch + b) * width;
+  }
+  int64_t step_at(int64_t index) const { return direction.reverse ? call.last_step - 1 - index : call.first_step + index; }
+
+  void run() {
+    for (int64_t b = part.row_begin; b < part.row_end; ++b) {
+      current[b] = initial_h(b);
+      if constexpr (Cell::kStates == 2) c_current[b] = initial_c(b);
+    }
+    const int64_t steps = call.last_step - call.first_step;
+    for (int64_t index = 0; index < steps; index += scratch.chunk_steps) {
+      const int64_t end = index + scratch.chunk_steps < steps ? index + scratch.chunk_steps : steps;
+      input_product(index, end);
+      for (int64_t i = index; i < end; ++i) step(step_at(i), (i - index) * (part.row_end - part.row_begin));
+    }
+    if (!gates_only) finish();
+  }
+
+  // ---- the input part of the gates for the steps [begin, end) of the processing order ----
+
+  void input_product(int64_t begin, int64_t end) {
+    int64_t count = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t t = step_at(i), here = call.batch_at(t);
+      for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b) {
+        if (!call.is_active(t, b)) continue;
+        const S* from = at<const S>(direction.input, call.offset(direction.input, t, b));
+        if constexpr (kOutputIsOperand) {
+          input_rows[count] = from;
+        } else {
+          O* to = static_cast<O*>(scratch.converted) + count * call.shape.input;
+          for (int64_t k = 0; k < call.shape.input; k += kLanes) {
+            const int n = lanes_left(call.shape.input - k);
+            store(to + k, load<V>(from + k, n), n);
+          }
+          input_rows[count] = to;
+        }
+        slots[count++] = (i - begin) * (part.row_end - part.row_begin) + b - part.row_begin;
+      }
+    }
+    for_each_tile<Input>(work.input, units, input_rows, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+      const int64_t unit0 = panel * Input::kUnits - units.begin;
+      for (int64_t row = 0; row < size; ++row) {
+        T* to = input_gates + slots[row0 + row] * kGates * own + unit0;
+        const T* from = tile + row * Input::kColumns;
+        for (int gate = 0; gate < kGates; ++gate)
+          for (int group = 0; group < Input::kGroups && unit0 + group * kLanes < own; ++group)
+            store_full(to + gate * own + group * kLanes, load_full<V>(from + (gate * Input::kGroups + group) * kLanes));
+      }
+    });
+  }
+
+  static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
+
+  // ---- one step ----
+
+  void step(int64_t t, int64_t slot0) {
+    const int64_t here = call.batch_at(t);
+    int64_t count = 0;
+    for (int64_t b = part.row_begin; b < part.row_end; ++b) {
+      if (b < here && call.is_active(t, b)) {
+        locate_state(t, b);
+        operand[count] = current[b];
+        rows[count++] = b;
+      } else if (b < here && !gates_only) {
+        S* out = at<S>(direction.output, call.offset(direction.output, t, b));
+        std::memset(static_cast<void*>(out + out_units.begin), 0, (out_units.end - out_units.begin) * sizeof(S));
+      }
+    }
+    // Rebuilding, the parts that share rows have each converted their units of the states.
+    if (!kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
+    const auto slot_of = [&](int64_t b) { return input_gates + (slot0 + b - part.row_begin) * kGates * own; };
+
+    for_each_tile<First>(work.first, units, operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+      for (int64_t row = 0; row < size; ++row) {
+        const int64_t b = rows[row0 + row];
+        for (int group = 0; group < First::kGroups; ++group) {
+          const int64_t unit = panel * First::kUnits + group * kLanes;
+          if (unit >= units.end) break;
+          first_phase(t, b, unit, group, tile + row * First::kColumns, slot_of(b) + unit - units.begin);
+        }
+      }
+    });
+    if constexpr (Cell::kProducts == 2) {
+      work.barrier->wait(part.parts);
+      for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
+      for_each_tile<Second>(work.second, out_units, inner_operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+        for (int64_t row = 0; row < size; ++row) {
+          const int64_t b = rows[row0 + row];
+          for (int group = 0; group < Second::kGroups; ++group) {
+            const int64_t unit = panel * Second::kUnits + group * kLanes;
+            if (unit >= out_units.end) break;
+            second_phase(t, b, unit, tile + row * Second::kColumns + group * kLanes,
+                         slot_of(b) + (kProjected ? 0 : unit - units.begin));
+          }
+        }
+      });
+    }
+    for (int64_t row = 0; row < count && !gates_only; ++row) {
+      const int64_t b = rows[row];
+      if constexpr (kOutputIsOperand) current[b] = at<const O>(direction.output, call.offset(direction.output, t, b));
+      else current[b] = state_buffer(t, b);
+      if constexpr (Cell::kStates == 2) c_current[b] = static_cast<const T*>(work.cell) + b * hidden;
+    }
+    work.barrier->wait(part.parts);
+  }
+
+  // Points current[b] and c_current[b] at the state that row b's step t starts from.
+  void locate_state(int64_t t, int64_t b) {
+    const Origin origin = call.origin(direction.reverse, t, b);
+    if (origin == Origin::kInitial) {
+      current[b] = initial_h(b);
+      if constexpr (Cell::kStates == 2) c_current[b] = initial_c(b);
+    } else if (origin == Origin::kZero) {
+      current[b] = static_cast<const O*>(work.zeros);
+      if constexpr (Cell::kStates == 2) c_current[b] = static_cast<const T*>(work.zeros);
+    } else if (gates_only) {
+      const int64_t before = direction.reverse ? t + 1 : t - 1;
+      const S* saved = at<const S>(direction.output, call.offset(direction.output, before, b));
+      if constexpr (kOutputIsOperand) {
+        current[b] = saved;
+      } else {
+        // Each sharing part converts its own units; all meet before the product reads the row.
+        O* to = state_buffer(t, b);
+        for (int64_t k = 0; k < width; k += kLanes) {
+          const int n = lanes_left(width - k);
+          if (k >= out_units.begin && k < out_units.end) store(to + k, load<V>(saved + k, n), n);
+        }
+        current[b] = to;
+      }
+      if constexpr (Cell::kStates == 2)
+        c_current[b] = at<const T>(direction.cells, call.offset(direction.cells, before, b));
+    }
+  }
+
+  void first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
+    const int n = lanes_left(hidden - unit);
+    Unit<V> u;
+    for (int gate = 0; gate < kGates; ++gate) u.input[gate] = load_full<V>(input + gate * own);
+    for (int gate = 0; gate < First::kGates; ++gate)
+      u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
+    if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
+    if constexpr (Cell::kStates == 2) u.c_prev = load<V>(c_current[b] + unit, n);
+    Cell::forward0(u, clips);
+    if constexpr (Cell::kStates == 2) {
+      if (!gates_only) {
+        store(static_cast<T*>(work.cell) + b * hidden + unit, u.c, n);
+        if (direction.cells.data) store(at<T>(direction.cells, call.offset(direction.cells, t, b)) + unit, u.c, n);
+      }
+    }
+    save(t, b, unit, n, u, 0, Cell::kProducts == 2 && !kProjected ? First::kGates : Cell::kSaved);
+    if constexpr (Cell::kProducts == 2) {
+      store_operand<S>(static_cast<O*>(work.inner) + b * hidden + unit, u.inner, n);
+      // The second phase needs z again: it takes the place of the gate's input part, which is spent.
+      if constexpr (!kProjected) store_full(input + own, u.saved[1]);
+    } else {
+      finish_unit(t, b, unit, n, u.h);
+    }
+  }
+
+  void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums, const T* input) {
+    const int n = lanes_left(width - unit);
+    Unit<V> u;
+    u.recurrent[kProjected ? 0 : 2] = load_full<V>(sums);
+    if constexpr (!kProjected) {
+      u.input[2] = load_full<V>(input + 2 * own);
+      u.saved[1] = load_full<V>(input + own);
+      u.h_prev = load<V>(current[b] + unit, n);
+    }
+    if constexpr (Cell::kProducts == 2) Cell::forward1(u, clips);
+    if constexpr (!kProjected) save(t, b, unit, n, u, First::kGates, Cell::kSaved);
+    finish_unit(t, b, unit, n, u.h);
+  }
+
+  void save(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u, int begin, int end) {
+    if (!direction.gates.data) return;
+    const int64_t offset = gates_only ? call.range_offset(direction.gates, t, b) : call.offset(direction.gates, t, b);
+    S* to = at<S>(direction.gates, offset) + unit;
+    for (int value = begin; value < end; ++value) store(to + value * hidden, u.saved[value], n);
+  }
+
+  void finish_unit(int64_t t, int64_t b, int64_t unit, int n, V h) {
+    if (gates_only) return;
+    S* out = at<S>(direction.output, call.offset(direction.output, t, b)) + unit;
+    store(out, h, n);
+    if constexpr (!kOutputIsOperand) store(state_buffer(t, b) + unit, load<V>(out, n), n);
+  }
+
+  void finish() {
+    for (int64_t b = part.row_begin; b < part.row_end; ++b) {
+      for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) {
+        const int n = lanes_left(width - unit);
+        store(static_cast<S*>(direction.h_n) + b * width + unit, load<V>(current[b] + unit, n), n);
+      }
+      if constexpr (Cell::kStates == 2)
+        for (int64_t unit = units.begin; unit < units.end; unit += kLanes) {
+          const int n = lanes_left(hidden - unit);
+          store(static_cast<T*>(direction.c_n) + b * hidden + unit, load<V>(c_current[b] + unit, n), n);
+        }
+    }
+  }
+
+  Forward(const Call& c, const ForwardDirection& d, const DirectionWork& w, const Part& p, const Scratch& s, bool g)
+      : call(c), direction(d), work(w), part(p), scratch(s), gates_only(g) {}
+};
+
+}  // namespace fr::cpu

@@ -1,0 +1,8 @@
+// The CPU backend compiled for AVX-512 with AVX512-BF16, for bfloat16 only; CMakeLists.txt gives the flags.
+#include "backend_impl.h"
+
+namespace fr::cpu {
+
+template const Backend* find_backend<Avx512BFloat16>(Cell, Type);
+
+}  // namespace fr::cpu
