@@ -10,6 +10,11 @@ import click
 # name: (module:attribute, help in one line)
 COMMANDS = {
     "bench": ("fastrnn.benchmarks.command:bench", "Time fastrnn beside torch.nn and others on this machine."),
+    "vocab": ("fastrnn.bilm.commands:vocab", "Make a vocabulary of text files."),
+    "train-bilm": ("fastrnn.bilm.commands:train_bilm", "Train a biLM on text, or go on where training stopped."),
+    "eval-bilm": ("fastrnn.bilm.commands:eval_bilm", "Perplexity of text under a trained biLM."),
+    "generate": ("fastrnn.bilm.commands:generate", "Write sentences with a trained biLM."),
+    "score": ("fastrnn.bilm.commands:score", "Log probability of every token of a text."),
 }
 
 

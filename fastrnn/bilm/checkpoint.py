@@ -1,0 +1,82 @@
+"""Checkpoints of a run: written under a temporary name, flushed to the disk, renamed; the newest few are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-(\d+)\.pt")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read; the message says which."""
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and files of the checkpoints in a folder, oldest first."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*.pt"))
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:
+    """Writes the checkpoint of a step and then removes all but the newest ``keep``.
+
+    Raises:
+        CheckpointError: the disk refused. No half-written file remains and the earlier checkpoints are untouched.
+    """
+    target = folder / f"checkpoint-{step:09d}.pt"
+    temporary = target.with_suffix(".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save({"format": FORMAT, "step": step, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
+        temporary.unlink(missing_ok=True)
+        last = list_checkpoints(folder)
+        raise CheckpointError(
+            f"cannot write the checkpoint of step {step} to {folder}: {error} "
+            f"({_free_space(folder)} free). "
+            + (f"The last good one is {last[-1][1].name}" if last else "There is no earlier one")
+        ) from error
+    _sync_folder(folder)
+    for _, old in list_checkpoints(folder)[:-keep]:
+        old.unlink(missing_ok=True)
+    return target
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU.
+
+    Raises:
+        CheckpointError: it is damaged, or of another version.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error}. Remove it to go on from the checkpoint before it, if there is one"
+        ) from error
+    if content.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {content.get('format')}, this version reads format {FORMAT}")
+    return content
+
+
+def _free_space(folder: Path) -> str:
+    statistics = os.statvfs(folder)
+    return f"{statistics.f_bavail * statistics.f_frsize / 1e6:,.1f} MB"
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,231 @@
+"""The commands `vocab`, `train-bilm`, `eval-bilm`, `generate` and `score`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Shows errors that a user can mend as one line; anything else is a defect and keeps its traceback."""
+    from .checkpoint import CheckpointError
+    from .training import TrainingError
+
+    try:
+        yield
+    except BrokenPipeError:  # the reader of our output has enough
+        raise
+    except (ValueError, OSError, ImportError, TrainingError, CheckpointError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _path(text: str) -> Callable[..., Any]:
+    return click.argument("text", nargs=-1, required=True, metavar=text)
+
+
+@click.command("vocab")
+@_path("TEXT...")
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--min-count", default=3, show_default=True, type=click.IntRange(1), help="Keep words seen so often.")
+@click.option("--max-size", type=click.IntRange(4), help="Keep the most frequent words only, specials included.")
+def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None) -> None:
+    """Make a vocabulary of text files (paths, folders or patterns; a tokenised sentence a line)."""
+    from .text import find_files
+    from .vocabulary import SPECIALS, build_vocabulary, count_words
+
+    with _plain_errors():
+        counts = count_words(find_files(text))
+        vocabulary = build_vocabulary(counts, min_count, max_size)
+        vocabulary.save(out)
+    total = counts.total()
+    known = sum(counts[word] for word in vocabulary.words if word not in SPECIALS)
+    click.echo(
+        f"{out}: {len(vocabulary):,} words ({len(counts):,} distinct in the text), "
+        f"{1 - known / total:.2%} of {total:,} tokens are <UNK>"
+    )
+
+
+def _filters(context: click.Context, parameter: click.Parameter, value: str) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = tuple((int(width), int(count)) for width, count in (pair.split(":") for pair in value.split(",")))
+    except ValueError:
+        raise click.BadParameter("expected width:count pairs such as 1:32,2:32,3:64") from None
+    return pairs
+
+
+_MODEL_OPTIONS = (
+    click.option("--dim", default=4096, show_default=True, help="Cells of a layer and direction."),
+    click.option("--projection", default=512, show_default=True, help="Width of token vectors and outputs."),
+    click.option("--layers", default=2, show_default=True),
+    click.option("--cell-clip", default=3.0, show_default=True, help="Bound of the cell state; 0: none."),
+    click.option("--proj-clip", default=3.0, show_default=True, help="Bound of the projected output; 0: none."),
+    click.option("--skip/--no-skip", "skip_connections", default=True, help="Add a layer's input to its output."),
+    click.option("--char-dim", default=16, show_default=True, help="Width of a character's vector."),
+    click.option("--filters", default="1:32,2:32,3:64,4:128,5:256,6:512,7:1024", show_default=True, callback=_filters,
+                 help="Convolutions over characters, width:count."),
+    click.option("--highways", default=2, show_default=True, help="Highway layers after the convolutions."),
+    click.option("--activation", default="relu", show_default=True, type=click.Choice(["relu", "tanh"])),
+    click.option("--max-characters", default=50, show_default=True, help="Characters of a token, two marks included."),
+)  # fmt: skip
+_TRAINING_OPTIONS = (
+    click.option("--batch", default=128, show_default=True, help="Rows of one process."),
+    click.option("--unroll", default=20, show_default=True, help="Steps of a window."),
+    click.option("--softmax", default="sampled", show_default=True, type=click.Choice(["sampled", "full", "adaptive"])),
+    click.option(
+        "--negatives", default=8192, show_default=True, help="Words the sampled softmax draws, at most the vocabulary."
+    ),
+    click.option("--dropout", default=0.1, show_default=True),
+    click.option("--clip", default=10.0, show_default=True, help="Bound of the global gradient norm; 0: none."),
+    click.option("--optimizer", default="adagrad", show_default=True, type=click.Choice(["adagrad", "adamw"])),
+    click.option("--learning-rate", type=float, help="[default: 0.2 for adagrad, 0.001 for adamw]"),
+    click.option(
+        "--accumulate", default=1, show_default=True, help="Compute a step in so many parts of --batch rows each."
+    ),
+    click.option(
+        "--precision", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"])
+    ),
+    click.option("--seed", default=0, show_default=True),
+)
+_RUN_OPTIONS = (
+    click.option(
+        "--train", required=True, multiple=True, help="Training text: path, folder or 'pattern'; may be repeated."
+    ),
+    click.option("--held-out", multiple=True, help="Text to evaluate after each epoch, likewise."),
+    click.option("--vocab", "vocabulary", required=True, help="File of words, made by `fastrnn vocab`."),
+    click.option("--out", "folder", required=True, help="Folder for checkpoints, log and model."),
+    click.option("--epochs", default=10, show_default=True, type=click.IntRange(1)),
+    click.option("--steps", type=click.IntRange(1), help="Train so many steps in place of whole epochs."),
+    click.option("--checkpoint-every", default=1250, show_default=True, type=click.IntRange(1), metavar="STEPS"),
+    click.option("--keep", default=2, show_default=True, type=click.IntRange(1), help="Checkpoints to keep."),
+    click.option("--log-every", default=100, show_default=True, type=click.IntRange(1), metavar="STEPS"),
+    click.option("--start-from", help="Folder with options.json and weights.hdf5 to begin from; the softmax is new."),
+    click.option("--device", help="[default: a GPU if there is one]"),
+    click.option("--tensorboard", is_flag=True, help="Write TensorBoard files below --out."),
+)
+
+
+def _options(*groups: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.command("train-bilm")
+@_options(_RUN_OPTIONS, _MODEL_OPTIONS, _TRAINING_OPTIONS)
+def train_bilm(**values: Any) -> None:
+    """Train a biLM on text, or go on where the same command stopped.
+
+    On several GPUs: torchrun --nproc-per-node N --no-python fastrnn train-bilm ...
+    """
+    with _plain_errors():
+        from .options import BiLMOptions, CharacterOptions
+        from .run import Interrupted, Run, train
+        from .training import TrainingOptions
+
+        characters = CharacterOptions(
+            embedding_dim=values["char_dim"], filters=values["filters"], highways=values["highways"],
+            activation=values["activation"], max_characters=values["max_characters"],
+        )  # fmt: skip
+        model_options = BiLMOptions(
+            hidden=values["dim"], projection=values["projection"], layers=values["layers"],
+            cell_clip=values["cell_clip"], proj_clip=values["proj_clip"],
+            skip_connections=values["skip_connections"], characters=characters,
+        )  # fmt: skip
+        options = TrainingOptions(**{field.name: values[field.name] for field in fields(TrainingOptions)})
+        run = Run(**{field.name: values[field.name] for field in fields(Run)})
+        try:
+            train(run, model_options, options)
+        except Interrupted as stop:
+            click.echo(str(stop), err=True)
+            sys.exit(130)
+
+
+def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--device", default="cpu", show_default=True)(command)
+    return click.option("--model", "folder", required=True, help="Folder that train-bilm wrote.")(command)
+
+
+def _load(folder: str, device: str) -> LanguageModel:
+    from .language_model import LanguageModel
+
+    return LanguageModel.load(folder, device)
+
+
+@click.command("eval-bilm")
+@_path("TEXT...")
+@_model_option
+@click.option(
+    "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
+)
+def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
+    """Perplexity of text under a trained biLM: both directions, the whole vocabulary, every token counted once."""
+    with _plain_errors():
+        from .evaluate import evaluate
+        from .text import find_files, read_sentences
+
+        sentences = (sentence for path in find_files(text) for sentence in read_sentences(path))
+        click.echo(str(evaluate(_load(folder, device), sentences, batch)))
+
+
+@click.command("score")
+@_path("TEXT...")
+@_model_option
+@click.option(
+    "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
+)
+def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
+    """Log probability (nats) of every token: line, token, forward, backward, and * where it counts as <UNK>.
+
+    <S> is predicted by the backward direction only, </S> by the forward one.
+    """
+    with _plain_errors():
+        from .evaluate import score_sentences
+        from .text import find_files, read_sentences
+        from .vocabulary import BEGIN, END
+
+        model = _load(folder, device)
+        click.echo("line\ttoken\tforward\tbackward\tunknown")
+        sentences = [sentence for path in find_files(text) for sentence in read_sentences(path)]
+        scores = score_sentences(model, sentences, batch)
+        for line, (sentence, found) in enumerate(zip(sentences, scores, strict=True), 1):
+            click.echo(f"{line}\t{BEGIN}\t\t{found.backward[0]:.4f}\t")
+            for place, token in enumerate(sentence):
+                mark = "*" if found.unknown[place] else ""
+                click.echo(f"{line}\t{token}\t{found.forward[place]:.4f}\t{found.backward[place + 1]:.4f}\t{mark}")
+            click.echo(f"{line}\t{END}\t{found.forward[-1]:.4f}\t\t")
+
+
+@click.command("generate")
+@_model_option
+@click.option("--count", default=1, show_default=True, type=click.IntRange(1), help="Sentences.")
+@click.option("--direction", default="forward", show_default=True, type=click.Choice(["forward", "backward"]))
+@click.option("--prefix", default="", help="Given words; with --direction backward the sentence's end.")
+@click.option(
+    "--temperature", default=1.0, show_default=True, type=click.FloatRange(0), help="0: the most probable word."
+)
+@click.option("--top-k", type=click.IntRange(1), help="Draw among the k most probable words.")
+@click.option("--max-tokens", default=100, show_default=True, type=click.IntRange(1))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--allow-unknown", is_flag=True, help="<UNK> may be drawn.")
+def generate(folder: str, device: str, prefix: str, **values: Any) -> None:
+    """Write sentences with one direction of a trained biLM."""
+    with _plain_errors():
+        from .generate import generate as draw
+
+        for sentence in draw(_load(folder, device), prefix=prefix.split(), **values):
+            click.echo(" ".join(sentence))
+
+
+__all__ = ["eval_bilm", "generate", "score", "train_bilm", "vocab"]

@@ -1,0 +1,325 @@
+"""Training batches of a biLM: shards of text as endless rows of packed sentences, exactly as the original makes them.
+
+Shards are visited in random order and read one at a time; the sentences of a shard are shuffled. Each row of a batch is
+a stream: when it runs dry it takes the next sentence from one iterator that all rows share, and packs sentences back to
+back. A sentence `<S> w1 .. wn </S>` gives n + 1 pairs of input and target: `</S>` is never an input, `<S>` never a
+target, and no pair spans two sentences. The backward direction has its own shard order and shuffle, and reads every
+sentence reversed with the boundaries swapped. Where the data stand is plain values (`state`), so a resumed run goes on
+with the very next token.
+
+A token is one number, its row in a table of character ids: a vocabulary word's row is its number, other words get the
+rows behind. So the loop works on whole arrays and a word is spelled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .characters import CharacterIds
+from .text import Shard, read_shard
+from .vocabulary import Vocabulary
+
+Rows = NDArray[np.int32]
+
+
+def first_occurrences(values: NDArray[Any], scratch: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Marks where a value comes for the first time.
+
+    Args:
+        values: [N] numbers below ``len(scratch)``.
+        scratch: any content, is overwritten. An array instead of a sort: linear, and the caller keeps it.
+    """
+    positions = np.arange(len(values))
+    scratch[values[::-1]] = positions[::-1]  # of equal indices the last assignment stays
+    return scratch[values] == positions
+
+
+class TokenTable(dict[str, int]):
+    """Row numbers of words; a word not seen before gets the next row when it is looked up.
+
+    Attributes:
+        vocabulary_size: rows below are the vocabulary's words.
+        characters: int16 [rows, C], the character ids of every row, with the offset of 1 that models read.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, max_characters: int) -> None:
+        super().__init__(vocabulary.index)
+        self._character_ids = CharacterIds(max_characters)
+        self._unknown = vocabulary.unknown
+        self._words = list(vocabulary.words)
+        self._spelled = 0
+        self._characters = np.zeros((0, max_characters), np.int16)
+        self.vocabulary_size = len(vocabulary)
+
+    def __missing__(self, word: str) -> int:
+        row = self[word] = len(self._words)
+        self._words.append(word)
+        return row
+
+    @property
+    def characters(self) -> NDArray[np.int16]:
+        count = len(self._words)
+        if self._spelled < count:
+            if len(self._characters) < count:  # grown by half, so that single new words stay cheap
+                grown = np.zeros((count + count // 2, self._characters.shape[1]), np.int16)
+                grown[: self._spelled] = self._characters[: self._spelled]
+                self._characters = grown
+            for row, word in enumerate(self._words[self._spelled :], self._spelled):
+                self._characters[row] = self._character_ids.row(word)
+            self._spelled = count
+        return self._characters[:count]
+
+    def rows(self, words: Sequence[str]) -> Rows:
+        """Looks words up, adding those not seen before."""
+        return np.fromiter(map(self.__getitem__, words), np.int32, count=len(words))
+
+    def words(self, rows: Rows) -> list[str]:
+        return [self._words[row] for row in rows]
+
+    def targets(self, rows: Rows) -> NDArray[np.int64]:
+        """Vocabulary numbers of rows: `<UNK>` for words outside the vocabulary."""
+        return np.where(rows < self.vocabulary_size, rows, self._unknown).astype(np.int64)
+
+    def keep_only(self, live: Sequence[Rows]) -> Rows:
+        """Forgets the words outside the vocabulary that do not occur in ``live``.
+
+        Returns:
+            The new row of each old row, to be applied to every array of rows in use.
+        """
+        used = np.zeros(len(self._words), bool)
+        for rows in live:
+            used[rows] = True
+        used[: self.vocabulary_size] = True
+        renumbered = (np.cumsum(used) - 1).astype(np.int32)
+        kept = np.flatnonzero(used)
+        self._characters = self.characters[kept]
+        for word in self._words[self.vocabulary_size :]:
+            del self[word]
+        self._words = self._words[: self.vocabulary_size] + self.words(kept[self.vocabulary_size :])
+        self.update((word, row) for row, word in enumerate(self._words[self.vocabulary_size :], self.vocabulary_size))
+        self._spelled = len(self._words)
+        return renumbered
+
+
+class SentenceStream:
+    """The sentences of one direction, for ever: arrays of rows `<S> w1 .. wn </S>`, or reversed.
+
+    Attributes:
+        rows: the sentences of the present shard, one after the other, in the file's order.
+        loads: shards read so far.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        vocabulary: Vocabulary,
+        table: TokenTable,
+        *,
+        reverse: bool,
+        seed: Sequence[int],
+        shuffle: bool = True,
+    ) -> None:
+        self._shards = shards
+        self._table = table
+        self._reverse = reverse
+        self._shuffle = shuffle
+        self._ends = (vocabulary.end, vocabulary.begin) if reverse else (vocabulary.begin, vocabulary.end)
+        self._random = np.random.default_rng(seed)
+        self._waiting: list[int] = []  # shards not yet visited in this round, the next one last
+        self._shard: int | None = None
+        self._random_before: dict[str, Any] = {}  # random state from which the present shard was shuffled
+        self.rows = np.zeros(0, np.int32)
+        self.loads = 0
+        self._starts = np.zeros(1, np.int64)
+        self._order = np.zeros(0, np.int64)
+        self._position = 0
+
+    def __next__(self) -> Rows:
+        while self._position == len(self._order):
+            self._next_shard()
+        sentence = self._order[self._position]
+        self._position += 1
+        return self.rows[self._starts[sentence] : self._starts[sentence + 1]]
+
+    def _next_shard(self) -> None:
+        if not self._waiting:
+            order = self._random.permutation(len(self._shards)) if self._shuffle else np.arange(len(self._shards))
+            self._waiting = order[::-1].tolist()
+        self._shard = self._waiting.pop()
+        self._random_before = self._random.bit_generator.state
+        self._load()
+
+    def _load(self) -> None:
+        assert self._shard is not None
+        first, last = self._ends
+        boundary = self._table.words(np.array([first, last]))
+        words: list[str] = []
+        lengths = []
+        for sentence in read_shard(self._shards[self._shard]):
+            words.append(boundary[0])
+            words += reversed(sentence) if self._reverse else sentence
+            words.append(boundary[1])
+            lengths.append(len(sentence) + 2)
+        self.rows = self._table.rows(words)
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        count = len(lengths)
+        self._order = self._random.permutation(count) if self._shuffle else np.arange(count)
+        self._position = 0
+        self.loads += 1
+
+    def renumber(self, new_rows: Rows) -> None:
+        self.rows = new_rows[self.rows]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "waiting": list(self._waiting),
+            "shard": self._shard,
+            "random_before": self._random_before,
+            "random": self._random.bit_generator.state,
+            "position": self._position,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._waiting = list(state["waiting"])
+        self._shard = state["shard"]
+        self._random_before = state["random_before"]
+        if self._shard is not None:
+            self._random.bit_generator.state = self._random_before
+            self._load()
+        self._random.bit_generator.state = state["random"]
+        self._position = state["position"]
+
+
+class PackedRows:
+    """Windows of one direction: [B, T] inputs and targets, each row going on where its last window ended."""
+
+    def __init__(self, sentences: SentenceStream, table: TokenTable, batch: int, steps: int) -> None:
+        self._sentences = sentences
+        self._table = table
+        self._shape = (batch, steps)
+        self.rest = [np.zeros(0, np.int32)] * batch  # what each row has still to read; its last token is a target only
+
+    def __next__(self) -> tuple[Rows, Rows]:
+        batch, steps = self._shape
+        inputs = np.empty(self._shape, np.int32)
+        targets = np.empty(self._shape, np.int32)
+        for row in range(batch):
+            position = 0
+            while position < steps:
+                if len(self.rest[row]) <= 1:
+                    self.rest[row] = next(self._sentences)
+                rest = self.rest[row]
+                count = min(len(rest) - 1, steps - position)
+                inputs[row, position : position + count] = rest[:count]
+                targets[row, position : position + count] = rest[1 : count + 1]
+                self.rest[row] = rest[count:]
+                position += count
+        return inputs, targets
+
+    def renumber(self, new_rows: Rows) -> None:
+        self.rest = [new_rows[rest] for rest in self.rest]
+
+    def state(self) -> list[list[str]]:
+        return [self._table.words(rest) for rest in self.rest]
+
+    def restore(self, state: list[list[str]]) -> None:
+        self.rest = [self._table.rows(words) for words in state]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One window of both directions (index 0 forward, 1 backward), for the rows of one process.
+
+    Attributes:
+        characters: int16 [U, C], the distinct inputs of both directions in order of appearance.
+        inputs: int64 [2, T, B], their places in ``characters``.
+        targets: int64 [2, T, B] vocabulary numbers.
+    """
+
+    characters: NDArray[np.int16]
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+class TrainingData:
+    """The two directions' windows over the same shards.
+
+    Every process of a distributed run makes the whole batch and spells out its own rows: the position in the data is
+    then one value for all, and a run on W processes reads what one process with W times the rows reads.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        vocabulary: Vocabulary,
+        *,
+        batch: int,
+        steps: int,
+        seed: int,
+        max_characters: int = 50,
+        shuffle: bool = True,
+    ) -> None:
+        self.table = TokenTable(vocabulary, max_characters)
+        self._sentences = [
+            SentenceStream(
+                shards, vocabulary, self.table, reverse=reverse, seed=(seed, direction), shuffle=shuffle
+            )
+            for direction, reverse in enumerate((False, True))
+        ]  # fmt: skip
+        self._packed = [PackedRows(sentences, self.table, batch, steps) for sentences in self._sentences]
+        self._scratch = np.zeros(0, np.int64)
+        self._loads = 0
+
+    def __next__(self) -> tuple[Rows, Rows]:
+        """Returns the next window of the whole batch as rows of the table: inputs and targets, both [2, B, T].
+
+        The rows hold until the next call.
+        """
+        loads = sum(sentences.loads for sentences in self._sentences)
+        if loads != self._loads:
+            self._forget_words()
+            self._loads = loads
+        windows = [next(packed) for packed in self._packed]
+        inputs, targets = zip(*windows, strict=True)
+        return np.stack(inputs), np.stack(targets)
+
+    def _forget_words(self) -> None:
+        # A table that only grew would end up holding every misspelling of the corpus.
+        new_rows = self.table.keep_only(
+            [stream.rows for stream in self._sentences] + [rest for packed in self._packed for rest in packed.rest]
+        )
+        for holder in (*self._sentences, *self._packed):
+            holder.renumber(new_rows)
+
+    def spell(self, inputs: Rows, targets: Rows) -> Batch:
+        """Makes the batch of some rows of a window, both [2, B, T].
+
+        The distinct words stand in order of appearance and not by row of the table: rows depend on what was read
+        before, and a resumed run must add up gradients in the same order.
+        """
+        inputs = inputs.transpose(0, 2, 1)
+        flat = inputs.ravel()
+        characters = self.table.characters
+        if len(self._scratch) < len(characters):
+            self._scratch = np.zeros(len(characters), np.int64)
+        distinct = flat[first_occurrences(flat, self._scratch)]
+        self._scratch[distinct] = np.arange(len(distinct))
+        return Batch(characters[distinct], self._scratch[inputs], self.table.targets(targets.transpose(0, 2, 1)))
+
+    def state(self) -> dict[str, Any]:
+        """Where the data stand, as plain values."""
+        return {
+            "sentences": [sentences.state() for sentences in self._sentences],
+            "rest": [packed.state() for packed in self._packed],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for sentences, saved in zip(self._sentences, state["sentences"], strict=True):
+            sentences.restore(saved)
+        for packed, saved in zip(self._packed, state["rest"], strict=True):
+            packed.restore(saved)

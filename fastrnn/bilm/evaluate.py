@@ -1,0 +1,178 @@
+"""Log probabilities of held-out text under a biLM: each sentence from a zero state, over the whole vocabulary.
+
+So a sentence's figure depends on neither its neighbours nor the batch, and every token counts exactly once: of a
+sentence of n words each direction predicts n + 1 tokens, its words and the boundary it runs into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from .data import TokenTable, first_occurrences
+from .language_model import LanguageModel
+
+Sentence = Sequence[str]
+_READ_AHEAD = 8192  # sentences among which those of like length are put together
+_BATCH_TOKENS = 1 << 15  # tokens of a batch, padding included; a longer sentence is a batch of its own
+_LOGITS = 1 << 26  # values computed at once, 256 MB
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log probabilities of one sentence's tokens in nats.
+
+    Attributes:
+        forward: float32 [n + 1], of w1 .. wn and `</S>`, each given what stands before.
+        backward: float32 [n + 1], of `<S>` and w1 .. wn, each given what stands behind.
+        unknown: bool [n], the words that were predicted as `<UNK>`.
+    """
+
+    forward: NDArray[np.float32]
+    backward: NDArray[np.float32]
+    unknown: NDArray[np.bool_]
+
+
+@dataclass
+class Evaluation:
+    """Sums over a text."""
+
+    sentences: int = 0
+    tokens: int = 0  # predictions of each direction
+    unknown: int = 0  # of them, `<UNK>`
+    log_forward: float = 0.0
+    log_backward: float = 0.0
+
+    def add(self, score: Score) -> None:
+        self.sentences += 1
+        self.tokens += len(score.forward)
+        self.unknown += int(score.unknown.sum())
+        self.log_forward += float(score.forward.sum(dtype=np.float64))
+        self.log_backward += float(score.backward.sum(dtype=np.float64))
+
+    @property
+    def forward(self) -> float:
+        """Perplexity of the forward direction."""
+        return _perplexity(self.log_forward, self.tokens)
+
+    @property
+    def backward(self) -> float:
+        return _perplexity(self.log_backward, self.tokens)
+
+    @property
+    def mean(self) -> float:
+        """exp of the mean loss of both directions, the geometric mean of their perplexities, as bilm-tf prints it."""
+        return _perplexity(self.log_forward + self.log_backward, 2 * self.tokens)
+
+    @property
+    def unknown_share(self) -> float:
+        return self.unknown / self.tokens
+
+    def __str__(self) -> str:
+        return (
+            f"perplexity forward {self.forward:,.2f}  backward {self.backward:,.2f}  mean {self.mean:,.2f}  "
+            f"({self.tokens:,} tokens a direction in {self.sentences:,} sentences, <UNK> {self.unknown_share:.2%})"
+        )
+
+
+def _perplexity(log_probability: float, tokens: int) -> float:
+    return float(np.exp(np.float64(-log_probability / tokens)))
+
+
+def score_sentences(model: LanguageModel, sentences: Iterable[Sentence], batch: int = 32) -> Iterator[Score]:
+    """Scores tokenised sentences, in their order.
+
+    Args:
+        batch: sentences at a time; the figures do not depend on it, beyond rounding.
+    """
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    table = TokenTable(model.vocabulary, model.max_characters)
+    ahead = iter(sentences)
+    while part := list(islice(ahead, _READ_AHEAD)):
+        scores: dict[int, Score] = {}
+        table.keep_only([])
+        for places in _batches([len(sentence) for sentence in part], batch):
+            scores.update(zip(places, _score(model, table, [part[place] for place in places]), strict=True))
+        yield from (scores[place] for place in range(len(part)))
+
+
+def evaluate(model: LanguageModel, sentences: Iterable[Sentence], batch: int = 32) -> Evaluation:
+    """Perplexities of tokenised sentences."""
+    evaluation = Evaluation()
+    for score in score_sentences(model, sentences, batch):
+        evaluation.add(score)
+    if not evaluation.tokens:
+        raise ValueError("there is no sentence to evaluate")
+    return evaluation
+
+
+def _batches(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+    places: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        # The first sentence of a batch is its longest.
+        if places and (len(places) == batch or (len(places) + 1) * (lengths[places[0]] + 1) > _BATCH_TOKENS):
+            yield places
+            places = []
+        places.append(place)
+    if places:
+        yield places
+
+
+@torch.inference_mode()
+def _score(model: LanguageModel, table: TokenTable, sentences: list[Sentence]) -> list[Score]:
+    vocabulary = model.vocabulary
+    begin, end = vocabulary.words[vocabulary.begin], vocabulary.words[vocabulary.end]
+    rows = [table.rows([begin, *sentence, end]) for sentence in sentences]
+    flat = np.concatenate(rows)
+    firsts = first_occurrences(flat, np.zeros(len(table), np.int64))
+    place = np.zeros(len(table), np.int64)
+    place[flat[firsts]] = np.arange(firsts.sum())
+    device = model.device
+    vectors = model.bilm.encode(torch.from_numpy(table.characters[flat[firsts]]).to(device))
+    inputs = vectors[pad_sequence([torch.from_numpy(place[own]) for own in rows]).to(device)]  # [T + 1, B, P]
+    targets = pad_sequence([torch.from_numpy(table.targets(own)) for own in rows]).to(device)
+    lengths = torch.tensor([len(own) - 1 for own in rows], device=device)
+    layers, _ = model.bilm.contextualize((inputs[:-1], inputs[1:]), lengths=lengths)
+    active = torch.arange(len(inputs) - 1, device=device)[:, None] < lengths
+    # Forward reads token t to predict t + 1, backward reads t + 1 to predict t.
+    found = []
+    for half, wanted in zip(layers[-1].split(model.bilm.width, dim=-1), (targets[1:], targets[:-1]), strict=True):
+        values = torch.zeros(active.shape, device=device)
+        values[active] = _log_probabilities(model, half[active], wanted[active])
+        found.append(values.T.cpu().numpy())
+    unknown = [table.targets(own[1:-1]) == vocabulary.unknown for own in rows]
+    return [
+        Score(found[0][row, : len(own) - 1], found[1][row, : len(own) - 1], unknown[row])
+        for row, own in enumerate(rows)
+    ]
+
+
+def _log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Log probabilities [N] of ``targets`` [N] after ``hidden`` [N, R], a slice of the vocabulary's table at a time."""
+    count = max(1, _LOGITS // len(model.vocabulary))
+    return torch.cat(
+        [
+            model.head.log_probabilities(some).gather(1, wanted[:, None])[:, 0]
+            for some, wanted in zip(hidden.split(count), targets.split(count), strict=True)
+        ]
+    )
+
+
+def merge(parts: Iterable[Evaluation]) -> Evaluation:
+    """One evaluation from those of parts of a text."""
+    total = Evaluation()
+    for part in parts:
+        total.sentences += part.sentences
+        total.tokens += part.tokens
+        total.unknown += part.unknown
+        total.log_forward += part.log_forward
+        total.log_backward += part.log_backward
+    return total

@@ -1,0 +1,85 @@
+"""Sentences drawn from one direction of a biLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data import TokenTable
+from .language_model import LanguageModel
+
+
+@torch.inference_mode()
+def generate(
+    model: LanguageModel,
+    *,
+    count: int = 1,
+    direction: str = "forward",
+    prefix: Sequence[str] = (),
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    max_tokens: int = 100,
+    seed: int = 0,
+    allow_unknown: bool = False,
+) -> list[list[str]]:
+    """Draws sentences word by word until the boundary.
+
+    Args:
+        count: sentences to draw.
+        direction: "forward" goes on after ``prefix``; "backward" writes what comes before it, from the right.
+        prefix: given words, in reading order; in the backward direction the sentence's end.
+        temperature: divides the logits; 0 takes the most probable word.
+        top_k: draw among the k most probable words only.
+        max_tokens: words at most, the prefix included.
+        seed: the same seed gives the same sentences.
+        allow_unknown: `<UNK>` may be drawn. It has no spelling of its own, so the model reads on from the letters.
+
+    Returns:
+        ``count`` sentences in reading order.
+    """
+    if direction not in ("forward", "backward"):
+        raise ValueError(f"direction must be forward or backward, got {direction!r}")
+    if temperature < 0:
+        raise ValueError(f"temperature must not be negative, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top-k must be at least 1, got {top_k}")
+    vocabulary = model.vocabulary
+    backward = direction == "backward"
+    start, stop = (vocabulary.end, vocabulary.begin) if backward else (vocabulary.begin, vocabulary.end)
+    never = [start] if allow_unknown else [start, vocabulary.unknown]
+    table = TokenTable(vocabulary, model.max_characters)
+    given = table.rows(list(prefix))
+    given = np.concatenate([[start], given[::-1] if backward else given]).astype(np.int32)
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.from_numpy(given.astype(np.int64))[:, None].expand(-1, count)
+    sentences = [list(prefix)[::-1] if backward else list(prefix) for _ in range(count)]
+    open_rows = set(range(count))
+    state = None
+    while open_rows and max(map(len, sentences)) < max_tokens:
+        characters = torch.from_numpy(table.characters[tokens.numpy()]).to(model.device)
+        layers, state = model.bilm.contextualize(model.bilm.encode(characters), state, reverse=(False, False))
+        hidden = layers[-1][-1].split(model.bilm.width, dim=-1)[1 if backward else 0]
+        tokens = _draw(model.head.log_probabilities(hidden).cpu(), never, temperature, top_k, random)[None]
+        for row in list(open_rows):
+            word = int(tokens[0, row])
+            if word == stop:
+                open_rows.remove(row)
+            else:
+                sentences[row].append(vocabulary.words[word])
+    return [sentence[::-1] for sentence in sentences] if backward else sentences
+
+
+def _draw(
+    log_probabilities: Tensor, never: list[int], temperature: float, top_k: int | None, random: torch.Generator
+) -> Tensor:
+    """One word [B] for each row of ``log_probabilities`` [B, V]."""
+    log_probabilities[:, never] = float("-inf")
+    if temperature == 0:
+        return log_probabilities.argmax(-1)
+    if top_k is not None and top_k < log_probabilities.shape[1]:
+        least = log_probabilities.topk(top_k).values[:, -1:]
+        log_probabilities[log_probabilities < least] = float("-inf")
+    return torch.multinomial((log_probabilities / temperature).softmax(-1), 1, generator=random)[:, 0]

@@ -1,0 +1,163 @@
+"""A biLM with its softmax and vocabulary: what training optimises and evaluation, scoring and generation ask.
+
+A trained folder holds options.json and weights.hdf5 (the official format; LSTM with projection only), model.safetensors
+(the same weights and the softmax) and vocab.txt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from . import native, official
+from .model import BiLanguageModel, State
+from .options import BiLMOptions
+from .softmax import Negatives, SoftmaxHead
+from .vocabulary import Vocabulary
+
+MODEL_FILE, VOCABULARY_FILE = "model.safetensors", "vocab.txt"
+OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
+HEAD = "softmax."
+
+
+class Clock:
+    """Times at which a device reached named points; read when the step is over.
+
+    On CUDA these are events, so marking waits for nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: dict[str, list[torch.cuda.Event | float]] = {}
+
+    def mark(self, name: str) -> None:
+        now: torch.cuda.Event | float
+        if self._cuda:
+            now = torch.cuda.Event(enable_timing=True)
+            now.record()
+        else:
+            now = time.perf_counter()
+        self._marks.setdefault(name, []).append(now)
+
+    def seconds(self, start: str, end: str) -> float:
+        """Time between the two points, added up over their repetitions since the last reset."""
+        total = 0.0
+        for first, last in zip(self._marks.get(start, ()), self._marks.get(end, ()), strict=True):
+            if self._cuda:
+                last.synchronize()
+                total += first.elapsed_time(last) / 1000
+            else:
+                total += last - first
+        return total
+
+    def reset(self) -> None:
+        self._marks.clear()
+
+
+class LanguageModel(nn.Module):
+    """A biLM and one softmax head for both directions."""
+
+    def __init__(self, bilm: BiLanguageModel, head: SoftmaxHead, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        if head.width != bilm.width or head.vocabulary_size != len(vocabulary):
+            raise ValueError(
+                f"a softmax over {head.vocabulary_size} words of width {head.width} does not fit a biLM of width "
+                f"{bilm.width} and a vocabulary of {len(vocabulary)}"
+            )
+        self.bilm = bilm
+        self.head = head
+        self.vocabulary = vocabulary
+
+    @property
+    def max_characters(self) -> int:
+        characters = self.bilm.options.characters
+        if characters is None:
+            raise ValueError("this model reads words; training and evaluation need a character model")
+        return characters.max_characters
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(
+        self,
+        characters: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        negatives: tuple[Negatives, Negatives] | None,
+        state: State,
+        dropout: float = 0.0,
+        mark: Callable[[str], None] = lambda name: None,
+    ) -> tuple[Tensor, State]:
+        """Losses of one training window, each direction reading its own text from left to right.
+
+        Args:
+            characters: [U, C] ids of the window's distinct tokens.
+            inputs: int64 [2, T, B], their places in ``characters``.
+            targets: int64 [2, T, B].
+            negatives: words drawn for each direction, or None: the head's whole loss.
+            state: after the window before.
+            dropout: on the input of every layer and on what the softmax reads.
+            mark: is told where the softmax begins and ends.
+
+        Returns:
+            mean losses [2] in nats, forward and backward, and the state after the window, attached to the graph.
+        """
+        vectors = self.bilm.encode(characters)
+        # A look-up adds up the gradient of a repeated token in the order of the batch, whatever the number of threads.
+        tokens = functional.embedding(inputs, vectors)
+        layers, state = self.bilm.contextualize((tokens[0], tokens[1]), state, reverse=(False, False), dropout=dropout)
+        mark("softmax forward")
+        top = functional.dropout(layers[-1], dropout) if dropout else layers[-1]
+        losses = torch.stack(
+            [
+                self.head.loss(half, targets[direction], negatives and negatives[direction])
+                for direction, half in enumerate(top.split(self.bilm.width, dim=-1))
+            ]
+        )
+        mark("softmax forward end")
+        if layers[-1].requires_grad:
+            layers[-1].register_hook(lambda gradient: mark("softmax backward end"))
+        return losses, state
+
+    def export(self, folder: Path) -> None:
+        """Writes the model into a folder, each file as a whole or not at all."""
+        self.vocabulary.save(folder / VOCABULARY_FILE)
+        extra = {HEAD + name: value.detach().cpu() for name, value in self.head.state_dict().items()}
+        native.save(folder / MODEL_FILE, self.bilm, extra)
+        if self.bilm.options.cell == "lstm":
+            official.save(self.bilm, folder / OPTIONS_FILE, folder / WEIGHTS_FILE)
+
+    @classmethod
+    def load(cls, folder: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
+        """Reads a trained model's folder, for evaluation.
+
+        Raises:
+            FileNotFoundError: the folder has no model.
+        """
+        folder = Path(folder)
+        path = folder / MODEL_FILE
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no trained model: it has no {MODEL_FILE} (train-bilm writes it at the end of an epoch)"
+            )
+        vocabulary = Vocabulary.load(folder / VOCABULARY_FILE)
+        bilm = native.load(path)
+        extra = native.read_extra(path)
+        weights = {name.removeprefix(HEAD): value for name, value in extra.items() if name.startswith(HEAD)}
+        if not weights:
+            raise ValueError(f"{path} holds a biLM without a softmax: it cannot predict words")
+        head = SoftmaxHead("full" if "weight" in weights else "adaptive", bilm.width, len(vocabulary))
+        head.load_state_dict(weights)
+        return cls(bilm, head, vocabulary).to(device).eval()
+
+
+def new_language_model(options: BiLMOptions, kind: str, vocabulary: Vocabulary, *, sparse: bool) -> LanguageModel:
+    """A model with freshly drawn parameters, from torch's default generator."""
+    bilm = BiLanguageModel(options)
+    return LanguageModel(bilm, SoftmaxHead(kind, bilm.width, len(vocabulary), sparse=sparse), vocabulary)

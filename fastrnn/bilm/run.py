@@ -1,0 +1,267 @@
+"""A training run in a folder: start or resume, steps, held-out perplexity each epoch, checkpoints, export."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from . import official
+from .checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from .evaluate import Evaluation, evaluate, merge
+from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
+from .options import BiLMOptions
+from .progress import StepTimer, TrainingProgress
+from .text import Shard, find_files, read_sentences, scan
+from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
+from .vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to train on, for how long, and where to keep it.
+
+    Attributes:
+        train: paths, folders or glob patterns of training text.
+        held_out: likewise, evaluated after each epoch; may be empty.
+        vocabulary: file of words.
+        folder: gets checkpoints, log and model.
+        epochs: passes over the counted text.
+        steps: if given, counts in place of ``epochs``.
+        checkpoint_every: steps between checkpoints.
+        keep: checkpoints kept.
+        log_every: steps between lines of the log.
+        start_from: a folder with options.json and weights.hdf5 to begin from, with a fresh softmax.
+        device: None: a GPU if there is one.
+    """
+
+    train: Sequence[str]
+    vocabulary: str
+    folder: str
+    held_out: Sequence[str] = ()
+    epochs: int = 10
+    steps: int | None = None
+    checkpoint_every: int = 1250
+    keep: int = 2
+    log_every: int = 100
+    start_from: str | None = None
+    device: str | None = None
+    tensorboard: bool = False
+
+
+class Interrupted(RuntimeError):
+    """The run was asked to stop and has written a checkpoint."""
+
+
+def train(
+    run: Run, model_options: BiLMOptions, options: TrainingOptions, console: Console | None = None
+) -> LanguageModel:
+    """Trains, or goes on where an earlier run in the same folder stopped, until all steps are made.
+
+    Under torchrun every process calls this alike. Seeds torch's default generator.
+
+    Raises:
+        TrainingError: not finite, settings that do not fit the checkpoint, or too little text.
+        CheckpointError: the disk refused a checkpoint.
+        TextError, VocabularyError: bad input, said before anything is trained.
+        Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
+    """
+    with _processes(run.device) as (world, device), _deterministic(device):
+        return _train(run, model_options, options, console or Console(quiet=world.rank > 0), world, device)
+
+
+def _train(
+    run: Run, model_options: BiLMOptions, options: TrainingOptions, console: Console, world: World, device: torch.device
+) -> LanguageModel:
+    folder = Path(run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = Vocabulary.load(run.vocabulary)
+    shards = scan(find_files(run.train))
+    held_out = find_files(run.held_out) if run.held_out else []
+    scan(held_out)  # says now what would stop the run at the end of an epoch
+    trainer = _new_trainer(run, model_options, options, vocabulary, shards, world, device)
+    predictions = sum(shard.predictions for shard in shards)
+    per_step = trainer.rows * options.unroll
+    epoch = predictions // per_step
+    if not epoch:
+        raise TrainingError(
+            f"the text gives {predictions:,} predictions, less than a step of {trainer.rows} x {options.unroll}: "
+            "lower --batch or --unroll"
+        )
+    total = run.epochs * epoch if run.steps is None else run.steps
+    identity = _identity(trainer, shards, vocabulary)
+    _resume(trainer, folder, identity)
+    console.print(
+        f"{len(shards)} shards, {predictions:,} predictions a direction, {epoch:,} steps an epoch, {total:,} steps; "
+        f"{'resuming at step ' + format(trainer.done, ',') if trainer.done else 'starting'}\n{_sizes(trainer)}",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+
+    def save() -> None:
+        state = trainer.state()  # on every process: each has a part
+        if world.rank == 0:
+            save_checkpoint(folder, trainer.done, {"identity": identity, "trainer": state}, run.keep)
+
+    progress = TrainingProgress(
+        folder if world.rank == 0 else None, total=total, done=trainer.done, tokens_per_step=per_step,
+        loss_name="sampled-softmax loss" if options.softmax == "sampled" else "loss", log_every=run.log_every,
+        tensorboard=run.tensorboard, console=console,
+    )  # fmt: skip
+    with progress, _stop_requests(world) as stop_requested:
+        timer = StepTimer()
+        while trainer.done < total:
+            result = trainer.step()
+            progress.step(trainer.done, result.losses, timer.lap(), result.softmax_seconds, result.gradient_norm)
+            ended = trainer.done % epoch == 0 or trainer.done == total
+            if ended and held_out:
+                found = _evaluate(trainer.model, held_out, world)
+                progress.note(f"epoch {trainer.done / epoch:.4g}, held-out text, full softmax: {found}")
+                progress.record(
+                    trainer.done, perplexity_forward=found.forward, perplexity_backward=found.backward,
+                    perplexity_mean=found.mean,
+                )  # fmt: skip
+            if ended or trainer.done % run.checkpoint_every == 0 or stop_requested():
+                save()
+            if ended and world.rank == 0:
+                trainer.model.export(folder)
+            if stop_requested() and trainer.done < total:
+                raise Interrupted(f"stopped after step {trainer.done:,}; the same command goes on from there")
+            if ended:
+                timer.restart()
+    return trainer.model
+
+
+def _new_trainer(
+    run: Run, model_options: BiLMOptions, options: TrainingOptions, vocabulary: Vocabulary, shards: list[Shard],
+    world: World, device: torch.device,
+) -> Trainer:  # fmt: skip
+    torch.manual_seed(options.seed)
+    model = new_language_model(model_options, options.softmax, vocabulary, sparse=sparse_gradients(options, world))
+    if run.start_from is not None:
+        source = official.load(Path(run.start_from) / OPTIONS_FILE, Path(run.start_from) / WEIGHTS_FILE)
+        if source.options != model_options:
+            raise TrainingError(
+                f"{run.start_from} holds another architecture: {source.options}, asked for {model_options}"
+            )
+        model.bilm.load_state_dict(source.state_dict())
+    torch.manual_seed(options.seed + 1 + world.rank)  # dropout: each process its own
+    return Trainer(model.to(device), shards, options, world)
+
+
+def _identity(trainer: Trainer, shards: list[Shard], vocabulary: Vocabulary) -> dict[str, Any]:
+    words = hashlib.blake2b("\n".join(vocabulary.words).encode(), digest_size=16).hexdigest()
+    return {**trainer.settings(), "training text": [shard.digest for shard in shards], "vocabulary": words}
+
+
+def _resume(trainer: Trainer, folder: Path, identity: dict[str, Any]) -> None:
+    found = list_checkpoints(folder)
+    if not found:
+        return
+    path = found[-1][1]
+    content = load_checkpoint(path)
+    saved = content["identity"]
+    different = [name for name in identity if saved.get(name) != identity[name]]
+    if different:
+        first = different[0]
+        values = (
+            "" if first in ("training text", "vocabulary") else f": {saved.get(first)} there, {identity[first]} now"
+        )
+        raise TrainingError(
+            f"{path} was trained with another {', '.join(different)}{values}. "
+            "Use the same settings to go on, or another folder to begin anew"
+        )
+    trainer.restore(content["trainer"])
+
+
+def _evaluate(model: LanguageModel, files: list[Path], world: World) -> Evaluation:
+    sentences = (sentence for path in files for sentence in read_sentences(path))
+    own = [sentence for number, sentence in enumerate(sentences) if number % world.size == world.rank]
+    model.eval()
+    part = evaluate(model, own) if own else Evaluation()
+    model.train()
+    parts: list[Any] = [part]
+    if world.size > 1:
+        parts = [None] * world.size
+        dist.all_gather_object(parts, part)
+    return merge(parts)
+
+
+def _sizes(trainer: Trainer) -> str:
+    def millions(module: torch.nn.Module) -> float:
+        return sum(parameter.numel() for parameter in module.parameters()) / 1e6
+
+    bilm, head = millions(trainer.model.bilm), millions(trainer.model.head)
+    values = 3 if trainer.options.optimizer == "adagrad" else 4  # parameter, gradient, one or two of the optimiser
+    return (
+        f"{bilm:.1f} M parameters in the biLM, {head:.1f} M in the {trainer.options.softmax} softmax: "
+        f"up to {4e6 * values * (bilm + head) / 1e9:.2f} GB with gradients and optimiser, without activations"
+    )
+
+
+@contextlib.contextmanager
+def _processes(device: str | None) -> Iterator[tuple[World, torch.device]]:
+    """The process group that torchrun asks for, or this process alone."""
+    cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield World(), torch.device(device or ("cuda" if cuda else "cpu"))
+        return
+    own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(own)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size()), own
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On the CPU, sums in a fixed order whatever the threads do: a resumed run must give the same bits."""
+    if device.type != "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@contextlib.contextmanager
+def _stop_requests(world: World) -> Iterator[Any]:
+    """Turns SIGINT and SIGTERM into a question asked after each step, so that no step is cut in half.
+
+    Processes of a group would stop at different steps; they die at once and resume from their last checkpoint.
+    """
+    asked: list[int] = []
+    if world.size > 1:
+        yield lambda: False
+        return
+    try:
+        before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in _SIGNALS}
+    except ValueError:  # not the main thread: signals are not ours to take
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+__all__ = ["CheckpointError", "Interrupted", "Run", "train"]

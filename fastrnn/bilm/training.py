@@ -1,0 +1,253 @@
+"""Steps of biLM training and everything a resumed run must find again; see run.py for the loop around them.
+
+Per direction the loss is the mean over the window's tokens, the total half their sum, and the gradient that of the
+total times the window's length, which the gradient clip and Adagrad can tell from other scales (bilm-tf trains so).
+
+The rows of a batch are divided over processes and, within one, over the parts of an accumulated step. All of them share
+the step's negatives and the whole batch's data, so any division trains as one process with all rows would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .data import TrainingData
+from .language_model import Clock, LanguageModel
+from .model import detach_state
+from .optimizer import OPTIMIZERS, SPARSE, clip_by_global_norm, make_optimizer
+from .softmax import KINDS, LogUniformSampler, Negatives
+from .text import Shard
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why and at which step."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train; defaults are the original's.
+
+    Attributes:
+        batch: rows of one process and one part of an accumulated step.
+        unroll: steps of a window; gradients end at its start, the state goes on.
+        softmax: "sampled", "full" or "adaptive".
+        negatives: words drawn for each direction and step; at most the vocabulary.
+        dropout: on the input of every layer and on the softmax's.
+        clip: bound of the global gradient norm, 0: none.
+        optimizer: "adagrad" or "adamw".
+        learning_rate: None: 0.2 for Adagrad, 0.001 for AdamW.
+        accumulate: parts a step is computed in; its rows are ``accumulate`` times ``batch``.
+        precision: "float32", or "bfloat16" or "float16" for products under autocast; parameters stay float32.
+    """
+
+    batch: int = 128
+    unroll: int = 20
+    softmax: str = "sampled"
+    negatives: int = 8192
+    dropout: float = 0.1
+    clip: float = 10.0
+    optimizer: str = "adagrad"
+    learning_rate: float | None = None
+    accumulate: int = 1
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("softmax", KINDS), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("batch", "unroll", "negatives", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.clip < 0:
+            raise ValueError(f"clip must be positive, or 0 for none, got {self.clip}")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class StepResult:
+    losses: tuple[float, float]  # forward, backward, in nats
+    gradient_norm: float  # before the clip
+    softmax_seconds: float
+
+
+class Trainer:
+    """One process's part of a training run.
+
+    Args:
+        model: on its device.
+        shards: the training text, counted.
+        world: which rows of the batch are this process's; with more than one, torch.distributed must be initialised.
+    """
+
+    def __init__(
+        self, model: LanguageModel, shards: Sequence[Shard], options: TrainingOptions, world: World | None = None
+    ) -> None:
+        world = world or World()
+        self.model = model
+        self.options = options
+        self.world = world
+        self.done = 0  # steps made
+        self.rows = options.batch * options.accumulate * world.size
+        self.data = TrainingData(
+            shards, model.vocabulary, batch=self.rows, steps=options.unroll, seed=options.seed,
+            max_characters=model.max_characters,
+        )  # fmt: skip
+        size = len(model.vocabulary)
+        self._samplers = [
+            LogUniformSampler(size, min(options.negatives, size), (options.seed, 2 + direction))
+            for direction in range(2 if options.softmax == "sampled" else 0)
+        ]
+        self.device = model.device
+        self._states = [model.bilm.zero_state(options.batch) for _ in range(options.accumulate)]
+        self._module: LanguageModel | DistributedDataParallel = model
+        if world.size > 1:
+            self._module = DistributedDataParallel(
+                model, device_ids=[self.device.index] if self.device.type == "cuda" else None, broadcast_buffers=False,
+                # a cluster of the adaptive softmax has no gradient in a step without any of its words
+                find_unused_parameters=options.softmax == "adaptive",
+            )  # fmt: skip
+        self._optimizer = make_optimizer(options.optimizer, model.parameters(), options.learning_rate)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
+        self._clock = Clock(self.device)
+
+    def step(self) -> StepResult:
+        """Makes one optimiser step.
+
+        Raises:
+            TrainingError: a loss or gradient is not finite. The parameters are those of the step before.
+        """
+        options = self.options
+        inputs, targets = next(self.data)
+        negatives = self._draw()
+        self._clock.reset()
+        self._optimizer.zero_grad(set_to_none=True)
+        losses = torch.zeros(2, device=self.device)
+        for part in range(options.accumulate):
+            start = (self.world.rank * options.accumulate + part) * options.batch
+            rows = slice(start, start + options.batch)
+            batch = self.data.spell(inputs[:, rows], targets[:, rows])
+            last = part + 1 == options.accumulate
+            with self._without_exchange() if not last else contextlib.nullcontext():
+                with self._autocast():
+                    arrays = (self._to_device(array) for array in (batch.characters, batch.inputs, batch.targets))
+                    part_losses, state = self._module(
+                        *arrays, negatives, self._states[part], options.dropout, self._clock.mark
+                    )
+                self._states[part] = detach_state(state)
+                self._clock.mark("softmax backward")
+                objective = part_losses.sum() * (0.5 * options.unroll / options.accumulate)
+                self._scaler.scale(objective).backward()
+            losses += part_losses.detach() / options.accumulate
+        if self.world.size > 1:
+            dist.all_reduce(losses)
+            losses /= self.world.size
+        self._scaler.unscale_(self._optimizer)
+        norm = clip_by_global_norm(self.model.parameters(), options.clip or math.inf)
+        forward, backward, gradient_norm = torch.cat([losses, norm.view(1)]).tolist()
+        self._refuse_non_finite(forward, backward, gradient_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self.done += 1
+        return StepResult((forward, backward), gradient_norm, self._softmax_seconds())
+
+    def _draw(self) -> tuple[Negatives, Negatives] | None:
+        if not self._samplers:
+            return None
+        forward, backward = (sampler.draw().to(self.device) for sampler in self._samplers)
+        return forward, backward
+
+    def _to_device(self, array: Any) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    @contextlib.contextmanager
+    def _without_exchange(self) -> Iterator[None]:
+        with self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else contextlib.nullcontext():
+            yield
+
+    def _autocast(self) -> torch.autocast:
+        dtype = PRECISIONS[self.options.precision]
+        return torch.autocast(self.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def _refuse_non_finite(self, forward: float, backward: float, norm: float) -> None:
+        # float16 gradients overflow now and then; the scaler skips such a step and lowers its factor.
+        norm_is_fine = math.isfinite(norm) or self._scaler.is_enabled()
+        if not (math.isfinite(forward) and math.isfinite(backward) and norm_is_fine):
+            raise TrainingError(
+                f"step {self.done + 1}: the loss is not finite (forward {forward}, backward {backward}, gradient norm "
+                f"{norm}). The parameters of this step were not kept. A lower learning rate or a tighter clip may help"
+            )
+
+    def _softmax_seconds(self) -> float:
+        return self._clock.seconds("softmax forward", "softmax forward end") + self._clock.seconds(
+            "softmax backward", "softmax backward end"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next step depends on; in a distributed run every process must call it."""
+        own = {
+            "states": self._states,
+            "random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        processes: list[Any] = [own]
+        if self.world.size > 1:
+            own["states"] = [tuple(tuple(value.cpu() for value in layer) for layer in state) for state in self._states]
+            processes = [None] * self.world.size
+            dist.all_gather_object(processes, own)
+        return {
+            "done": self.done,
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "data": self.data.state(),
+            "samplers": [sampler.state() for sampler in self._samplers],
+            "processes": processes,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Puts back what :meth:`state` returned, in a trainer made with the same arguments."""
+        self.done = state["done"]
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.data.restore(state["data"])
+        for sampler, saved in zip(self._samplers, state["samplers"], strict=True):
+            sampler.restore(saved)
+        own = state["processes"][self.world.rank]
+        self._states = [
+            tuple(tuple(value.to(self.device) for value in layer) for layer in part) for part in own["states"]
+        ]
+        torch.set_rng_state(own["random"])
+        if own["cuda_random"] is not None:
+            torch.cuda.set_rng_state(own["cuda_random"], self.device)
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a run to be resumed."""
+        return {**asdict(self.options), "processes": self.world.size, "model": self.model.bilm.options.to_json()}
+
+
+def sparse_gradients(options: TrainingOptions, world: World) -> bool:
+    """Whether the softmax should give sparse gradients: NCCL exchanges dense ones only, AdamW takes no others."""
+    return options.softmax == "sampled" and options.optimizer in SPARSE and world.size == 1

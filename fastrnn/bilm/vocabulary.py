@@ -1,0 +1,100 @@
+"""The words a biLM predicts: one a line in a file, `<S>`, `</S>` and `<UNK>` first, then by falling frequency.
+
+The order matters: the sampled softmax draws its negatives by rank. The input of a biLM is characters, so a word outside
+the vocabulary is `<UNK>` only where it is to be predicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .files import replacing
+from .text import TextError, read_sentences
+
+BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
+SPECIALS = (BEGIN, END, UNKNOWN)
+
+
+class VocabularyError(ValueError):
+    """A vocabulary cannot be used; the message says why."""
+
+
+class Vocabulary:
+    """Words and their numbers.
+
+    Attributes:
+        words: every word, in order.
+        index: the number of each word.
+        begin, end, unknown: numbers of `<S>`, `</S>` and `<UNK>`.
+    """
+
+    def __init__(self, words: Sequence[str], source: str = "the vocabulary") -> None:
+        self.words = list(words)
+        self.index: dict[str, int] = {}
+        for number, word in enumerate(self.words):
+            if not word or word.split() != [word]:
+                raise VocabularyError(f"{source}, line {number + 1}: {word!r} is not one word")
+            if self.index.setdefault(word, number) != number:
+                raise VocabularyError(
+                    f"{source}, line {number + 1}: {word!r} is on line {self.index[word] + 1} already"
+                )
+        missing = [word for word in SPECIALS if word not in self.index]
+        if missing:
+            raise VocabularyError(
+                f"{source} has no {', '.join(missing)}: a vocabulary needs the lines {', '.join(SPECIALS)}, first and "
+                "in this order (`fastrnn vocab` makes one from text)"
+            )
+        self.begin, self.end, self.unknown = (self.index[word] for word in SPECIALS)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Vocabulary:
+        """Reads a vocabulary file.
+
+        Raises:
+            VocabularyError: no such file, not UTF-8, a blank or repeated line, or a special word is missing.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise VocabularyError(f"the vocabulary {path} is not UTF-8 text (byte {error.start})") from None
+        lines = [line.strip() for line in text.split("\n")]
+        if not lines[-1]:
+            lines.pop()
+        # bilm-tf vocabularies may hold this marker; it has never been a word.
+        return cls([line for line in lines if line != "!!!MAXTERMID"], source=str(path))
+
+    def save(self, path: Path | str) -> None:
+        """Writes the file as a whole or not at all."""
+        with replacing(path) as temporary:
+            temporary.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8")
+
+
+def count_words(paths: Iterable[Path | str]) -> Counter[str]:
+    """Counts the words of text files."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        for sentence in read_sentences(path):
+            counts.update(sentence)
+    return counts
+
+
+def build_vocabulary(counts: Counter[str], min_count: int = 3, max_size: int | None = None) -> Vocabulary:
+    """Makes a vocabulary of the words seen at least ``min_count`` times, by falling frequency and then by spelling.
+
+    Args:
+        counts: how often each word occurs.
+        min_count: 3 in the original.
+        max_size: keep at most so many, the specials included.
+    """
+    words = [word for word, count in counts.items() if count >= min_count and word not in SPECIALS]
+    if not words:
+        raise TextError(f"no word occurs {min_count} times or more: lower the minimum count")
+    words.sort(key=lambda word: (-counts[word], word))
+    return Vocabulary([*SPECIALS, *words][:max_size])
