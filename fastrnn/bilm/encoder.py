@@ -116,7 +116,8 @@ class CharacterEncoder(nn.Module):
         x = x.relu() if self.options.activation == "relu" else x.tanh()
         for highway in self.highways:
             transformed, gate = highway(x).chunk(2, dim=1)
-            x = torch.lerp(x, transformed.relu(), gate.sigmoid())
+            # Under autocast the layer gives 16 bits and x is float.
+            x = torch.lerp(x, transformed.relu().type_as(x), gate.sigmoid().type_as(x))
         return x if self.projection is None else self.projection(x)
 
     def _groups(self, rows: Tensor, lengths: list[int]) -> Iterator[tuple[int, int]]:

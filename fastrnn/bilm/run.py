@@ -75,7 +75,9 @@ def train(
         TextError, VocabularyError: bad input, said before anything is trained.
         Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
     """
-    with _processes(run.device) as (world, device), _deterministic(device):
+    # Saying "no checks", torch's default, silences its warning that there are none.
+    unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
+    with _processes(run.device) as (world, device), _deterministic(device), unchecked:
         return _train(run, model_options, options, console or Console(quiet=world.rank > 0), world, device)
 
 
@@ -132,7 +134,7 @@ def _train(
             if ended or trainer.done % run.checkpoint_every == 0 or stop_requested():
                 save()
             if ended and world.rank == 0:
-                trainer.model.export(folder)
+                _export(trainer, folder)
             if stop_requested() and trainer.done < total:
                 raise Interrupted(f"stopped after step {trainer.done:,}; the same command goes on from there")
             if ended:
@@ -193,6 +195,16 @@ def _evaluate(model: LanguageModel, files: list[Path], world: World) -> Evaluati
         parts = [None] * world.size
         dist.all_gather_object(parts, part)
     return merge(parts)
+
+
+def _export(trainer: Trainer, folder: Path) -> None:
+    try:
+        trainer.model.export(folder)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"cannot write the model to {folder}: {error}. The checkpoint of step {trainer.done} is good: "
+            "the same command goes on from it"
+        ) from error
 
 
 def _sizes(trainer: Trainer) -> str:
