@@ -1,4 +1,107 @@
-"""Which code runs a checked call."""
-from ._config import call_reference
-def run(config, operands, lengths, resets, batch_sizes, batch):
-    return call_reference(config, operands, lengths, resets, batch_sizes)
+"""Which code runs a checked call.
+
+A custom operator costs up to 95 us a call, an autograd Function about 48, the raw call a few. So:
+
+- short: the raw call, or with gradients the same under an autograd Function. Only for plain tensors with memory on a device
+  that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake and meta tensors
+  have address 0, and dual tensors would lose their tangent silently.
+- loop: reference.py, under functorch transforms and forward-mode AD.
+- operator: _ops.py, for all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from . import _raw
+from ._config import Config, call_reference, reference_gradients
+from ._ops import gradients_operator, run_operator
+from .cells import States
+
+_PLAIN = {Tensor, Parameter}
+_DEVICES = {"cpu"}
+
+
+def _transformed() -> bool:
+    """A functorch transform or a forward-mode AD level is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def _observed() -> bool:
+    """A dispatch mode or torch.jit.trace wants to see operators."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
+def _plain(tensors: Iterable[Tensor | None]) -> bool:
+    """All are ordinary tensors whose memory the core may read. A lazily negated view is not: its memory has the other sign."""
+    return all(t is None or (type(t) in _PLAIN and t.device.type in _DEVICES and not t.is_neg()) for t in tensors)
+
+
+def run(
+    config: Config,
+    operands: list[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    batch: int,
+) -> tuple[Tensor, States]:
+    """One layer by the route that fits; output and final states."""
+    save = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    if torch.compiler.is_compiling():
+        return run_operator(config, operands, lengths, resets, batch_sizes, batch, save)
+    if _transformed():
+        return call_reference(config, operands, lengths, resets, batch_sizes)
+    if _observed() or not _plain(operands) or not _plain((lengths, resets, batch_sizes)):
+        return run_operator(config, operands, lengths, resets, batch_sizes, batch, save)
+    if save:
+        output, *final = LayerFunction.apply(config, lengths, resets, batch_sizes, batch, *operands)
+        return output, tuple(final)
+    result = _raw.forward(config, operands, lengths, resets, batch_sizes, batch, False)
+    return result.output, result.final
+
+
+class LayerFunction(torch.autograd.Function):
+    """The raw call with gradients, for eager code."""
+
+    @staticmethod
+    def forward(ctx, config, lengths, resets, batch_sizes, batch, *operands):
+        result = _raw.forward(config, operands, lengths, resets, batch_sizes, batch, True)
+        ctx.save_for_backward(*operands, lengths, resets, batch_sizes, result.output, result.gates, result.cells)
+        ctx.set_materialize_grads(False)
+        ctx.config, ctx.batch = config, batch
+        return result.output, *result.final
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
+        config, needs = ctx.config, ctx.needs_input_grad[5:]
+        found = _gradients(
+            config, operands, lengths, resets, batch_sizes, ctx.batch, _raw.Result(output, (), gates, cells), gradients, needs
+        )
+        return None, None, None, None, None, *found
+
+
+def _gradients(
+    config: Config,
+    operands: Sequence[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    batch: int,
+    result: _raw.Result,
+    gradients: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Backward by the route that fits; the state of the world may differ from forward's (double backward, batched gradients)."""
+    if torch.is_grad_enabled() or _transformed():
+        return reference_gradients(
+            config, operands, lengths, resets, batch_sizes, gradients, needs, torch.is_grad_enabled()
+        )
+    if _observed() or not _plain(gradients):
+        return gradients_operator(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)
+    return _raw.backward(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)

@@ -109,19 +109,30 @@ def _checked(
         with torch.autocast(x.device.type, enabled=False):
             return _checked(config, operands, lengths, resets, batch_sizes)
     batch = _check_shapes(config, operands, batch_sizes)
+    check_masks(lengths, resets, batch, x.shape[:-1])
     if lengths is not None:
-        if lengths.dim() != 1 or lengths.shape[0] != batch:
-            raise ValueError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
-        if lengths.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"lengths must be int64 or int32, got {lengths.dtype}")
         lengths = lengths.to(x.device, torch.int64)
     if resets is not None:
-        if resets.shape != x.shape[:-1]:
-            raise ValueError(f"resets must have shape {tuple(x.shape[:-1])}, got {tuple(resets.shape)}")
-        if resets.dtype != torch.bool:
-            raise ValueError(f"resets must be bool, got {resets.dtype}")
         resets = resets.to(x.device)
     return run(config, operands, lengths, resets, batch_sizes, batch)
+
+
+def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows: torch.Size) -> None:
+    """Refuse lengths and resets of the wrong kind or shape; ``rows`` is the input's shape without features."""
+    if lengths is not None:
+        if not isinstance(lengths, Tensor):
+            raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
+        if lengths.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"lengths must be int64 or int32, got {lengths.dtype}")
+        if lengths.dim() != 1 or lengths.shape[0] != batch:
+            raise ValueError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
+    if resets is not None:
+        if not isinstance(resets, Tensor):
+            raise TypeError(f"resets must be a tensor, got {type(resets).__name__}")
+        if resets.dtype != torch.bool:
+            raise ValueError(f"resets must be bool, got {resets.dtype}")
+        if resets.shape != rows:
+            raise ValueError(f"resets must have shape {tuple(rows)}, got {tuple(resets.shape)}")
 
 
 def _check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | None) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from .cells import States
-from .functional import stack
+from .functional import check_masks, stack
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -20,6 +20,7 @@ __all__ = ["GRU", "LSTM", "RNN"]
 class _Recurrent(torch.nn.RNNBase):
     """What the three modules share; states travel as tuples."""
 
+    _kind: str
     _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
     cell_clip: float | None = None
     proj_clip: float | None = None
@@ -56,18 +57,21 @@ class _Recurrent(torch.nn.RNNBase):
             return self._run_packed(input, states, lengths, resets, reset_to_initial)
         dims = input.dim()
         if dims not in (2, 3):
-            raise ValueError(f"{type(self).__name__}: Expected input to be 2D or 3D, got {dims}D {self._instead}")
+            raise ValueError(f"{self._kind}: Expected input to be 2D or 3D, got {dims}D {self._instead}")
         batched = dims == 3
         if states is not None:
             self._check_dims(states, batched)
+        if lengths is not None or resets is not None:
+            if not batched and isinstance(lengths, Tensor) and lengths.dim() == 0:
+                lengths = lengths.unsqueeze(0)
+            check_masks(lengths, resets, input.shape[0 if self.batch_first else 1] if batched else 1, input.shape[:-1])
         if not batched:
             x = input.unsqueeze(1)
             states = None if states is None else tuple(state.unsqueeze(1) for state in states)
             resets = None if resets is None else resets.unsqueeze(1)
-            lengths = lengths.unsqueeze(0) if lengths is not None and lengths.dim() == 0 else lengths
         elif self.batch_first:
             x = input.transpose(0, 1)
-            resets = resets.transpose(0, 1) if resets is not None and resets.dim() == 2 else resets
+            resets = None if resets is None else resets.transpose(0, 1)
         else:
             x = input
         weights = [getattr(self, name) for name in self._flat_weights_names]
@@ -183,6 +187,8 @@ class LSTM(_Recurrent):
         recompute: keep no gates for backward, rebuild them there: 4*H values a row and direction less memory.
 """ + _FORWARD_DOC.format(states="(h0 [L*D, B, R], c0 [L*D, B, H])")
 
+    _kind = "LSTM"
+
     def __init__(self, *args, cell_clip: float | None = None, proj_clip: float | None = None, **kwargs) -> None:
         for name, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
             if clip is not None and not clip > 0:
@@ -252,6 +258,8 @@ class GRU(_Recurrent):
         recompute: keep no gates for backward, rebuild them there.
 """ + _FORWARD_DOC.format(states="h0 [L*D, B, H]")
 
+    _kind = "GRU"
+
     def __init__(self, *args, reset_after: bool = True, **kwargs) -> None:
         if "proj_size" in kwargs:
             raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
@@ -295,7 +303,7 @@ class RNN(_Recurrent):
         dtype: of the parameters.
         recompute: accepted as in the other modules; the cell keeps no gates anyway.
 """ + _FORWARD_DOC.format(states="h0 [L*D, B, H]")
-    _instead = "tensor instead"
+    _kind, _instead = "RNN", "tensor instead"
 
     def __init__(self, *args, **kwargs) -> None:
         if "proj_size" in kwargs:

@@ -51,7 +51,7 @@ def reference_layer(
     if isinstance(inputs, Tensor):
         inputs = (inputs,) * len(reverse)
     sizes = None if batch_sizes is None else batch_sizes.tolist()
-    clips = Clips(cell_clip, proj_clip)
+    clips = Clips(cell_clip, storage_bound(proj_clip, inputs[0].dtype))
     outputs, finals = [], []
     for d, (x, weights, backwards) in enumerate(zip(inputs, parameters, reverse, strict=True)):
         start = None if initial is None else tuple(state[d] for state in initial)
@@ -60,6 +60,11 @@ def reference_layer(
         finals.append(final)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     return output, tuple(torch.stack(states) for states in zip(*finals, strict=True))
+
+
+def storage_bound(bound: float, dtype: torch.dtype) -> float:
+    """A clip's bound as the storage type holds it: backward sees from the stored value whether the clip acted."""
+    return bound if not bound or dtype == torch.float64 else torch.tensor(bound, dtype=dtype).item()
 
 
 def _direction(

@@ -1,0 +1,170 @@
+"""The layer as torch.library operators, for tracing: torch.compile, torch.export, dispatch modes, fake and meta tensors.
+
+They run the same raw call as the eager route and carry the fakes and the autograd registration that tracing needs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _raw
+from ._config import Config, reference_gradients
+from .cells import CELLS, state_dtype
+
+
+def _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute) -> Config:
+    return Config(
+        CELLS[cell], tuple(reverse), inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
+    )
+
+
+def _options(config: Config) -> tuple:
+    """The operator's arguments that make up a Config; the inverse of _config."""
+    return (config.spec.name, list(config.reverse), *config[2:])
+
+
+@torch.library.custom_op("fastrnn::layer", mutates_args=())
+def layer_op(
+    operands: Sequence[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    batch: int,
+    cell: str,
+    reverse: Sequence[bool],
+    inputs: int,
+    has_initial: bool,
+    has_bias: bool,
+    reset_to_initial: bool,
+    cell_clip: float,
+    proj_clip: float,
+    recompute: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """output, h_n, c_n, gates, cells; the last three are empty where there are none."""
+    config = _config(
+        cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
+    )
+    result = _raw.forward(config, operands, lengths, resets, batch_sizes, batch, save)
+    empty = operands[0].new_empty
+    return (
+        result.output,
+        result.final[0],
+        result.final[1] if len(result.final) == 2 else empty(0),
+        empty(0) if result.gates is None else result.gates,
+        empty(0) if result.cells is None else result.cells,
+    )
+
+
+@layer_op.register_fake
+def _layer_fake(
+    operands, lengths, resets, batch_sizes, batch, cell, reverse, inputs, has_initial, has_bias, reset_to_initial,
+    cell_clip, proj_clip, recompute, save,
+):  # fmt: skip
+    spec, x, directions = CELLS[cell], operands[0], len(reverse)
+    weight_hh = operands[inputs + (spec.states if has_initial else 0) + 1]
+    hidden, width = weight_hh.shape[0] // spec.gates, weight_hh.shape[1]
+    rows = x.shape[0] if batch_sizes is not None else x.shape[0] * x.shape[1]
+    empty = x.new_empty
+    gates, cells = empty(0), empty(0)
+    if save and spec.saved and not recompute:
+        gates = empty((directions, rows, spec.saved * hidden))
+    if save and spec.states == 2:
+        cells = empty((directions, rows, hidden), dtype=state_dtype(x.dtype))
+    return (
+        empty((*x.shape[:-1], directions * width)),
+        empty((directions, batch, width)),
+        empty((directions, batch, hidden)) if spec.states == 2 else empty(0),
+        gates,
+        cells,
+    )
+
+
+@torch.library.custom_op("fastrnn::layer_backward", mutates_args=())
+def layer_backward_op(
+    operands: Sequence[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    batch: int,
+    cell: str,
+    reverse: Sequence[bool],
+    inputs: int,
+    has_initial: bool,
+    has_bias: bool,
+    reset_to_initial: bool,
+    cell_clip: float,
+    proj_clip: float,
+    recompute: bool,
+    output: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    d_output: Tensor | None,
+    d_h_n: Tensor | None,
+    d_c_n: Tensor | None,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of the operands that need one, in their order."""
+    config = _config(
+        cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
+    )
+    result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
+    gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
+    found = _raw.backward(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)
+    return [g for g in found if g is not None]
+
+
+@layer_backward_op.register_fake
+def _layer_backward_fake(operands, *args):
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in zip(operands, args[-1], strict=True) if need]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    operands, lengths, resets, batch_sizes, batch, *options, save = inputs
+    if not save:
+        raise RuntimeError("fastrnn::layer was called with save=False on operands that require gradients")
+    ctx.save_for_backward(*operands, lengths, resets, batch_sizes, output[0], output[3], output[4])
+    ctx.set_materialize_grads(False)
+    ctx.batch, ctx.options = batch, options
+
+
+def _backward(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
+    *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[0])
+    nothing = (None,) * (len(ctx.options) + 5)
+    if torch.is_grad_enabled():
+        config = _config(*ctx.options)
+        gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
+        return reference_gradients(config, operands, lengths, resets, batch_sizes, gradients, needs, True), *nothing
+    result = _raw.Result(output, (), gates, cells)
+    gradients = (d_output, d_h_n, d_c_n)
+    return gradients_operator(
+        _config(*ctx.options), operands, lengths, resets, batch_sizes, ctx.batch, result, gradients, needs
+    ), *nothing
+
+
+torch.library.register_autograd("fastrnn::layer", _backward, setup_context=_setup_context)
+
+
+def gradients_operator(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs):
+    """Backward through its operator; one gradient for each operand, None where it is not wanted."""
+    empty = operands[0].new_empty
+    gates = empty(0) if result.gates is None else result.gates
+    cells = empty(0) if result.cells is None else result.cells
+    d_output, d_h_n, d_c_n = (*gradients, None)[:3]
+    found = iter(
+        torch.ops.fastrnn.layer_backward(
+            operands, lengths, resets, batch_sizes, batch, *_options(config), result.output, gates, cells,
+            d_output, d_h_n, d_c_n, list(needs),
+        )
+    )  # fmt: skip
+    return [next(found) if need else None for need in needs]
+
+
+def run_operator(config, operands, lengths, resets, batch_sizes, batch, save):
+    """The layer through its operator; output and final states."""
+    output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(
+        operands, lengths, resets, batch_sizes, batch, *_options(config), save
+    )
+    return output, (h_n,) if config.spec.states == 1 else (h_n, c_n)

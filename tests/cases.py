@@ -1,0 +1,154 @@
+"""Lists that tests run over, and the random layer calls they describe. A new cell or option adds a line here, no test file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fastrnn.cells import CELLS, Parameters
+from fastrnn.reference import reference_layer
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# T, B, I, H, P: one of everything, odd ones, and some past a vector's or a block's width.
+SHAPES = ((1, 1, 1, 1, 1), (7, 3, 5, 9, 4), (5, 17, 33, 65, 31), (11, 2, 16, 32, 8))
+
+BOTH = (False, True)
+OPTIONS: dict[str, dict] = {
+    "plain": {},
+    "no_bias": dict(bias=False),
+    "no_initial": dict(initial=False),
+    "reverse": dict(reverse=(True,)),
+    "bidirectional": dict(reverse=BOTH),
+    "two_inputs": dict(reverse=BOTH, two_inputs=True),
+    "same_way_twice": dict(reverse=(False, False), two_inputs=True),
+    "lengths": dict(lengths=True),
+    "lengths_both": dict(lengths=True, reverse=BOTH),
+    "resets": dict(resets=True),
+    "resets_both": dict(resets=True, reverse=BOTH),
+    "resets_to_initial": dict(resets=True, reset_to_initial=True, reverse=BOTH),
+    "resets_no_initial": dict(resets=True, reset_to_initial=True, initial=False, reverse=BOTH),
+    "lengths_resets": dict(lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "packed": dict(packed=True),
+    "packed_both": dict(packed=True, reverse=BOTH),
+    "packed_resets": dict(packed=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "packed_lengths": dict(packed=True, lengths=True, reverse=BOTH),
+    "recompute": dict(recompute=True, lengths=True, resets=True, reverse=BOTH),
+    "recompute_packed": dict(recompute=True, packed=True, reverse=BOTH),
+    "clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH),
+    "recompute_clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH, recompute=True, resets=True),
+}
+
+
+def options_of(cell: str) -> list[str]:
+    """Names of the options that mean something for a cell."""
+    return [name for name in OPTIONS if cell.startswith("lstm") or "clip" not in name]
+
+
+@dataclass
+class Call:
+    """Arguments of fastrnn.functional.layer, with every floating tensor a leaf that requires gradients."""
+
+    cell: str
+    inputs: tuple[Tensor, ...]
+    initial: tuple[Tensor, ...] | None
+    parameters: tuple[Parameters, ...]
+    options: dict = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The floating tensors by name."""
+        named = {f"input{i}": t for i, t in enumerate(self.inputs)}
+        named.update(zip(("h0", "c0"), self.initial or (), strict=False))
+        for d, own in enumerate(self.parameters):
+            named.update({f"{name}[{d}]": t for name, t in vars(own).items() if t is not None})
+        return named
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """The same call with every floating tensor changed."""
+
+        def maybe(t):
+            return None if t is None else change(t)
+
+        return replace(
+            self,
+            inputs=tuple(map(change, self.inputs)),
+            initial=None if self.initial is None else tuple(map(change, self.initial)),
+            parameters=tuple(Parameters(**{k: maybe(t) for k, t in vars(p).items()}) for p in self.parameters),
+        )
+
+    def leaves(self, dtype: torch.dtype | None = None) -> Call:
+        """A copy with leaves that require gradients, in another dtype if given."""
+        return self.map(lambda t: t.detach().to(dtype or t.dtype).clone().requires_grad_())
+
+    def run(self, layer: Callable) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """output and final states from ``layer``."""
+        inputs = self.inputs[0] if len(self.inputs) == 1 else self.inputs
+        return layer(self.cell, inputs, self.initial, self.parameters, **self.options)
+
+    def reference(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """output and final states from the step loop."""
+        options = {k: v for k, v in self.options.items() if k != "recompute"}
+        return replace(self, options=options).run(reference_layer)
+
+
+def make_call(
+    cell: str,
+    option: str | dict = "plain",
+    shape: tuple[int, int, int, int, int] = SHAPES[1],
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Call:
+    """A random call; weights uniform in +-1/sqrt(H) as torch.nn initialises them."""
+    wanted = dict(OPTIONS[option]) if isinstance(option, str) else dict(option)
+    generator = torch.Generator().manual_seed(seed)
+    steps, batch, width_in, hidden, projection = shape
+    spec = CELLS[cell]
+    width = min(projection, hidden) if cell == "lstm_projected" else hidden
+    reverse = wanted.pop("reverse", (False,))
+    directions, bias, two = len(reverse), wanted.pop("bias", True), wanted.pop("two_inputs", False)
+
+    def uniform(*sizes: int, bound: float = 1.0) -> Tensor:
+        drawn = (torch.rand(sizes, generator=generator, dtype=torch.float64) * 2 - 1) * bound
+        return drawn.to(dtype).to(device).requires_grad_()
+
+    bound, gates = hidden**-0.5, spec.gates * hidden
+    parameters = tuple(
+        Parameters(
+            uniform(gates, width_in, bound=bound),
+            uniform(gates, width, bound=bound),
+            uniform(gates, bound=bound) if bias else None,
+            uniform(gates, bound=bound) if bias else None,
+            uniform(width, hidden, bound=bound) if cell == "lstm_projected" else None,
+        )
+        for _ in reverse
+    )
+    options: dict = dict(reverse=reverse)
+    rows: tuple[int, ...] = (steps, batch)
+    if wanted.pop("packed", False):
+        ends = torch.randint(1, steps + 1, (batch,), generator=generator)
+        ends[0] = steps
+        sizes = (ends > torch.arange(steps).unsqueeze(1)).sum(1)
+        options["batch_sizes"] = sizes
+        rows = (int(sizes.sum()),)
+    if wanted.pop("lengths", False):
+        lengths = torch.randint(0, steps + 1, (batch,), generator=generator)
+        lengths[-1], lengths[0] = 0 if batch > 1 else lengths[-1], steps
+        options["lengths"] = lengths.to(device)
+    if wanted.pop("resets", False):
+        options["resets"] = (torch.rand(rows, generator=generator) < 0.4).to(device)
+    states = (uniform(directions, batch, width), uniform(directions, batch, hidden))[: spec.states]
+    initial = states if wanted.pop("initial", True) else None
+    options.update(wanted)
+    return Call(cell, tuple(uniform(*rows, width_in) for _ in range(2 if two else 1)), initial, parameters, options)
+
+
+def weighted_sum(output: Tensor, final: tuple[Tensor, ...]) -> Tensor:
+    """A scalar that gives every element of the results another gradient."""
+    total = output.new_zeros((), dtype=torch.float64)
+    for index, t in enumerate((output, *final)):
+        weights = torch.linspace(-1, 1.3, max(t.numel(), 1), dtype=torch.float64, device=t.device)[: t.numel()]
+        total = total + (t.double() * (weights * (index + 1)).cos().reshape(t.shape)).sum()
+    return total

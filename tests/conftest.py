@@ -1,0 +1,36 @@
+"""Options and fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="device that the tests run on")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device under test."""
+    name = request.config.getoption("--device")
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(name)
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real data, named by FASTRNN_TEST_DATA."""
+    folder = os.environ.get("FASTRNN_TEST_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("FASTRNN_TEST_DATA does not name a folder of test data")
+    return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,154 @@
+"""Autograd beyond one backward: gradcheck, double backward, retain_graph, in-place changes, checkpointing, memory kept."""
+
+from __future__ import annotations
+
+import pytest
+import tolerances as tol
+import torch
+from cases import make_call, options_of, weighted_sum
+from torch.utils.checkpoint import checkpoint
+
+from fastrnn import functional
+from fastrnn.cells import CELLS, Parameters
+
+SMALL = (3, 2, 2, 3, 2)
+COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
+
+
+def as_function(call, layer=functional.layer):
+    """(function, inputs) for gradcheck: a function of all floating tensors."""
+    count, states = len(call.inputs), len(call.initial or ())
+
+    def function(*tensors):
+        initial = tuple(tensors[count : count + states]) or None
+        rest, parameters = iter(tensors[count + states :]), []
+        for own in call.parameters:
+            parameters.append(Parameters(**{k: None if v is None else next(rest) for k, v in vars(own).items()}))
+        inputs = tensors[0] if count == 1 else tuple(tensors[:count])
+        output, final = layer(call.cell, inputs, initial, tuple(parameters), **call.options)
+        return output, *final
+
+    return function, tuple(call.tensors().values())
+
+
+@pytest.mark.parametrize("cell, option", COMBINATIONS)
+def test_gradcheck(cell, option, device):
+    function, tensors = as_function(make_call(cell, option, SMALL, device=device, seed=1))
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True, **tol.GRADCHECK)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradcheck_in_full(cell, device):
+    """Every element of every Jacobian, in the hardest option."""
+    function, tensors = as_function(make_call(cell, "lengths_resets", (3, 2, 1, 2, 1), device=device, seed=1))
+    assert torch.autograd.gradcheck(function, tensors, **tol.GRADCHECK)
+
+
+@pytest.mark.parametrize("option", ["plain", "no_initial", "two_inputs", "lengths_resets", "packed_both", "recompute", "clipped"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradgradcheck(cell, option, device):
+    if option not in options_of(cell):
+        pytest.skip("the cell has no clips")
+    function, tensors = as_function(make_call(cell, option, (2, 2, 2, 2, 1), device=device, seed=1))
+    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, **tol.GRADCHECK)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_double_backward_when_operands_depend_on_each_other(cell, device):
+    """Partial gradients stay partial: the input is a function of the weights and of h0."""
+    first, second = make_call(cell, "plain", SMALL, device=device), make_call(cell, "plain", SMALL, device=device)
+    results = []
+    for call, run in ((first, lambda c: c.run(functional.layer)), (second, lambda c: c.reference())):
+        weight, h0 = call.parameters[0].weight_hh, call.initial[0]
+        scale = weight.sum() * h0.mean()
+        call.inputs = (call.inputs[0] * scale,)
+        (d_weight,) = torch.autograd.grad(weighted_sum(*run(call)), weight, create_graph=True)
+        results.append((d_weight, *torch.autograd.grad(d_weight.square().sum(), [weight, h0])))
+    for mine, true in zip(*results, strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
+
+
+def test_retain_graph(device):
+    call = make_call("lstm", "lengths_resets", device=device)
+    loss, tensors = weighted_sum(*call.run(functional.layer)), list(call.tensors().values())
+    first = torch.autograd.grad(loss, tensors, retain_graph=True)
+    second = torch.autograd.grad(loss, tensors)
+    assert all(map(torch.equal, first, second))
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        torch.autograd.grad(loss, tensors)
+
+
+@pytest.mark.parametrize("which", ["input0", "weight_hh[0]", "h0", "output", "lengths", "resets"])
+def test_change_in_place_is_an_error(which, device):
+    call = make_call("lstm", "lengths_resets", device=device)
+    output, final = call.run(functional.layer)
+    changed = {**call.tensors(), "output": output, **call.options}[which]
+    loss = weighted_sum(output, final)
+    with torch.no_grad():
+        changed.logical_not_() if which == "resets" else changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant, device):
+    call = make_call("gru", "lengths_resets", device=device)
+    function, tensors = as_function(call)
+    expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), tensors)
+    output, *final = checkpoint(function, *tensors, use_reentrant=reentrant)
+    weighted_sum(output, tuple(final)).backward()
+    assert all(torch.equal(t.grad, e) for t, e in zip(tensors, expected, strict=True))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_bytes_kept_for_backward(cell, recompute, device):
+    """The saved tensors beyond the operands are what layer's docstring says."""
+    shape = (6, 4, 3, 8, 5)
+    steps, batch, _, hidden, _ = shape
+    call = make_call(cell, dict(recompute=recompute), shape, torch.bfloat16, device)
+    operands = {t.data_ptr() for t in call.tensors().values()}
+    kept = {}
+
+    def pack(t):
+        if t.data_ptr() not in operands and t.numel():
+            kept[t.data_ptr()] = t.numel() * t.element_size()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output, _ = call.run(functional.layer)
+    spec, rows = CELLS[cell], steps * batch
+    gates = 0 if recompute else spec.saved * hidden * 2
+    cells = 4 * hidden if spec.states == 2 else 0
+    assert sum(kept.values()) == rows * (gates + cells + output.shape[-1] * 2)
+
+
+def test_gradients_reach_only_what_requires_them(device):
+    call = make_call("lstm", "plain", device=device)
+    call.parameters[0].weight_hh.requires_grad_(False)
+    weighted_sum(*call.run(functional.layer)).backward()
+    assert call.parameters[0].weight_hh.grad is None and call.parameters[0].weight_ih.grad is not None
+    for t in call.tensors().values():
+        t.requires_grad_(False)
+    assert not call.run(functional.layer)[0].requires_grad
+
+
+def test_no_gradient_through_a_reset(device):
+    """Before a reset nothing depends on what comes after it, and the other way round."""
+    call = make_call("gru", dict(resets=True), device=device)
+    call.options["resets"][:] = False
+    call.options["resets"][3] = True
+    output, _ = call.run(functional.layer)
+    d_input, d_h0 = torch.autograd.grad(output[3:].sum(), [call.inputs[0], call.initial[0]])
+    assert (d_input[:3] == 0).all() and (d_h0 == 0).all() and (d_input[3:] != 0).any()
+
+
+def test_batched_gradients(device):
+    """is_grads_batched runs backward under vmap, where the kernels cannot."""
+    call = make_call("gru", "lengths_resets", SMALL, device=device)
+    output, _ = call.run(functional.layer)
+    vectors = torch.randn(3, *output.shape, dtype=torch.float64, device=device)
+    (batched,) = torch.autograd.grad(output, call.inputs, vectors, is_grads_batched=True, retain_graph=True)
+    for vector, found in zip(vectors, batched, strict=True):
+        (expected,) = torch.autograd.grad(output, call.inputs, vector, retain_graph=True)
+        tol.assert_close(found, expected, tol.SAME_FLOAT64)

@@ -1,0 +1,231 @@
+"""fastrnn.functional.layer against the step loop in float64: every cell, option, type and shape, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import tolerances as tol
+import torch
+from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
+
+from fastrnn import _raw, functional
+from fastrnn.cells import CELLS
+
+COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
+SEVERAL = [(cell, option) for cell, option in COMBINATIONS if option in ("lengths_resets", "packed_resets", "recompute")]
+
+
+def check(call, dtype, steps, terms, wanted=None):
+    """Results and gradients of a call against the float64 loop on the same values."""
+    # Where a clip or relu has its kink, rounding decides which gradient is the right one: there the truth rounds h as the
+    # kernels do. Everywhere else it is float64.
+    kinked = dtype.itemsize == 2 and (call.cell == "rnn_relu" or "cell_clip" in call.options)
+    truth = call.leaves(dtype if kinked else torch.float64)
+    true_output, true_final = truth.reference()
+    output, final = call.run(functional.layer)
+    assert output.dtype == dtype and output.is_contiguous()
+    bound = tol.forward(dtype, steps, terms)
+    tol.assert_close(output, true_output, bound, "output")
+    for name, state, true_state in zip(("h_n", "c_n"), final, true_final, strict=False):
+        assert state.dtype == dtype
+        tol.assert_close(state, true_state, bound, name)
+    with torch.no_grad():
+        again, _ = call.run(functional.layer)
+    assert torch.equal(again, output), "inference and training give different results"
+    tensors, true_tensors = call.tensors(), truth.tensors()
+    names = list(tensors) if wanted is None else wanted
+    found = torch.autograd.grad(
+        weighted_sum(output, final), [tensors[n] for n in names], allow_unused=True, materialize_grads=True
+    )
+    expected = torch.autograd.grad(
+        weighted_sum(true_output, true_final), [true_tensors[n] for n in names], allow_unused=True, materialize_grads=True
+    )
+    for name, mine, true in zip(names, found, expected, strict=True):
+        assert mine.dtype == dtype
+        tol.assert_close(mine, true, tol.gradient(dtype, steps, terms), f"gradient of {name}", relative=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cell, option", COMBINATIONS)
+def test_every_cell_option_and_type(cell, option, dtype, device):
+    shape = SHAPES[1]
+    check(make_call(cell, option, shape, dtype, device), dtype, shape[0], shape[2] + shape[3] + 2)
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s != SHAPES[1]], ids=str)
+@pytest.mark.parametrize("cell, option", COMBINATIONS)
+def test_every_cell_option_and_shape(cell, option, shape, device):
+    check(make_call(cell, option, shape, torch.float32, device), torch.float32, shape[0], shape[2] + shape[3] + 2)
+
+
+@pytest.mark.parametrize("cell, option", SEVERAL + [(cell, "resets_to_initial") for cell in CELLS])
+def test_backward_in_ranges(cell, option, device, monkeypatch):
+    """Ranges of a few steps give what one range gives."""
+    shape = (9, 4, 5, 9, 4)
+    monkeypatch.setattr(_raw, "RANGE_BYTES", 8 * 3 * shape[1] * 70)
+    check(make_call(cell, option, shape, torch.float64, device), torch.float64, shape[0], shape[2] + shape[3] + 2)
+
+
+def test_ranges_are_many_and_cover_all_rows(monkeypatch):
+    call = make_call("lstm", "packed", (9, 4, 5, 9, 4))
+    seen = []
+    original = _raw._Backward._ranges
+    monkeypatch.setattr(_raw._Backward, "_ranges", lambda self, most: seen.append(original(self, 9)) or seen[-1])
+    torch.autograd.grad(weighted_sum(*call.run(functional.layer)), call.inputs[0])
+    ranges = seen[-1]
+    assert len(ranges) > 2 and ranges[0][0] == ranges[0][2] == 0
+    assert ranges[-1][1] == 9 and ranges[-1][3] == call.inputs[0].shape[0]
+    for before, after in zip(ranges, ranges[1:], strict=False):
+        assert before[1] == after[0] and before[3] == after[2]
+        assert before[3] - before[2] <= 9 or before[1] - before[0] == 1
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_only_wanted_gradients(cell, device):
+    """Each gradient is right also when it is the only one wanted."""
+    shape = (4, 3, 2, 3, 2)
+    for name in make_call(cell, "lengths_resets", shape).tensors():
+        call = make_call(cell, "lengths_resets", shape, torch.float64, device)
+        for other, t in call.tensors().items():
+            t.requires_grad_(other == name)
+        check(call, torch.float64, shape[0], 7, [name])
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_gradient_of_one_result_alone(part, device):
+    """Undefined gradients of the other results count as zero."""
+    call = make_call("lstm", "lengths_resets", device=device)
+    truth = call.leaves()
+    pick = lambda results: weighted_sum((results[0], *results[1])[part], ())  # noqa: E731
+    found = torch.autograd.grad(pick(call.run(functional.layer)), list(call.tensors().values()))
+    expected = torch.autograd.grad(
+        pick(truth.reference()), list(truth.tensors().values()), allow_unused=True, materialize_grads=True
+    )
+    for mine, true in zip(found, expected, strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
+
+
+STRIDED = {
+    "batch_first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "every_other_feature": lambda t: torch.stack([t, t + 9], -1).flatten(-2)[..., ::2],
+    "slice_of_features": lambda t: torch.nn.functional.pad(t, (3, 2), value=9.0)[..., 3:-2],
+    "every_other_step": lambda t: torch.stack([t, t + 9], 1).flatten(0, 1)[::2],
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+@pytest.mark.parametrize("option", ["lengths_resets", "packed_both"])
+@pytest.mark.parametrize("cell", ["lstm_projected", "gru"])
+def test_strided_operands(cell, option, view, device):
+    """Inputs, states and weights are read as they lie."""
+    call = make_call(cell, option, device=device)
+
+    def restride(t):
+        return STRIDED[view](t) if t.dim() > 1 else torch.stack([t, t + 9], 1).flatten()[::2]
+
+    strided = call.map(restride)
+    output, final = strided.run(functional.layer)
+    expected, expected_final = call.run(functional.layer)
+    assert torch.equal(output, expected) and all(map(torch.equal, final, expected_final))
+    tensors = list(call.tensors().values())
+    found = torch.autograd.grad(weighted_sum(output, final), tensors)
+    for mine, true in zip(found, torch.autograd.grad(weighted_sum(expected, expected_final), tensors), strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
+
+
+def test_expanded_operands(device):
+    """Stride 0: one input row for the whole batch, one bias value, one initial state, and an expanded gradient."""
+    call = make_call("lstm", "plain", device=device)
+    row = call.inputs[0][:, :1].detach().requires_grad_()
+    h0 = call.initial[0][:, :1].detach().requires_grad_()
+    batch = call.inputs[0].shape[1]
+    expanded = (row.expand(-1, batch, -1), (h0.expand(-1, batch, -1), call.initial[1]))
+    full = (row.repeat(1, batch, 1), (h0.repeat(1, batch, 1), call.initial[1]))
+    results = [functional.layer("lstm", x, states, call.parameters)[0] for x, states in (expanded, full)]
+    assert torch.equal(*results)
+    found, expected = (torch.autograd.grad(r.sum(), [row, h0]) for r in results)
+    for a, b in zip(found, expected, strict=True):
+        tol.assert_close(a, b, tol.SAME_FLOAT64, relative=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5, 4, 2), (4, 0, 5, 4, 2), (0, 0, 5, 4, 2), (4, 3, 0, 4, 2)], ids=str)
+@pytest.mark.parametrize("option", ["bidirectional", "lengths_resets"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_nothing_to_do(cell, option, shape, device):
+    """T, B or I of 0: results have their shapes, final states are the initial ones for T = 0, gradients exist."""
+    wanted = dict(OPTIONS[option])
+    lengths = wanted.pop("lengths", False)
+    call = make_call(cell, wanted, shape, device=device)
+    if lengths:
+        call.options["lengths"] = torch.zeros(shape[1], dtype=torch.int64, device=device)
+    output, final = call.run(functional.layer)
+    assert output.shape == (shape[0], shape[1], 2 * call.initial[0].shape[2])
+    if shape[0] == 0 or lengths:
+        assert all(map(torch.equal, final, call.initial))
+    found = torch.autograd.grad(weighted_sum(output, final), list(call.tensors().values()), allow_unused=True)
+    assert all(g is None or g.shape == t.shape for g, t in zip(found, call.tensors().values(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_bit_for_bit(cell, dtype, device):
+    """The same from run to run, for any number of threads, and for a row alone or in any batch."""
+    call = make_call(cell, "lengths_resets", (6, 21, 19, 37, 11), dtype, device)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 2):
+            torch.set_num_threads(count)
+            output, final = call.run(functional.layer)
+            gradients = torch.autograd.grad(weighted_sum(output, final), call.initial)
+            results.append((output, *final, *gradients))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+    for rows in (slice(3, 4), slice(5, 12)):
+        output, final = functional.layer(
+            cell, call.inputs[0][:, rows], tuple(s[:, rows] for s in call.initial), call.parameters, reverse=BOTH,
+            lengths=call.options["lengths"][rows], resets=call.options["resets"][:, rows], reset_to_initial=True,
+        )  # fmt: skip
+        assert torch.equal(output, results[0][0][:, rows])
+        assert all(torch.equal(s, full[:, rows]) for s, full in zip(final, results[0][1:], strict=False))
+
+
+def test_padding_is_not_read_forward(device):
+    """Values beyond a row's length do not reach any result."""
+    call = make_call("gru", "lengths_both", device=device)
+    beyond = torch.arange(7, device=device).unsqueeze(1) >= call.options["lengths"]
+    spoiled = call.map(lambda t: t)
+    spoiled.inputs = (call.inputs[0].masked_fill(beyond.unsqueeze(-1), float("nan")),)
+    output, final = spoiled.run(functional.layer)
+    expected, expected_final = call.run(functional.layer)
+    assert torch.equal(output, expected) and torch.equal(final[0], expected_final[0])
+    assert (output[beyond] == 0).all()
+
+
+def test_inference_memory_does_not_grow_with_gates():
+    """Under no_grad a call allocates its results and nothing for backward."""
+    result = {}
+    call = make_call("lstm", "bidirectional")
+    original = _raw.forward
+
+    def spy(*args, **kwargs):
+        result["kept"] = original(*args, **kwargs)
+        return result["kept"]
+
+    _raw.forward = spy
+    try:
+        with torch.no_grad():
+            call.run(functional.layer)
+        assert result["kept"].gates is None and result["kept"].cells is None
+        call.run(functional.layer)
+        assert result["kept"].gates is not None and result["kept"].cells is not None
+    finally:
+        _raw.forward = original
+
+
+def test_lengths_of_int32_and_on_the_wrong_side(device):
+    call = make_call("gru", "lengths", device=device)
+    expected = call.run(functional.layer)[0]
+    call.options["lengths"] = call.options["lengths"].int()
+    assert torch.equal(call.run(functional.layer)[0], expected)

@@ -1,0 +1,329 @@
+"""fastrnn.LSTM, GRU and RNN beside torch.nn's: constructor options, layouts, packing, dropout, state, autocast."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import tolerances as tol
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils import parametrizations
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+import fastrnn
+
+KINDS = ("LSTM", "GRU", "RNN")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def pair(kind, *args, **kwargs):
+    """The torch.nn module and ours with the same weights."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="dropout option adds dropout")
+        theirs = getattr(torch.nn, kind)(*args, **kwargs)
+        ours = getattr(fastrnn, kind)(*args, **kwargs)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def flat(results):
+    output, states = results
+    output = output.data if isinstance(output, torch.nn.utils.rnn.PackedSequence) else output
+    return [output, *(states if isinstance(states, tuple) else (states,))]
+
+
+def assert_same(ours, theirs, bound=tol.SAME_FLOAT64):
+    for name, a, b in zip(("output", "h_n", "c_n"), flat(ours), flat(theirs), strict=False):
+        assert a.dtype == b.dtype
+        tol.assert_close(a, b, bound, name)
+
+
+def states_for(module, batch, dtype=torch.float64):
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    h0 = torch.randn(count, *batch, module.proj_size or module.hidden_size, dtype=dtype)
+    return (h0, torch.randn(count, *batch, module.hidden_size, dtype=dtype)) if module.mode == "LSTM" else h0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_equals_torch_over_constructor_options(data):
+    draw = data.draw
+    kind = draw(st.sampled_from(KINDS))
+    hidden = draw(st.integers(1, 9))
+    options = dict(
+        num_layers=draw(st.integers(1, 3)),
+        bias=draw(st.booleans()),
+        batch_first=draw(st.booleans()),
+        bidirectional=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        dtype=torch.float64,
+    )
+    if kind == "RNN":
+        options["nonlinearity"] = draw(st.sampled_from(["tanh", "relu"]))
+    if kind == "LSTM" and hidden > 1:
+        options["proj_size"] = draw(st.integers(0, hidden - 1))
+    theirs, ours = pair(kind, draw(st.integers(1, 5)), hidden, **options)
+    training = draw(st.booleans())
+    theirs.train(training), ours.train(training)
+    steps, batch = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    layout = draw(st.sampled_from(["padded", "unbatched", "packed"]))
+    if layout == "unbatched":
+        x, batch_dims = torch.randn(steps, ours.input_size, dtype=torch.float64), ()
+    else:
+        x, batch_dims = torch.randn(steps, batch, ours.input_size, dtype=torch.float64), (batch,)
+        x = x.transpose(0, 1).contiguous() if ours.batch_first else x
+    x.requires_grad_()
+    given = x
+    if layout == "packed":
+        lengths = draw(st.lists(st.integers(1, steps), min_size=batch, max_size=batch))
+        given = pack_padded_sequence(x, torch.tensor(lengths), batch_first=ours.batch_first, enforce_sorted=False)
+    hx = states_for(ours, batch_dims) if draw(st.booleans()) else None
+    results, gradients = [], []
+    for module in (ours, theirs):
+        torch.manual_seed(5)
+        results.append(module(given, hx))
+        loss = sum(t.square().sum() for t in flat(results[-1]))
+        leaves = [x, *module.parameters()]
+        gradients.append(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True, retain_graph=True))
+    assert_same(*results)
+    assert results[0][0].data.stride() == results[1][0].data.stride() or layout == "unbatched"
+    for a, b in zip(*gradients, strict=True):
+        tol.assert_close(a, b, tol.SAME_FLOAT64, "gradient", relative=True)
+
+
+@each_kind
+def test_lengths_equal_packing(kind):
+    """lengths give what pack_padded_sequence gives, without sorting, also with two layers and both directions."""
+    theirs, ours = pair(kind, 3, 5, num_layers=2, bidirectional=True, batch_first=True, dtype=torch.float64)
+    x, lengths = torch.randn(4, 6, 3, dtype=torch.float64), torch.tensor([2, 6, 1, 4])
+    packed, their_states = theirs(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    padded = pad_packed_sequence(packed, batch_first=True)[0]
+    assert_same(ours(x, lengths=lengths), (padded, their_states))
+
+
+@each_kind
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_resets_equal_separate_calls(kind, batch_first):
+    module = getattr(fastrnn, kind)(3, 5, num_layers=2, batch_first=batch_first, dtype=torch.float64)
+    x = torch.randn(6, 2, 3, dtype=torch.float64)
+    hx = states_for(module, (2,))
+    resets = torch.zeros(6, 2, dtype=torch.bool)
+    resets[4] = True
+    lay = (lambda t: t.transpose(0, 1)) if batch_first else (lambda t: t)
+    for to_initial in (False, True):
+        output, states = module(lay(x), hx, resets=lay(resets), reset_to_initial=to_initial)
+        first, _ = module(lay(x[:4]), hx)
+        second, second_states = module(lay(x[4:]), hx if to_initial else None)
+        expected = torch.cat([lay(first), lay(second)])
+        assert_same((lay(output), states), (expected, second_states))
+
+
+@each_kind
+def test_unbatched_extras(kind):
+    module = getattr(fastrnn, kind)(3, 5, bidirectional=True, dtype=torch.float64)
+    x, resets = torch.randn(6, 3, dtype=torch.float64), torch.rand(6) < 0.4
+    output, states = module(x, lengths=torch.tensor(4), resets=resets)
+    batched, batched_states = module(x.unsqueeze(1), lengths=torch.tensor([4]), resets=resets.unsqueeze(1))
+    assert torch.equal(output, batched.squeeze(1))
+    assert all(torch.equal(a, b.squeeze(1)) for a, b in zip(flat((output, states)), flat((batched, batched_states)), strict=True))
+
+
+@each_kind
+@pytest.mark.parametrize("sort", [True, False])
+def test_packed_sequence_comes_back_packed(kind, sort):
+    theirs, ours = pair(kind, 3, 5, bidirectional=True)
+    lengths = (5, 4, 4, 1) if sort else (4, 1, 5, 4)
+    packed = pack_sequence([torch.randn(n, 3) for n in lengths], enforce_sorted=sort)
+    hx = states_for(ours, (4,), torch.float32)
+    mine, other = ours(packed, hx), theirs(packed, hx)
+    assert_same(mine, other, tol.SAME_FLOAT32)
+    assert type(mine[0]) is type(other[0])
+    for a, b in zip(mine[0][1:], other[0][1:], strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_packed_with_resets():
+    module = fastrnn.GRU(3, 4, dtype=torch.float64)
+    sequences = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 3)]
+    packed = pack_sequence(sequences)
+    resets = pack_sequence([torch.tensor([0, 0, 1, 0, 0]).bool(), torch.tensor([0, 1, 0]).bool()]).data
+    output = pad_packed_sequence(module(packed, resets=resets)[0])[0]
+    tol.assert_close(output[2:, 0], module(sequences[0][2:])[0], tol.SAME_FLOAT64)
+    tol.assert_close(output[1:3, 1], module(sequences[1][1:])[0], tol.SAME_FLOAT64)
+
+
+@each_kind
+def test_dropout_is_torchs_and_repeats(kind):
+    theirs, ours = pair(kind, 3, 5, num_layers=3, dropout=0.4, dtype=torch.float64)
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    results = []
+    for module in (ours, ours, theirs):
+        torch.manual_seed(11)
+        results.append(module(x))
+    assert torch.equal(results[0][0], results[1][0])
+    assert_same(results[0], results[2])
+    assert not torch.equal(ours(x)[0], results[0][0])
+    ours.eval()
+    assert torch.equal(ours(x)[0], ours(x)[0])
+
+
+@each_kind
+def test_state_travels_both_ways(kind):
+    theirs, ours = pair(kind, 3, 5, num_layers=2, bidirectional=True)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    x = torch.randn(4, 2, 3)
+    expected = ours(x)[0]
+    saved = io.BytesIO()
+    torch.save(ours, saved)
+    saved.seek(0)
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), torch.load(saved, weights_only=False)):
+        assert torch.equal(twin(x)[0], expected)
+        assert len(twin.all_weights) == 4
+        with torch.no_grad():
+            twin.weight_hh_l0.add_(1)
+        assert not torch.equal(twin(x)[0], expected)
+
+
+@each_kind
+def test_same_seed_same_weights(kind):
+    torch.manual_seed(3)
+    ours = getattr(fastrnn, kind)(3, 5, 2)
+    torch.manual_seed(3)
+    theirs = getattr(torch.nn, kind)(3, 5, 2)
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+
+
+def test_repr():
+    assert repr(fastrnn.LSTM(3, 5, 2, proj_size=2, bidirectional=True)) == repr(
+        torch.nn.LSTM(3, 5, 2, proj_size=2, bidirectional=True)
+    )
+    assert repr(fastrnn.LSTM(3, 5, proj_size=2, cell_clip=3.0, proj_clip=2.0, recompute=True)) == (
+        "LSTM(3, 5, proj_size=2, recompute=True, cell_clip=3.0, proj_clip=2.0)"
+    )
+    assert repr(fastrnn.GRU(3, 5, reset_after=False)) == "GRU(3, 5, reset_after=False)"
+    assert repr(fastrnn.RNN(3, 5, nonlinearity="relu")) == repr(torch.nn.RNN(3, 5, nonlinearity="relu"))
+
+
+def test_weights_in_use_are_the_attributes():
+    """Tied, frozen, replaced, parametrized and weight-normed parameters are what a call uses, with no flattening."""
+    x = torch.randn(4, 2, 5)
+    tied = fastrnn.GRU(5, 5, num_layers=2)
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        setattr(tied, f"{name}_l1", getattr(tied, f"{name}_l0"))
+    tied(x)[0].sum().backward()
+    assert len(list(tied.parameters())) == 4 and tied.weight_ih_l0.grad is not None
+    plain = fastrnn.GRU(5, 5, num_layers=2)
+    plain.load_state_dict(tied.state_dict())
+    assert torch.equal(tied(x)[0], plain(x)[0])
+
+    frozen = fastrnn.LSTM(5, 4)
+    frozen.weight_ih_l0.requires_grad_(False)
+    frozen(x)[0].sum().backward()
+    assert frozen.weight_ih_l0.grad is None and frozen.weight_hh_l0.grad is not None
+
+    replaced = fastrnn.LSTM(5, 4)
+    before = replaced(x)[0]
+    replaced.weight_hh_l0 = torch.nn.Parameter(torch.zeros_like(replaced.weight_hh_l0))
+    assert not torch.equal(replaced(x)[0], before)
+    assert replaced._flat_weights[1] is replaced.weight_hh_l0
+
+    for norm in (parametrizations.weight_norm, old_weight_norm, parametrizations.spectral_norm):
+        theirs, ours = pair("LSTM", 5, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.manual_seed(1)
+            norm(theirs, "weight_hh_l0")
+            torch.manual_seed(1)
+            norm(ours, "weight_hh_l0")
+        ours.eval(), theirs.eval()
+        tol.assert_close(ours(x)[0], theirs(x)[0], tol.SAME_FLOAT32, norm.__name__)
+        ours(x)[0].sum().backward()
+        assert all(p.grad is not None for p in ours.parameters())
+
+
+@each_kind
+def test_gradients_in_evaluation(kind):
+    module = getattr(fastrnn, kind)(3, 4).eval()
+    x = torch.randn(5, 2, 3, requires_grad=True)
+    module(x)[0].sum().backward()
+    assert x.grad is not None and module.weight_hh_l0.grad is not None
+
+
+@each_kind
+@pytest.mark.parametrize("given_states", [False, True])
+def test_autocast(kind, given_states):
+    theirs, ours = pair(kind, 3, 5, num_layers=2)
+    x, hx = torch.randn(4, 2, 3), states_for(ours, (2,), torch.float32) if given_states else None
+    results = []
+    for module in (ours, theirs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results.append(module(x, hx))
+        sum(t.float().sum() for t in flat(results[-1])).backward()
+        assert module.weight_hh_l0.grad.dtype == torch.float32
+    bound = 2 * 2 * tol.forward(torch.bfloat16, 4, 13)  # both err, over two layers
+    for a, b in zip(flat(results[0]), flat(results[1]), strict=True):
+        assert a.dtype == torch.bfloat16  # torch.nn.GRU on a CPU alone returns float32 here
+        tol.assert_close(a, b, bound)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        assert ours(x)[0].dtype == torch.float32
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_dtypes(kind, dtype):
+    module = getattr(fastrnn, kind)(3, 5, bidirectional=True).to(dtype)
+    output, states = module(torch.randn(4, 2, 3, dtype=dtype))
+    assert all(t.dtype == dtype for t in flat((output, states)))
+
+
+def test_extras_change_the_numbers():
+    x = torch.randn(6, 2, 3) * 3
+    for extra in (dict(cell_clip=0.1), dict(proj_clip=0.01)):
+        torch.manual_seed(0)
+        clipped = fastrnn.LSTM(3, 6, proj_size=2, **extra)
+        torch.manual_seed(0)
+        plain = fastrnn.LSTM(3, 6, proj_size=2)
+        assert not torch.allclose(clipped(x)[0], plain(x)[0])
+    torch.manual_seed(0)
+    before = fastrnn.GRU(3, 6, reset_after=False)
+    torch.manual_seed(0)
+    after = fastrnn.GRU(3, 6)
+    assert not torch.allclose(before(x)[0], after(x)[0])
+
+
+@each_kind
+def test_batch_of_zero(kind):
+    theirs, ours = pair(kind, 3, 5, num_layers=2, bidirectional=True)
+    x = torch.randn(4, 0, 3, requires_grad=True)
+    assert_same(ours(x), theirs(x))
+    ours(x)[0].sum().backward()
+    assert x.grad.shape == x.shape
+
+
+@each_kind
+def test_stateless_functions(kind):
+    module = getattr(fastrnn, kind)(3, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=0.3)
+    x, hx = torch.randn(4, 6, 3), states_for(module, (4,), torch.float32)
+    function = getattr(fastrnn.functional, kind.lower())
+    options = dict(num_layers=2, bidirectional=True, batch_first=True, dropout=0.3, training=True)
+    options.update(lengths=torch.tensor([1, 6, 0, 3]), resets=torch.rand(4, 6) < 0.3)
+    torch.manual_seed(2)
+    found = function(x, hx, list(module.parameters()), **options)
+    torch.manual_seed(2)
+    expected = module(x, hx, lengths=options["lengths"], resets=options["resets"])
+    assert all(map(torch.equal, flat(found), flat(expected)))
+
+
+def test_flatten_parameters_is_harmless():
+    module = fastrnn.LSTM(3, 5)
+    addresses = [p.data_ptr() for p in module.parameters()]
+    module.flatten_parameters()
+    assert [p.data_ptr() for p in module.parameters()] == addresses

@@ -1,0 +1,230 @@
+"""The choice of the route: fake, meta, dual, batched, negated and subclass tensors never reach the raw call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tolerances as tol
+import torch
+from cases import OPTIONS, make_call, weighted_sum
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastrnn
+from fastrnn import _raw, _routes, functional
+from fastrnn.cells import CELLS
+
+
+@pytest.fixture
+def raw(monkeypatch):
+    """Calls of the raw route by name; every tensor that reaches it must be ordinary and have memory."""
+    calls = []
+
+    def watch(name):
+        original = getattr(_raw, name)
+
+        def watched(config, operands, *args):
+            for t in operands:
+                assert type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg()
+                assert t.numel() == 0 or t.data_ptr(), "a tensor without memory reached the raw route"
+                assert not torch._C._functorch.is_functorch_wrapped_tensor(t)
+                assert forward_ad._current_level < 0 or forward_ad.unpack_dual(t).tangent is None
+            calls.append(name)
+            return original(config, operands, *args)
+
+        monkeypatch.setattr(_raw, name, watched)
+
+    watch("forward")
+    watch("backward")
+    return calls
+
+
+def shapes(results):
+    output, final = results
+    return [tuple(t.shape) for t in (output, *final)]
+
+
+@pytest.mark.parametrize("option", ["plain", "lengths_resets", "packed_both"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_meta(cell, option, raw):
+    call = make_call(cell, option)
+    expected = shapes(call.run(functional.layer))
+    raw.clear()
+    meta = call.map(lambda t: t.detach().to("meta").requires_grad_())
+    meta.options = {k: v.to("meta") if k in ("lengths", "resets") else v for k, v in call.options.items()}
+    output, final = meta.run(functional.layer)
+    assert shapes((output, final)) == expected and output.is_meta
+    (output.sum() + sum(f.sum() for f in final)).backward()
+    assert all(t.grad is not None and t.grad.shape == t.shape for t in meta.tensors().values())
+    assert raw == []
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside_mode", "outside_mode"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_fake(cell, inside, raw):
+    call = make_call(cell, "lengths_resets")
+    expected = shapes(call.run(functional.layer))
+    raw.clear()
+    mode = FakeTensorMode()
+    fake = call.map(lambda t: mode.from_tensor(t))
+    fake.options = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in call.options.items()}
+    if inside:
+        with mode:
+            results = fake.run(functional.layer)
+    else:
+        results = fake.run(functional.layer)
+    assert isinstance(results[0], FakeTensor) and shapes(results) == expected
+    assert raw == []
+
+
+def test_fake_mode_over_real_module(raw):
+    module = fastrnn.LSTM(3, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        output, _ = module(torch.randn(5, 2, 3))
+    assert isinstance(output, FakeTensor) and output.shape == (5, 2, 4) and raw == []
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_dual(cell, raw):
+    """Forward-mode AD keeps its tangents: checked against the gradient of the reference."""
+    call = make_call(cell, "lengths_resets")
+    x = call.inputs[0].detach()
+    tangent = torch.randn_like(x)
+    plain = call.map(lambda t: t.detach())
+    with forward_ad.dual_level():
+        plain.inputs = (forward_ad.make_dual(x, tangent),)
+        found = forward_ad.unpack_dual(plain.run(functional.layer)[0]).tangent
+    assert found is not None and raw == []
+    output, _ = call.reference()
+    weights = torch.randn_like(output)
+    (gradient,) = torch.autograd.grad(output, call.inputs, weights)
+    left, right = (found * weights).sum(), (gradient * tangent).sum()
+    tol.assert_close(left, right, tol.SAME_FLOAT64 * x.numel())
+
+
+def test_dual_weight(raw):
+    call = make_call("gru", "plain").map(lambda t: t.detach())
+    with forward_ad.dual_level():
+        w = call.parameters[0].weight_hh
+        call.parameters = (replace(call.parameters[0], weight_hh=forward_ad.make_dual(w, torch.ones_like(w))),)
+        assert forward_ad.unpack_dual(call.run(functional.layer)[0]).tangent is not None
+    assert raw == []
+
+
+def test_functorch_wrapped(raw):
+    call = make_call("lstm", "plain").map(lambda t: t.detach())
+    torch.vmap(lambda w: replace(call, parameters=(replace(call.parameters[0], weight_hh=w),)).run(functional.layer)[0])(
+        torch.stack([call.parameters[0].weight_hh] * 2)
+    )
+    assert raw == []
+
+
+def test_dispatch_mode_sees_the_operators(raw):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    call = make_call("lstm", "lengths_resets")
+    expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), list(call.tensors().values()))
+    raw.clear()
+    with Watch():
+        found = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), list(call.tensors().values()))
+    assert "fastrnn.layer.default" in seen and "fastrnn.layer_backward.default" in seen
+    assert all(map(torch.equal, found, expected))
+    # The mode around backward only:
+    loss = weighted_sum(*call.run(functional.layer))
+    seen.clear()
+    with Watch():
+        again = torch.autograd.grad(loss, list(call.tensors().values()))
+    assert "fastrnn.layer_backward.default" in seen and all(map(torch.equal, again, expected))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory of its own around a real one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        unwrap = lambda t: t.inner if isinstance(t, Wrapped) else t  # noqa: E731
+        args, kwargs = torch.utils._pytree.tree_map(unwrap, (args, kwargs or {}))
+        out = func(*args, **kwargs)
+        return torch.utils._pytree.tree_map(lambda t: Wrapped(t) if isinstance(t, torch.Tensor) else t, out)
+
+
+def test_subclass_reaches_the_operator_unwrapped(raw):
+    call = make_call("gru", "resets_both").map(lambda t: t.detach())
+    expected, _ = call.run(functional.layer)
+    wrapped = replace(call, inputs=(Wrapped(call.inputs[0]),))
+    output, _ = wrapped.run(functional.layer)
+    assert isinstance(output, Wrapped) and torch.equal(output.inner, expected)
+
+
+def test_negated_view(raw):
+    """The imaginary part of a conjugate is a view with a negative bit: its memory has the other sign."""
+    call = make_call("gru", "plain").map(lambda t: t.detach())
+    lazy = torch.complex(torch.zeros_like(call.inputs[0]), -call.inputs[0]).conj().imag
+    assert lazy.is_neg()
+    assert torch.equal(replace(call, inputs=(lazy,)).run(functional.layer)[0], call.run(functional.layer)[0])
+    assert torch.equal(lazy, call.inputs[0])
+
+
+def test_negated_gradient(raw):
+    call = make_call("gru", "plain")
+    output, _ = call.run(functional.layer)
+    g = torch.randn_like(output)
+    lazy = torch.complex(torch.zeros_like(g), -g).conj().imag
+    assert lazy.is_neg()
+    found = torch.autograd.grad(output, call.inputs, lazy, retain_graph=True)
+    assert torch.equal(found[0], torch.autograd.grad(output, call.inputs, g)[0])
+
+
+def test_eager_calls_take_the_short_way(raw, monkeypatch):
+    def never(*args):
+        raise AssertionError("an eager call went through an operator")
+
+    monkeypatch.setattr(_routes, "run_operator", never)
+    monkeypatch.setattr(_routes, "gradients_operator", never)
+    call = make_call("lstm", "lengths_resets")
+    weighted_sum(*call.run(functional.layer)).backward()
+    with torch.inference_mode():
+        call.run(functional.layer)
+    assert raw == ["forward", "backward", "forward"]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_operator_route_gives_the_same_bits(option, monkeypatch):
+    call = make_call("lstm_projected", option)
+    tensors = list(call.tensors().values())
+    expected = call.run(functional.layer)
+    gradients = torch.autograd.grad(weighted_sum(*expected), tensors)
+    monkeypatch.setattr(_routes, "_observed", lambda: True)
+    found = call.run(functional.layer)
+    assert torch.equal(found[0], expected[0]) and all(map(torch.equal, found[1], expected[1]))
+    assert all(map(torch.equal, torch.autograd.grad(weighted_sum(*found), tensors), gradients))
+
+
+def test_double_backward_through_the_operator(monkeypatch):
+    from test_autograd import as_function
+
+    monkeypatch.setattr(_routes, "_observed", lambda: True)
+    function, tensors = as_function(make_call("lstm", "lengths_resets", (2, 2, 2, 2, 1)))
+    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, **tol.GRADCHECK)
+
+
+def test_jit_trace(raw):
+    module = fastrnn.GRU(3, 4).eval()
+    x = torch.randn(5, 2, 3)
+    traced = torch.jit.trace(module, x)
+    assert "fastrnn::layer" in str(traced.inlined_graph)
+    assert torch.equal(traced(x)[0], module(x)[0])
