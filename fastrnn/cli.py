@@ -10,6 +10,7 @@ import click
 # name: (module:attribute, help in one line)
 COMMANDS = {
     "bench": ("fastrnn.benchmarks.command:bench", "Time fastrnn beside torch.nn and others on this machine."),
+    "embed": ("fastrnn.bilm.embed_command:embed", "Write ELMo vectors of a text file to an hdf5 file."),
     "vocab": ("fastrnn.bilm.commands:vocab", "Make a vocabulary of text files."),
     "train-bilm": ("fastrnn.bilm.commands:train_bilm", "Train a biLM on text, or go on where training stopped."),
     "eval-bilm": ("fastrnn.bilm.commands:eval_bilm", "Perplexity of text under a trained biLM."),

@@ -125,8 +125,6 @@ def contextualize_in_chunks(
                 **clips,
             )
 
-        if current is None:
-            current = model.zero_state(sequences[0].read(0, 0).shape[1])[index]
         for ranges in pieces(steps, chunk_length):
             x = tuple(sequence.read(*span) for sequence, span in zip(sequences, ranges, strict=True))
             if lengths is None:
@@ -136,7 +134,8 @@ def contextualize_in_chunks(
                 outputs, states = [], []
                 for d, (start, stop) in enumerate(ranges):
                     within = (lengths - start).clamp(0, stop - start)
-                    output, final = run((x[d],), (d,), tuple(value[d : d + 1] for value in current), within)
+                    start_state = None if current is None else tuple(value[d : d + 1] for value in current)
+                    output, final = run((x[d],), (d,), start_state, within)
                     outputs.append(output)
                     states.append(final)
                 current = tuple(torch.cat(values) for values in zip(*states, strict=True))

@@ -186,7 +186,7 @@ def load(
     return model
 
 
-# bilm-tf leaves a projection out where the sizes on its sides are equal; AllenNLP has one always, so we write an identity.
+# Where the sizes on both sides are equal bilm-tf has no projection and AllenNLP always one: we write it an identity.
 
 
 def _has_token_projection(file: _Weights, options: BiLMOptions) -> bool:

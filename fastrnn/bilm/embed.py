@@ -1,0 +1,266 @@
+"""Embedding of text: sentences to arrays of ELMo vectors, in batches by length and in bounded memory.
+
+`Embedder.iterate` is the API for programs; `fastrnn embed` (embed_command.py) writes the same arrays to a file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .cache import TokenVectors
+from .characters import BOS, EOS
+from .chunks import InFile, InMemory, contextualize_in_chunks
+from .elmo import CarriedState, tokens_of
+from .model import BiLanguageModel
+
+TOKENS_PER_BATCH = 4096
+CHUNK_LENGTH = 1024
+STATEFUL_BATCH = 64  # of AllenNLP's elmo command
+_REMEMBERED = 65536  # distinct tokens whose vectors are kept: 128 MiB of the released models' float32 vectors
+_WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length
+
+Emit = Callable[[int, int, np.ndarray], None]  # (place among the kept layers, first token, rows [n, 2P])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of the L + 1 layers to keep: all of them, or a sum with these weights.
+
+    Attributes:
+        weights: one a layer, or None: all layers, one beside the other.
+    """
+
+    weights: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, kind: str | Sequence[float], layers: int) -> Selection:
+        """From "all", "top", "average" or the weights of a sum, for a biLM of ``layers`` recurrent layers."""
+        if kind == "all":
+            return cls()
+        if kind == "top":
+            return cls((0.0,) * layers + (1.0,))
+        if kind == "average":
+            return cls((1 / (layers + 1),) * (layers + 1))
+        if isinstance(kind, str) or len(kind) != layers + 1:
+            raise ValueError(f"layers must be 'all', 'top', 'average' or {layers + 1} weights, got {kind!r}")
+        return cls(tuple(float(weight) for weight in kind))
+
+    def shape(self, tokens: int, layers: int, width: int) -> tuple[int, ...]:
+        """Of a sentence's array: (L + 1, N, 2P), or (N, 2P) of a sum."""
+        return (layers + 1, tokens, width) if self.weights is None else (tokens, width)
+
+    def apply(self, token: Tensor, layers: Sequence[Tensor]) -> Tensor:
+        """The kept layers [K, T, B, 2P], or their sum [T, B, 2P]."""
+        twice = torch.cat([token, token], dim=-1)
+        if self.weights is None:
+            return torch.stack([twice, *layers])
+        kept = [(w, layer) for w, layer in zip(self.weights, [twice, *layers], strict=True) if w]
+        return sum((layer * w if w != 1 else layer for w, layer in kept), start=torch.zeros((), dtype=token.dtype))
+
+
+def plan(lengths: Sequence[int], tokens_per_batch: int, chunk_length: int) -> list[list[int]]:
+    """Batches of sentence numbers, longest sentences first, so that memory suffices from the first batch on or never.
+
+    Args:
+        lengths: tokens of each sentence; those without any appear in no batch.
+        tokens_per_batch: most positions of a batch, padding and sentence marks included.
+        chunk_length: sentences with more positions than this stand alone, and so run in pieces.
+    """
+    batches: list[list[int]] = []
+    room = 0
+    for number in sorted((n for n, length in enumerate(lengths) if length), key=lambda n: -lengths[n]):
+        steps = lengths[number] + 2
+        if room <= 0 or steps > chunk_length:
+            batches.append([])
+            room = 0 if steps > chunk_length else max(1, tokens_per_batch // steps)
+        batches[-1].append(number)
+        room -= 1
+    return batches
+
+
+class Embedder:
+    """Makes arrays of ELMo vectors from sentences.
+
+    Every sentence starts from a zero state, so its vectors depend on nothing but the sentence; with ``stateful`` the
+    state of each batch row is carried over as in the original, and batches are ``batch_size`` sentences in the given
+    order.
+
+    Args:
+        bilm: the language model; it is only read.
+        layers: "all", "top", "average", or L + 1 weights, used as they stand.
+        stateful: carry the state.
+        tokens_per_batch: most positions of a batch (stateless).
+        batch_size: sentences of a batch (stateful).
+        chunk_length: longer sentences run in pieces of this many positions, exactly. A sentence in pieces keeps 2P
+            values a position (4P more for a sum of layers) in temporary files and needs memory for one piece only.
+        vocabulary: words of a word model, or tokens whose vectors are to be made beforehand.
+        directory: where temporary files go; None: the system's place.
+    """
+
+    def __init__(
+        self,
+        bilm: BiLanguageModel,
+        layers: str | Sequence[float] = "all",
+        *,
+        stateful: bool = False,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        batch_size: int = STATEFUL_BATCH,
+        chunk_length: int = CHUNK_LENGTH,
+        vocabulary: Iterable[str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        if min(tokens_per_batch, batch_size, chunk_length) < 1:
+            raise ValueError("tokens_per_batch, batch_size and chunk_length must be positive")
+        self.bilm = bilm
+        self.selection = Selection.of(layers, bilm.options.layers)
+        self.stateful = stateful
+        self.tokens_per_batch = tokens_per_batch
+        self.batch_size = batch_size
+        self.chunk_length = chunk_length
+        self.directory = directory or Path(tempfile.gettempdir())
+        self.carried = CarriedState()
+        words = list(vocabulary or ())
+        reads_words = bilm.options.characters is None
+        self.token_vectors = None if reads_words else TokenVectors(bilm.encoder, words, _REMEMBERED)
+        self.word_ids = {word: place + 1 for place, word in enumerate(words)} if reads_words else None
+
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        """Of the array of a sentence of ``tokens`` tokens."""
+        return self.selection.shape(tokens, self.bilm.options.layers, 2 * self.bilm.width)
+
+    def plan(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Batches for sentences of these lengths."""
+        if self.stateful:
+            numbers = range(len(lengths))
+            return [list(numbers[at : at + self.batch_size]) for at in range(0, len(lengths), self.batch_size)]
+        return plan(lengths, self.tokens_per_batch, self.chunk_length)
+
+    def iterate(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
+        """One array a sentence, in order: [L + 1, N, 2P], or [N, 2P] of a sum of layers; N = 0 for an empty sentence.
+
+        Reads ahead only as far as it needs to form batches of like length, so ``sentences`` may be endless.
+        """
+        window: list[Sequence[str]] = []
+        tokens = 0
+        for sentence in sentences:
+            window.append(sentence)
+            tokens += len(sentence) + 2
+            if len(window) >= self.batch_size if self.stateful else tokens >= _WINDOW * self.tokens_per_batch:
+                yield from self._embed_window(window)
+                window, tokens = [], 0
+        yield from self._embed_window(window)
+
+    def _embed_window(self, window: list[Sequence[str]]) -> list[np.ndarray]:
+        arrays = [np.empty(self.shape(len(sentence)), np.float32) for sentence in window]
+        for batch in self.plan([len(sentence) for sentence in window]):
+
+            def emit(place: int, layer: int, start: int, rows: np.ndarray, batch=batch) -> None:
+                array = arrays[batch[place]]
+                (array if self.selection.weights else array[layer])[start : start + len(rows)] = rows
+
+            self.embed([window[number] for number in batch], emit)
+        return arrays
+
+    @torch.no_grad()
+    def embed(self, sentences: Sequence[Sequence[str]], emit: Callable[[int, int, int, np.ndarray], None]) -> None:
+        """Embed one batch.
+
+        Args:
+            sentences: B sentences.
+            emit: receives the results: (place in the batch, layer, first token, float32 rows [n, 2P]); layer is 0 for a
+                sum of layers.
+        """
+        steps = max(map(len, sentences), default=0) + 2
+        if steps > self.chunk_length and len(sentences) == 1:
+            self._embed_in_pieces(sentences[0], lambda *result: emit(0, *result))
+            return
+        token, lengths = tokens_of(self.bilm, sentences, self.token_vectors, self.word_ids)
+        state = self.carried.take(self.bilm, len(sentences), carry=True) if self.stateful else None
+        if steps <= self.chunk_length:
+            layers, state = self.bilm.contextualize(token, state, lengths=lengths)
+        else:
+            layers = [token.new_empty(*token.shape[:2], 2 * self.bilm.width) for _ in range(self.bilm.options.layers)]
+
+            def keep(index: int, start: int, stop: int, rows: Tensor) -> None:
+                layers[index - 1][start:stop] = rows
+
+            copies = (InMemory(token.clone()), InMemory(token.clone()))
+            state = contextualize_in_chunks(
+                self.bilm, copies, steps, self.chunk_length, keep, state=state, lengths=lengths
+            )
+        if self.stateful:
+            self.carried.put(state)
+        kept = self.selection.apply(token, layers).float().cpu().numpy()
+        for place, sentence in enumerate(sentences):
+            rows = kept[..., 1 : len(sentence) + 1, place, :]
+            for layer, part in enumerate(rows if self.selection.weights is None else (rows,)):
+                emit(place, layer, 0, part)
+
+    def _embed_in_pieces(self, sentence: Sequence[str], emit: Emit) -> None:
+        """One long sentence, through temporary files; memory for one piece only."""
+        model, weights = self.bilm, self.selection.weights
+        steps, width = len(sentence) + 2, model.width
+        like = model.forward_layers[0].weight_hh
+
+        def cut(layer: int, start: int, rows: Tensor) -> None:
+            """Pass on what are no sentence marks."""
+            rows = rows[max(0, 1 - start) : steps - 1 - start, 0]
+            if len(rows):
+                emit(layer, max(start - 1, 0), rows.float().cpu().numpy())
+
+        with ExitStack() as stack:
+
+            def in_file(columns: int) -> InFile:
+                return stack.enter_context(closing(InFile(steps, columns, like.dtype, like.device, self.directory)))
+
+            sequences = in_file(width), in_file(width)
+            total = in_file(2 * width) if weights is not None and any(weights[:-1]) else None
+            for start in range(0, steps, self.chunk_length):
+                stop = min(start + self.chunk_length, steps)
+                tokens = [_marked(sentence, place) for place in range(start, stop)]
+                rows = self._vectors(tokens)[:, None]
+                for sequence in sequences:
+                    sequence.write(start, rows)
+                if weights is None:
+                    cut(0, start, torch.cat([rows, rows], dim=-1))
+                elif total is not None:
+                    total.write(start, torch.cat([rows, rows], dim=-1) * weights[0])
+
+            def keep(index: int, start: int, stop: int, rows: Tensor) -> None:
+                if weights is None:
+                    cut(index, start, rows)
+                    return
+                rows = rows * weights[index] if weights[index] != 1 else rows
+                if total is not None:
+                    rows = total.read(start, stop) + rows
+                if index == len(weights) - 1:
+                    cut(0, start, rows)
+                elif total is not None:
+                    total.write(start, rows)
+
+            state = self.carried.take(model, 1, carry=True) if self.stateful else None
+            state = contextualize_in_chunks(model, sequences, steps, self.chunk_length, keep, state=state)
+            if self.stateful:
+                self.carried.put(state)
+
+    def _vectors(self, tokens: list[str]) -> Tensor:
+        """Token vectors [N, P], without sentence marks of their own."""
+        distinct = list(dict.fromkeys(tokens))
+        places = {token: place for place, token in enumerate(distinct)}
+        vectors, _ = tokens_of(self.bilm, [distinct], self.token_vectors, self.word_ids)
+        return vectors[1:-1, 0][torch.tensor([places[token] for token in tokens], device=vectors.device)]
+
+
+def _marked(sentence: Sequence[str], place: int) -> str:
+    """The token at ``place`` of a sentence with its marks."""
+    if place == 0:
+        return BOS
+    return sentence[place - 1] if place <= len(sentence) else EOS

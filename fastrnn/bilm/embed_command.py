@@ -1,0 +1,236 @@
+"""``fastrnn embed``: ELMo vectors of a text file into an hdf5 file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from .embed import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
+
+_SECONDS_BETWEEN_CHECKPOINTS = 10
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _Layers(click.ParamType):
+    """Weights of a sum of layers: "w0,w1,w2"."""
+
+    name = "w0,w1,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            weights = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers", param, ctx)
+        if not all(map(math.isfinite, weights)):
+            self.fail(f"{value!r} must be finite", param, ctx)
+        return weights
+
+
+@click.command("embed")
+@click.argument("sentences", type=_FILE)
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--options", type=_FILE, help="options.json of the original's two files.")
+@click.option("--weights", type=_FILE, required=True, help="The hdf5 weights, or a .safetensors file of fastrnn alone.")
+@click.option("--vocabulary", type=_FILE, help="Word models: the words, one a line.")
+@click.option("--all", "kind", flag_value="all", default=True, help="All layers, (L+1, tokens, 2P). The default.")
+@click.option("--top", "kind", flag_value="top", help="The top layer, (tokens, 2P).")
+@click.option("--average", "kind", flag_value="average", help="The average of all layers, (tokens, 2P).")
+@click.option("--mix", type=_Layers(), help="A sum of the layers with these weights, used as they stand.")
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
+@click.option(
+    "--stateful/--stateless",
+    default=False,
+    help="Default: stateless. Every sentence starts from a zero state, so the same sentence gives the same vectors "
+    "wherever it stands in the file, and sentences can be batched by length. --stateful carries the state of each "
+    "batch row on to the next batch, in file order, as the original programs do, and gives their numbers.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=STATEFUL_BATCH,
+    show_default=True,
+    help="Sentences in a batch, with --stateful; the numbers depend on it.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=TOKENS_PER_BATCH,
+    show_default=True,
+    help="Most tokens in a batch, padding included, when stateless; bounds the memory.",
+)
+@click.option(
+    "--chunk-length",
+    type=click.IntRange(min=1),
+    default=CHUNK_LENGTH,
+    show_default=True,
+    help="Longer sentences run in pieces of this many tokens; the vectors are the same.",
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--compute", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
+    help="Type of weights and activations.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace an existing output, finished or not.")
+def embed(sentences: Path, output: Path, **settings) -> None:
+    """Write ELMo vectors of SENTENCES to OUTPUT (hdf5).
+
+    SENTENCES has one sentence a line, tokens split on blanks. OUTPUT has a dataset for each line, named by its number
+    from 0; a blank line gives an array of no tokens. "sentence_to_index" holds a JSON object from sentences to keys, as
+    AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is given again.
+    """
+    from .files import WeightsError
+
+    if settings.pop("overwrite"):
+        for ending in ("", ".partial", ".progress"):
+            output.with_name(output.name + ending).unlink(missing_ok=True)
+    if output.exists():
+        raise click.ClickException(f"{output} exists; remove it or pass --overwrite")
+    if not output.parent.is_dir():
+        raise click.ClickException(f"{output.parent} is not a directory")
+    if settings["mix"] is not None:
+        if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--mix goes with none of --all, --top, --average")
+        settings["kind"] = settings["mix"]
+    try:
+        _run(sentences, output, settings)
+    except WeightsError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{output}: {error.strerror or error}. What is done is kept: make room and give the same command again"
+        ) from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines without their ends; bytes that are no UTF-8 become lone surrogates, which have no characters in ELMo."""
+    text = path.read_bytes().decode("utf-8", "surrogateescape")
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.strip() for line in lines]
+
+
+def _model(settings: dict):
+    from . import native, official
+
+    if settings["weights"].suffix == ".safetensors":
+        return native.load(settings["weights"])
+    if settings["options"] is None:
+        raise click.UsageError("--options is needed: the options.json that belongs to the weights")
+    return official.load(settings["options"], settings["weights"])
+
+
+def _fingerprint(sentences: Path, settings: dict) -> str:
+    """Of the text, the weights and everything in the settings that changes the numbers or their order."""
+    digest = hashlib.sha256()
+    for path in (sentences, settings["weights"], settings["options"], settings["vocabulary"]):
+        if path is not None:
+            inner = hashlib.sha256()
+            with open(path, "rb") as file:
+                while block := file.read(1 << 20):
+                    inner.update(block)
+            digest.update(inner.digest())
+    names = ("kind", "dtype", "stateful", "batch_size", "tokens", "chunk_length", "compute")
+    digest.update(json.dumps({name: settings[name] for name in names}).encode())
+    return digest.hexdigest()
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _run(sentences: Path, output: Path, settings: dict) -> None:
+    import numpy as np
+    import torch
+
+    from .embed import Embedder
+    from .embedding_file import EmbeddingFile
+
+    device = torch.device(settings["device"])
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
+    lines = read_lines(sentences)
+    tokens = [line.split() for line in lines]
+    model = _model(settings).to(device=device, dtype=getattr(torch, settings["compute"])).requires_grad_(False)
+    words = None if settings["vocabulary"] is None else read_lines(settings["vocabulary"])
+    try:
+        embedder = Embedder(
+            model,
+            settings["kind"],
+            stateful=settings["stateful"],
+            tokens_per_batch=settings["tokens"],
+            batch_size=settings["batch_size"],
+            chunk_length=settings["chunk_length"],
+            vocabulary=words,
+            directory=output.parent,
+        )
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    shapes = [embedder.shape(len(sentence)) for sentence in tokens]
+    size = sum(map(math.prod, shapes)) * np.dtype(settings["dtype"]).itemsize
+    click.echo(
+        f"{len(lines):,} sentences ({sum(not s for s in tokens):,} blank), {sum(map(len, tokens)):,} tokens; "
+        f"{output}: {_bytes(size)}"
+    )
+    keys = {line: str(number) for number, line in enumerate(lines)}
+    with EmbeddingFile(output, shapes, settings["dtype"], keys, _fingerprint(sentences, settings)) as file:
+        batches = embedder.plan([len(sentence) for sentence in tokens])
+        if file.done:
+            click.echo(f"going on after {file.done:,} of {len(batches):,} batches")
+            file.restore(embedder.carried, device)
+        _embed_batches(embedder, file, tokens, batches)
+        file.finish()
+
+
+def _embed_batches(embedder, file, tokens: Sequence[Sequence[str]], batches: list[list[int]]) -> None:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("tokens"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    counts = [sum(len(tokens[number]) for number in batch) for batch in batches]
+    done, begin = file.done, time.monotonic()
+    saved, checkpoint = done, begin
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=sum(counts), completed=sum(counts[:done]), speed="")
+        try:
+            for batch in batches[done:]:
+                embedder.embed(
+                    [tokens[number] for number in batch],
+                    lambda place, layer, start, rows, batch=batch: file.write(batch[place], layer, start, rows),
+                )
+                done += 1
+                now = time.monotonic()
+                speed = sum(counts[file.done : done]) / max(now - begin, 1e-9)
+                bar.update(task, completed=sum(counts[:done]), speed=f"{speed:,.0f} tokens/s")
+                if now - checkpoint > _SECONDS_BETWEEN_CHECKPOINTS:
+                    file.checkpoint(done, embedder.carried)
+                    saved, checkpoint = done, now
+        except KeyboardInterrupt:
+            if done > saved and not embedder.stateful:  # the carried state may be that of the batch being written
+                file.checkpoint(done)
+            raise

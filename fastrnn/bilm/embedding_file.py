@@ -1,0 +1,158 @@
+"""The hdf5 file of embeddings: one dataset a sentence, named by its number, written so that a kill never breaks it.
+
+All shapes are known before the work, so the file is laid out first, every dataset at its final place and the disk space
+taken; the arrays then go to their places through ordinary writes, and the hdf5 structure is never touched again. Beside
+it a small file says how many batches are done. The file gets its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .elmo import CarriedState
+from .files import WeightsError, replacing, reserve, write_all
+
+
+class EmbeddingFile:
+    """A file of embeddings under way; a context manager.
+
+    Args:
+        path: the file to be; while under way it is ``path.partial``, with ``path.progress`` beside it.
+        shapes: of every sentence's array.
+        dtype: numpy's "float32" or "float16".
+        sentence_to_index: what AllenNLP's command stored under this name: sentence text -> key.
+        fingerprint: of everything that determines the contents; an unfinished file of another fingerprint is refused.
+
+    Attributes:
+        done: batches finished by an earlier run.
+        state: the carried state at that point.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: str,
+        sentence_to_index: Mapping[str, str],
+        fingerprint: str,
+    ) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+        self.progress = path.with_name(path.name + ".progress")
+        self.shapes = shapes
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.fingerprint = fingerprint
+        self.done = 0
+        self.state: dict[str, torch.Tensor] = {}
+        if self.partial.exists() and self.progress.exists():
+            self._resume()
+        else:
+            self._lay_out(sentence_to_index)
+            self.checkpoint(0)
+        self._offsets = self._find_offsets()
+        self._file = open(self.partial, "r+b", buffering=0)  # noqa: SIM115
+
+    def __enter__(self) -> EmbeddingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _lay_out(self, sentence_to_index: Mapping[str, str]) -> None:
+        import h5py
+
+        creating = self.path.with_name(self.path.name + ".creating")  # one name, so that leftovers are overwritten
+        try:
+            with open(creating, "wb") as raw:  # a disk without room is met here, and not inside the hdf5 library
+                reserve(raw.fileno(), sum(map(math.prod, self.shapes)) * self.dtype.itemsize)
+            with h5py.File(creating, "w") as file:
+                file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
+                file["sentence_to_index"][0] = json.dumps(sentence_to_index)
+                layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                layout.set_layout(h5py.h5d.CONTIGUOUS)
+                layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the place in the file is fixed now
+                layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                kind = h5py.h5t.py_create(self.dtype)
+                for number, shape in enumerate(self.shapes):
+                    h5py.h5d.create(file.id, str(number).encode(), kind, h5py.h5s.create_simple(shape), layout)
+            with open(creating, "r+b") as raw:
+                reserve(raw.fileno(), creating.stat().st_size)
+                os.fsync(raw.fileno())
+            os.replace(creating, self.partial)
+        finally:
+            creating.unlink(missing_ok=True)
+
+    def _resume(self) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.progress, framework="pt") as file:
+                head = dict(file.metadata() or {})
+                self.state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise WeightsError(f"{self.progress}: not a progress file: {error}") from error
+        if head.get("fingerprint") != self.fingerprint:
+            raise WeightsError(
+                f"{self.partial} is unfinished and made from other text, weights or settings; "
+                f"finish it with those, or pass --overwrite"
+            )
+        self.done = int(head["done"])
+
+    def _find_offsets(self) -> np.ndarray:
+        """Place in the file of each sentence's array; -1 where it is empty."""
+        import h5py
+
+        try:
+            with h5py.File(self.partial, "r") as file:
+                found = [
+                    h5py.h5d.open(file.id, str(number).encode()).get_offset() for number in range(len(self.shapes))
+                ]
+        except (OSError, KeyError) as error:
+            raise WeightsError(f"{self.partial}: damaged: {error}; remove it to start again") from error
+        return np.array([-1 if offset is None else offset for offset in found], np.int64)
+
+    def write(self, number: int, layer: int, start: int, rows: np.ndarray) -> None:
+        """Put rows [n, 2P] of one layer of a sentence's array into their place."""
+        if not rows.size:
+            return
+        shape = self.shapes[number]
+        position = (layer * shape[-2] + start) * shape[-1]
+        self._file.seek(self._offsets[number] + position * self.dtype.itemsize)
+        write_all(self._file, np.ascontiguousarray(rows, self.dtype))
+
+    def checkpoint(self, done: int, carried: CarriedState | None = None) -> None:
+        """Record that ``done`` batches are on the disk."""
+        from safetensors.torch import save_file
+
+        if hasattr(self, "_file"):
+            os.fsync(self._file.fileno())
+        tensors = {}
+        if carried is not None:
+            for state in carried.rows.values():
+                for index, values in enumerate(state):
+                    tensors |= {f"{index}.{place}": value.contiguous().cpu() for place, value in enumerate(values)}
+        with replacing(self.progress) as temporary:
+            save_file(tensors, temporary, metadata={"fingerprint": self.fingerprint, "done": str(done)})
+
+    def restore(self, carried: CarriedState, device: torch.device) -> None:
+        """Put the recorded state back."""
+        if self.state:
+            layers = 1 + max(int(name.split(".")[0]) for name in self.state)
+            kinds = len(self.state) // layers
+            carried.rows[device] = tuple(
+                tuple(self.state[f"{index}.{place}"].to(device) for place in range(kinds)) for index in range(layers)
+            )
+
+    def finish(self) -> None:
+        """Give the complete file its name."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self.partial, self.path)
+        self.progress.unlink(missing_ok=True)
