@@ -1,0 +1,185 @@
+// One spelling per device word: everything a kernel does beyond plain C++ goes through the fr:: functions below. This file
+// holds their CUDA body; compiled by another compiler it includes the host body, emulation/device.h, with which the same
+// kernels run on fibers. No asm, no __shared__, no threadIdx outside this file and launch.cuh.
+//
+// FR_TARGET is the inner namespace (gpu or host), so that both builds of a kernel can live in one binary.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../cells/cell.h"
+
+#if defined(__CUDACC__)
+#define FR_DEVICE __device__ __forceinline__
+#define FR_TARGET gpu
+#else
+#define FR_DEVICE inline
+#define FR_TARGET host
+#include "../emulation/device.h"
+#endif
+
+#if defined(__CUDACC__)
+namespace fr::FR_TARGET {
+
+// ---- where am I ----------------------------------------------------------------------------------------------------------
+FR_DEVICE int thread_index() { return threadIdx.x; }
+FR_DEVICE int block_threads() { return blockDim.x; }
+FR_DEVICE int block_x() { return blockIdx.x; }
+FR_DEVICE int block_y() { return blockIdx.y; }
+FR_DEVICE int block_z() { return blockIdx.z; }
+FR_DEVICE int grid_x() { return gridDim.x; }
+
+// ---- memory --------------------------------------------------------------------------------------------------------------
+// `bytes` at `offset` of the block's shared memory (the emulation checks them against the launched size).
+FR_DEVICE unsigned char* shared_memory(size_t offset, size_t) {
+  extern __shared__ __align__(128) unsigned char fr_shared_memory[];
+  return fr_shared_memory + offset;
+}
+FR_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+FR_DEVICE void store_release(unsigned* p, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+FR_DEVICE unsigned load_acquire(const unsigned* p) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+
+// Polls ready() until it is true.
+template <class Ready>
+FR_DEVICE void wait_until(Ready ready) {
+  while (!ready()) {
+  }
+}
+
+FR_DEVICE void expect(bool, const char*) {}  // checked in emulation
+
+// ---- barriers and exchange -----------------------------------------------------------------------------------------------
+FR_DEVICE void block_sync() { __syncthreads(); }
+FR_DEVICE void warp_sync() { __syncwarp(); }
+FR_DEVICE float warp_shuffle(float value, int from) { return __shfl_sync(0xFFFFFFFFu, value, from); }
+
+// ---- asynchronous copies -------------------------------------------------------------------------------------------------
+// 16 bytes from global to shared memory, both aligned to 16; bytes from `valid` on become zero and are not read.
+FR_DEVICE void copy_async(void* shared, const void* global, int valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid)
+               : "memory");
+}
+FR_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kLeft of the newest committed groups of this thread are still under way.
+template <int kLeft>
+FR_DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// ---- tensor cores --------------------------------------------------------------------------------------------------------
+// ldmatrix.x4: lane i names row i % 8 (16 bytes) of matrix i / 8; lane i gets word i % 4 of row i / 4 of each.
+FR_DEVICE void load_matrix_x4(uint32_t (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FR_DEVICE void mma_bf16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+FR_DEVICE void mma_fp16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+FR_DEVICE void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Nearest TF32 (10 bits of mantissa), ties away from zero.
+FR_DEVICE uint32_t round_to_tf32(uint32_t bits) {
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
+}
+
+// ---- storage types -------------------------------------------------------------------------------------------------------
+FR_DEVICE float bits_to_float(uint32_t bits) { return __uint_as_float(bits); }
+FR_DEVICE uint16_t float_to_bf16_bits(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+FR_DEVICE float fp16_bits_to_float(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+FR_DEVICE uint16_t float_to_fp16_bits(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+}  // namespace fr::FR_TARGET
+#endif
+
+namespace fr::FR_TARGET {
+
+struct BFloat16 { uint16_t bits; };
+struct Float16 { uint16_t bits; };
+
+FR_DEVICE float to_state(float value) { return value; }
+FR_DEVICE double to_state(double value) { return value; }
+FR_DEVICE float to_state(BFloat16 value) { return bits_to_float(static_cast<uint32_t>(value.bits) << 16); }
+FR_DEVICE float to_state(Float16 value) { return fp16_bits_to_float(value.bits); }
+
+FR_DEVICE void set(float& to, float value) { to = value; }
+FR_DEVICE void set(double& to, double value) { to = value; }
+FR_DEVICE void set(BFloat16& to, float value) { to.bits = float_to_bf16_bits(value); }
+FR_DEVICE void set(Float16& to, float value) { to.bits = float_to_fp16_bits(value); }
+
+// The scalar that the cells (cells/*.h) are instantiated with: one unit of one row on one thread. A type of its own, so that
+// the cells' functions over it are never merged with another backend's.
+template <class T>
+struct Scalar {
+  T value;
+  Scalar() = default;
+  FR_HD explicit Scalar(T v) : value(v) {}
+  FR_HD explicit Scalar(int v) : value(static_cast<T>(v)) {}
+  FR_HD friend Scalar operator+(Scalar a, Scalar b) { return Scalar(a.value + b.value); }
+  FR_HD friend Scalar operator-(Scalar a, Scalar b) { return Scalar(a.value - b.value); }
+  FR_HD friend Scalar operator*(Scalar a, Scalar b) { return Scalar(a.value * b.value); }
+};
+
+FR_HD float exponential(float x) { return expf(x); }
+FR_HD double exponential(double x) { return exp(x); }
+FR_HD float hyperbolic_tangent(float x) { return tanhf(x); }
+FR_HD double hyperbolic_tangent(double x) { return tanh(x); }
+
+template <class T>
+FR_HD Scalar<T> fr_sigmoid(Scalar<T> x) {
+  return Scalar<T>(T(1) / (T(1) + exponential(-x.value)));
+}
+template <class T>
+FR_HD Scalar<T> fr_tanh(Scalar<T> x) {
+  return Scalar<T>(hyperbolic_tangent(x.value));
+}
+template <class T>
+FR_HD Scalar<T> fr_max(Scalar<T> a, Scalar<T> b) {
+  return a.value > b.value ? a : b;
+}
+template <class T>
+FR_HD Scalar<T> fr_min(Scalar<T> a, Scalar<T> b) {
+  return a.value < b.value ? a : b;
+}
+template <class T>
+FR_HD Scalar<T> fr_if_less(Scalar<T> a, Scalar<T> b, Scalar<T> yes, Scalar<T> no) {
+  return a.value < b.value ? yes : no;
+}
+
+}  // namespace fr::FR_TARGET

@@ -1,0 +1,445 @@
+// See step.h.
+#include "step.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../cells/gru.h"
+#include "../cells/lstm.h"
+#include "../cells/rnn.h"
+
+namespace fr {
+
+CellTraits cell_traits(Cell cell) {
+  switch (cell) {
+#define FR_CELL(name, Type)                                                                                    \
+  case Cell::name:                                                                                             \
+    return {Type::kGates, Type::kFirstGates, Type::kStates, Type::kSaved, Type::kProducts, Type::kSplitGate,   \
+            Type::kReadsHidden};
+#include "../cells/cells.inc"
+#undef FR_CELL
+  }
+  throw std::invalid_argument("cell: no such code: " + std::to_string(static_cast<int>(cell)));
+}
+
+Math math_of(Type type, bool tf32) {
+  switch (type) {
+    case Type::kFloat32: return tf32 ? Math::kTf32 : Math::kFloat32;
+    case Type::kFloat64: return Math::kFloat64;
+    case Type::kBFloat16: return Math::kBFloat16;
+    case Type::kFloat16: return Math::kFloat16;
+  }
+  throw std::invalid_argument("type: no such code: " + std::to_string(static_cast<int>(type)));
+}
+
+namespace {
+
+constexpr int64_t kRowBytes = 128, kStages = 2, kPad = 4;  // as in tile.cuh and step.cuh
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t table_bytes(const StepTile& tile) { return 2 * 8 * 32 * tile.row_warps; }
+
+}  // namespace
+
+int64_t step_shared_bytes(const StepTile& tile, int gates, Type type) {
+  const int64_t units = 16 * tile.unit_warps, rows = 32 * tile.row_warps;
+  const int64_t stages = kStages * tile.depth_warps * (gates * units + rows) * kRowBytes;
+  const int64_t partial = tile.depth_warps * gates * rows * (units + kPad) * state_bytes(type);
+  return table_bytes(tile) + std::max(stages, partial);
+}
+
+StepTile step_tile(int gates, Type type, int64_t depth_bytes, int64_t rows, int64_t shared_limit) {
+  StepTile tile;
+  const int64_t slices = divide_up(depth_bytes, kRowBytes);
+  tile.depth_warps = slices >= 8 ? 4 : slices >= 2 ? 2 : 1;  // of the depth alone: see StepTile
+  const auto fits = [&](int unit_warps, int row_warps) {
+    StepTile wider = tile;
+    wider.unit_warps = unit_warps, wider.row_warps = row_warps;
+    return wider.threads() <= 256 && step_shared_bytes(wider, gates, type) <= shared_limit;
+  };
+  while (rows > 32 * tile.row_warps && tile.row_warps < 4 && fits(tile.unit_warps, 2 * tile.row_warps)) tile.row_warps *= 2;
+  if (rows > 64 && fits(2, tile.row_warps)) tile.unit_warps = 2;  // fewer reads of the operand; small batches want more blocks
+  return tile;
+}
+
+namespace {
+
+// Hands out pieces of the caller's scratch memory; with a null base it only counts.
+class Workspace {
+ public:
+  explicit Workspace(void* base) : base_(static_cast<char*>(base)) {}
+  void* take(int64_t bytes) {
+    void* piece = base_ ? base_ + used_ : nullptr;
+    used_ += divide_up(bytes, 256) * 256;
+    return piece;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+// Time, sizes and types shared by forward and backward.
+struct Layout {
+  const Shape& shape;
+  CellTraits cell;
+  int64_t element, state, width;
+
+  explicit Layout(const Shape& s)
+      : shape(s), cell(cell_traits(s.cell)), element(storage_bytes(s.type)), state(state_bytes(s.type)), width(s.width()) {}
+
+  int64_t batch_at(int64_t t) const {
+    if (t < 0 || t >= shape.steps) return 0;
+    return shape.batch_sizes ? shape.batch_sizes[t] : shape.batch;
+  }
+  int64_t first_row(int64_t t) const { return shape.step_offset ? shape.step_offset[t] : t * shape.batch; }
+  int64_t rows_between(int64_t first, int64_t last) const {
+    return last > first ? first_row(last - 1) + batch_at(last - 1) - first_row(first) : 0;
+  }
+  // Elements a row so that every row starts 16-byte aligned.
+  int64_t padded(int64_t columns) const { return divide_up(columns * element, 16) * 16 / element; }
+
+  // The rows of step t; `origin`: the step whose first row is the buffer's first.
+  Matrix at(const Rows& rows, int64_t bytes, int64_t t, int64_t origin = 0) const {
+    if (!rows.data || t < 0 || t >= shape.steps) return {};
+    const int64_t offset = shape.step_offset ? (shape.step_offset[t] - shape.step_offset[origin]) * rows.row_stride
+                                             : (t - origin) * rows.step_stride;
+    return {static_cast<char*>(rows.data) + offset * bytes, rows.row_stride};
+  }
+  StepRows step(int64_t t) const {
+    StepRows rows;
+    if (t < 0 || t >= shape.steps) return rows;
+    rows.step = t;
+    rows.rows = batch_at(t), rows.rows_after = batch_at(t + 1);
+    if (shape.resets) {
+      rows.resets = shape.resets + first_row(t);
+      rows.resets_after = t + 1 < shape.steps ? shape.resets + first_row(t + 1) : nullptr;
+    }
+    return rows;
+  }
+  const void* column(const void* matrix, int64_t columns, int64_t bytes) const {
+    return matrix ? static_cast<const char*>(matrix) + columns * bytes : nullptr;
+  }
+  bool copies(const void* data, int64_t row_stride) const {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * element % 16 == 0;
+  }
+  StepParams params(const Options& options) const {
+    StepParams p{};
+    p.cell = shape.cell;
+    p.hidden = shape.hidden, p.width = width;
+    p.lengths = shape.lengths;
+    p.cell_clip = options.cell_clip, p.proj_clip = options.proj_clip;
+    p.reset_to_initial = options.reset_to_initial;
+    return p;
+  }
+};
+
+struct Launcher {
+  const Layout& layout;
+  Math math;
+  int64_t shared_limit;
+  const StepKernels& kernels;
+  void* stream;
+  int directions;
+
+  // One launch of p.phase over `units`; the product's depth is that of direction 0 (all directions have the same).
+  void operator()(StepParams& p, Phase phase, int gates, int64_t units) const {
+    p.phase = phase;
+    p.units = units;
+    p.rows = 0;
+    for (int i = 0; i < directions; ++i)
+      p.rows = std::max({p.rows, p.direction[i].here.rows, p.direction[i].pending.rows});
+    const StepProduct& product = p.direction[0].product;
+    int64_t depth = 0;
+    for (int i = 0; i < 2; ++i) depth += product.depth[i];
+    p.tile = step_tile(gates, layout.shape.type, depth * layout.element, p.rows, shared_limit);
+    if (p.rows == 0) return;
+    const LaunchShape shape{static_cast<int>(divide_up(units, 16 * p.tile.unit_warps)),
+                            static_cast<int>(divide_up(p.rows, 32 * p.tile.row_warps)), directions, p.tile.threads(),
+                            step_shared_bytes(p.tile, gates, layout.shape.type)};
+    kernels.step[static_cast<int>(math)](gates, shape, p, stream);
+  }
+};
+
+// Operand buffers of the second product, forward (and of rebuilt gates).
+struct InnerBuffers {
+  Matrix inner;
+  void* carry = nullptr;
+  InnerBuffers(const Layout& l, Workspace& workspace) {
+    if (l.cell.products == 1) return;
+    const int64_t stride = l.padded(l.shape.hidden);
+    inner = {workspace.take(l.shape.batch * stride * l.element), stride};
+    if (l.cell.reads_hidden) carry = workspace.take(l.shape.batch * l.shape.hidden * l.state);
+  }
+};
+
+// W_hh h_prev. Needs d.output_before and d.h0.
+StepProduct forward_first_product(const Layout& l, const Weights& weights, const StepDirection& d) {
+  StepProduct product;
+  product.segments = 1;
+  product.weight[0] = weights.hh, product.weight_stride[0] = weights.hh_stride;
+  product.depth[0] = l.width;
+  product.operand_rows = d.here.rows;
+  product.operand_is_state = true;
+  product.copy_weight[0] = l.copies(weights.hh, weights.hh_stride);
+  product.copy_operand[0] = l.copies(d.output_before.data, d.output_before.row_stride) && l.copies(d.h0, l.width);
+  product.gate_rows = l.shape.hidden;
+  product.bias = weights.bias_hh;
+  return product;
+}
+
+// W_hn inner, or W_hr inner. Needs d.inner.
+StepProduct forward_second_product(const Layout& l, const Weights& weights, const StepDirection& d) {
+  StepProduct product;
+  const int64_t skipped = l.cell.first_gates * l.shape.hidden;
+  const bool projects = l.cell.first_gates == l.cell.gates;
+  product.segments = 1;
+  product.weight_stride[0] = projects ? weights.hr_stride : weights.hh_stride;
+  product.weight[0] = projects ? weights.hr : l.column(weights.hh, skipped * weights.hh_stride, l.element);
+  product.depth[0] = l.shape.hidden;
+  product.operand[0] = d.inner;
+  product.operand_rows = d.here.rows;
+  product.copy_weight[0] = l.copies(product.weight[0], product.weight_stride[0]);
+  product.copy_operand[0] = l.copies(d.inner.data, d.inner.row_stride);
+  product.gate_rows = l.shape.hidden;
+  product.bias = projects ? nullptr : l.column(weights.bias_hh, skipped, l.element);
+  return product;
+}
+
+void check(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+void check_shape(const Shape& shape, int directions) {
+  check(directions == 1 || directions == 2, "directions: expected 1 or 2");
+  check(shape.steps >= 0 && shape.batch >= 0 && shape.hidden > 0, "steps, batch, hidden: expected sizes");
+  check(!shape.batch_sizes == !shape.step_offset, "batch_sizes and step_offset: expected both or none");
+  check((shape.cell == Cell::kLstmProjected) == (shape.projection > 0), "projection: expected with lstm_projected, and only there");
+}
+
+}  // namespace
+
+int64_t step_forward_workspace(const ForwardArgs& args) {
+  const Layout layout(args.shape);
+  Workspace workspace(nullptr);
+  for (int i = 0; i < args.directions; ++i) InnerBuffers(layout, workspace);
+  return workspace.used();
+}
+
+void step_forward(const ForwardArgs& args, bool tf32, int64_t shared_limit, void* scratch, const StepKernels& kernels,
+                  void* stream) {
+  check_shape(args.shape, args.directions);
+  const Layout l(args.shape);
+  const Launcher launch{l, math_of(args.shape.type, tf32), shared_limit, kernels, stream, args.directions};
+  Workspace workspace(scratch);
+  StepParams p = l.params(args.options);
+  for (int i = 0; i < args.directions; ++i) {
+    const ForwardDirection& from = args.direction[i];
+    check(from.weights.hh && from.input_gates.data && from.output.data && from.h_n, "weight_hh, input_gates, output, h_n: expected");
+    check(l.cell.states == 1 || from.c_n, "c_n: expected for a cell with a cell state");
+    check((l.cell.saved == 0 || !from.gates.data) || l.cell.states == 1 || from.cells.data, "cells: expected with gates");
+    StepDirection& d = p.direction[i];
+    d.reverse = from.reverse;
+    d.h0 = from.h0, d.c0 = from.c0, d.h_n = from.h_n, d.c_n = from.c_n;
+    const InnerBuffers buffers(l, workspace);
+    d.inner = buffers.inner, d.carry = buffers.carry;
+  }
+  for (int64_t s = 0; s < args.shape.steps; ++s) {
+    for (int i = 0; i < args.directions; ++i) {
+      const ForwardDirection& from = args.direction[i];
+      StepDirection& d = p.direction[i];
+      const int64_t t = from.reverse ? args.shape.steps - 1 - s : s, before = from.reverse ? t + 1 : t - 1;
+      d.here = l.step(t);
+      d.input_gates = l.at(from.input_gates, l.state, t);
+      d.output = l.at(from.output, l.element, t);
+      d.output_before = l.at(from.output, l.element, before);
+      d.gates = l.at(from.gates, l.element, t);
+      d.cells = l.at(from.cells, l.state, t);
+      d.cells_before = from.cells.data ? l.at(from.cells, l.state, before) : Matrix{from.c_n, args.shape.hidden};
+      d.product = forward_first_product(l, from.weights, d);
+    }
+    launch(p, Phase::kForwardFirst, l.cell.first_gates, args.shape.hidden);
+    if (l.cell.products == 1) continue;
+    for (int i = 0; i < args.directions; ++i)
+      p.direction[i].product = forward_second_product(l, args.direction[i].weights, p.direction[i]);
+    launch(p, Phase::kForwardSecond, 1, l.width);
+  }
+}
+
+namespace {
+
+// Transposed weights of the backward products: [units, depth] each, rows padded to 16 bytes.
+struct BackwardWeights {
+  struct Piece {
+    void* data = nullptr;
+    int64_t stride = 0, depth = 0;
+  };
+  Piece first[2];  // W_hh: gates whose gradient lies in d_gates; the split gate
+  Piece second;    // W_hn or W_hr
+
+  BackwardWeights(const Layout& l, Workspace& workspace) {
+    const int64_t hidden = l.shape.hidden;
+    const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.first_gates;
+    first[0] = piece(l, workspace, l.width, whole * hidden);
+    if (l.cell.split_gate >= 0) first[1] = piece(l, workspace, l.width, hidden);
+    if (l.cell.products == 2) second = piece(l, workspace, hidden, projects(l) ? l.width : hidden);
+  }
+  static bool projects(const Layout& l) { return l.cell.first_gates == l.cell.gates; }
+
+  void fill(const Layout& l, const Weights& weights, const StepKernels& kernels, void* stream) const {
+    const auto transpose = [&](const Piece& to, const void* from, int64_t from_stride, int64_t columns) {
+      if (to.data) kernels.transpose(static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
+    };
+    transpose(first[0], weights.hh, weights.hh_stride, l.width);
+    transpose(first[1], l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
+    if (l.cell.products == 1) return;
+    if (projects(l)) transpose(second, weights.hr, weights.hr_stride, l.shape.hidden);
+    else transpose(second, l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
+  }
+
+ private:
+  static Piece piece(const Layout& l, Workspace& workspace, int64_t units, int64_t depth) {
+    const int64_t stride = l.padded(depth);
+    return {workspace.take(units * stride * l.element), stride, depth};
+  }
+};
+
+struct BackwardBuffers {
+  BackwardWeights weights;
+  Rows gates{};  // rebuilt
+  InnerBuffers inner;
+
+  BackwardBuffers(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, Workspace& workspace)
+      : weights(l, workspace), inner(l, workspace) {
+    if (from.gates.data || l.cell.saved == 0) return;
+    const int64_t columns = l.cell.saved * l.shape.hidden;
+    gates = {workspace.take(l.rows_between(args.first_step, args.last_step) * columns * l.element), l.shape.batch * columns,
+             columns};
+  }
+};
+
+void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Piece& weight, const Matrix& operand) {
+  product.segments = segment + 1;
+  product.weight[segment] = weight.data, product.weight_stride[segment] = weight.stride;
+  product.depth[segment] = weight.depth;
+  product.operand[segment] = operand;
+  product.copy_weight[segment] = true;
+  product.copy_operand[segment] = l.copies(operand.data, operand.row_stride);
+}
+
+// The gates that forward did not keep, step by step from the stored states into buffers.gates.
+void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers, const Launcher& launch) {
+  StepParams p = l.params(args.options);
+  for (int64_t t = args.first_step; t < args.last_step; ++t) {
+    for (int i = 0; i < args.directions; ++i) {
+      const BackwardDirection& from = args.direction[i];
+      StepDirection& d = p.direction[i];
+      const int64_t before = from.reverse ? t + 1 : t - 1;
+      d.reverse = from.reverse;
+      d.here = l.step(t);
+      d.h0 = from.h0, d.c0 = from.c0;
+      d.input_gates = l.at(from.input_gates, l.state, t, args.first_step);
+      d.output_before = l.at(from.output, l.element, before);
+      d.cells_before = l.at(from.cells, l.state, before);
+      d.gates = l.at(buffers[i].gates, l.element, t, args.first_step);
+      d.inner = buffers[i].inner.inner, d.carry = buffers[i].inner.carry;
+      d.product = forward_first_product(l, from.weights, d);
+    }
+    launch(p, Phase::kForwardFirst, l.cell.first_gates, l.shape.hidden);
+    if (l.cell.saved == l.cell.first_gates || l.cell.products == 1) continue;
+    for (int i = 0; i < args.directions; ++i)
+      p.direction[i].product = forward_second_product(l, args.direction[i].weights, p.direction[i]);
+    launch(p, Phase::kForwardSecond, 1, l.width);
+  }
+}
+
+}  // namespace
+
+int64_t step_backward_workspace(const BackwardArgs& args) {
+  const Layout layout(args.shape);
+  Workspace workspace(nullptr);
+  for (int i = 0; i < args.directions; ++i) BackwardBuffers(layout, args, args.direction[i], workspace);
+  return workspace.used();
+}
+
+void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, void* scratch, const StepKernels& kernels,
+                   void* stream) {
+  check_shape(args.shape, args.directions);
+  check(0 <= args.first_step && args.first_step <= args.last_step && args.last_step <= args.shape.steps,
+        "first_step, last_step: expected a range of steps");
+  const Layout l(args.shape);
+  const Launcher launch{l, math_of(args.shape.type, tf32), shared_limit, kernels, stream, args.directions};
+  Workspace workspace(scratch);
+  const bool projects = BackwardWeights::projects(l) && l.cell.products == 2;
+  std::vector<BackwardBuffers> buffers;
+  for (int i = 0; i < args.directions; ++i) buffers.emplace_back(l, args, args.direction[i], workspace);
+  StepParams p = l.params(args.options);
+  bool rebuild = false;
+  for (int i = 0; i < args.directions; ++i) {
+    const BackwardDirection& from = args.direction[i];
+    check(from.weights.hh && from.output.data && from.d_gates.data && from.d_h, "weight_hh, output, d_gates, d_h: expected");
+    check(l.cell.states == 1 || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
+    check(l.cell.split_gate < 0 || from.d_recurrent.data, "d_recurrent: expected for this cell");
+    check(!projects || from.d_projected.data, "d_projected: expected with projection");
+    const bool rebuilt = buffers[i].gates.data != nullptr;
+    check(!rebuilt || from.input_gates.data, "input_gates: expected where gates are rebuilt");
+    rebuild = rebuild || rebuilt;
+    buffers[i].weights.fill(l, from.weights, kernels, stream);
+    StepDirection& d = p.direction[i];
+    d.reverse = from.reverse;
+    d.h0 = from.h0, d.c0 = from.c0;
+    d.d_h = from.d_h, d.d_c = from.d_c;
+    if (args.options.reset_to_initial) d.d_h0_reset = from.d_h0_reset, d.d_c0_reset = from.d_c0_reset;
+  }
+  if (rebuild) rebuild_gates(l, args, buffers, launch);
+
+  const int64_t count = args.last_step - args.first_step, hidden = args.shape.hidden;
+  for (int64_t s = 0; s <= count && count > 0; ++s) {  // s == count: only what the last step left to do
+    for (int i = 0; i < args.directions; ++i) {
+      const BackwardDirection& from = args.direction[i];
+      StepDirection& d = p.direction[i];
+      const int64_t t = from.reverse ? args.first_step + s : args.last_step - 1 - s;
+      const int64_t before = from.reverse ? t + 1 : t - 1, after = from.reverse ? t - 1 : t + 1;
+      d.here = s < count ? l.step(t) : StepRows{};
+      d.pending = s > 0 ? l.step(after) : StepRows{};
+      d.product = StepProduct{};
+      if (s > 0) {
+        d.product.operand_rows = d.pending.rows;
+        set_segment(l, d.product, 0, buffers[i].weights.first[0], l.at(from.d_gates, l.element, after, args.first_step));
+        if (l.cell.split_gate >= 0)
+          set_segment(l, d.product, 1, buffers[i].weights.first[1], l.at(from.d_recurrent, l.element, after, args.first_step));
+      }
+      if (s == count) continue;
+      const Rows& gates = buffers[i].gates.data ? buffers[i].gates : from.gates;
+      d.output = l.at(from.output, l.element, t);
+      d.output_before = l.at(from.output, l.element, before);
+      d.cells = l.at(from.cells, l.state, t);
+      d.cells_before = l.at(from.cells, l.state, before);
+      d.gates = l.at(gates, l.element, t, buffers[i].gates.data ? args.first_step : 0);
+      d.d_output = l.at(from.d_output, l.element, t);
+      d.d_gates = l.at(from.d_gates, l.element, t, args.first_step);
+      d.d_recurrent = l.at(from.d_recurrent, l.element, t, args.first_step);
+      d.h_prev = l.at(from.h_prev, l.element, t, args.first_step);
+      d.inner = l.at(from.inner, l.element, t, args.first_step);
+      d.d_projected = l.at(from.d_projected, l.element, t, args.first_step);
+    }
+    launch(p, Phase::kBackwardFirst, 1, l.width);
+    if (l.cell.products == 1 || (s == count && l.cell.states == 1)) continue;
+    for (int i = 0; i < args.directions; ++i) {
+      StepDirection& d = p.direction[i];
+      d.product = StepProduct{};
+      if (s == count) continue;  // only the cell state's reset is left to see to
+      d.product.operand_rows = d.here.rows;
+      const Matrix operand = projects ? d.d_projected
+                                      : Matrix{static_cast<char*>(d.d_gates.data) + l.cell.first_gates * hidden * l.element,
+                                               d.d_gates.row_stride};
+      set_segment(l, d.product, 0, buffers[i].weights.second, operand);
+    }
+    launch(p, Phase::kBackwardSecond, 1, hidden);
+  }
+}
+
+}  // namespace fr

@@ -1,0 +1,206 @@
+// The `step` strategy's kernel: one product of one time step, then the pointwise phase, for any shape. Launched once or twice
+// a step by step.cpp through launch_step (end of this file; one inst/*.cu per arithmetic).
+#pragma once
+
+#include "../cells/gru.h"
+#include "../cells/lstm.h"
+#include "../cells/rnn.h"
+#include "launch.cuh"
+#include "step_phases.cuh"
+#include "tile.cuh"
+
+namespace fr::FR_TARGET {
+
+// work    grid (unit tiles, row tiles, directions). A block computes kGates gate rows of 16 * unit_warps units for
+//         32 * row_warps rows over the whole depth; depth_warps groups of warps take every depth_warps-th slice of 128 bytes
+//         of depth, and their sums are added in the order of the groups. Then every thread runs the phase for its elements.
+// memory  registers: 16 * kGates accumulators a thread (double: twice). shared: 2 row tables of 8 bytes a row; then 2 stages
+//         of depth_warps * (16 * kGates * unit_warps + 32 * row_warps) rows of 128 bytes, reused for the partial sums.
+//         global: per block, its weight rows and operand rows once.
+// sync    one block_sync after the row tables; per iteration one block_sync: the stage has arrived for all, and all have left
+//         the stage that is filled next; one before the partial sums overwrite the stages, one after they are written.
+// shapes  any; rows that are not 16-byte aligned are loaded element by element instead of by asynchronous copies.
+template <class Math, int kGates>
+struct StepKernel {
+  static constexpr const char* kName = "step_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = false;
+  using Params = StepParams;
+  using Storage = typename Math::Storage;
+  using State = typename Math::State;
+  static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
+  static constexpr int kPad = 4;  // of a row of partial sums: rows 2t of an accumulator fall on different banks
+
+  struct Block {
+    const StepParams& p;
+    const StepDirection& d;
+    int tile_units, tile_rows, slice_rows;  // slice_rows: rows of one slice in shared memory, weights then operands
+    int64_t unit0, row0;
+    const Storage** table;   // [2][tile_rows] operand rows, null: zero
+    unsigned char* stages;
+    int64_t first_slices = 0, slices = 0;  // of segment 0, of both
+
+    // Fills one piece of a row, by asynchronous copy if `aligned`; elements from `left` on become zero.
+    FR_DEVICE static void fill(unsigned char* to, const Storage* from, int64_t left, bool aligned) {
+      const int valid = from == nullptr || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
+      if (aligned) {
+        copy_async(to, from, valid * static_cast<int>(sizeof(Storage)));
+        return;
+      }
+      Storage* elements = reinterpret_cast<Storage*>(to);
+      for (int i = 0; i < kPieceDepth; ++i) {
+        if (i < valid) elements[i] = from[i];
+        else set(elements[i], State(0));
+      }
+    }
+
+    // This group of warps loads its slice of an iteration.
+    FR_DEVICE void load(int64_t slice, unsigned char* to, int thread, int threads) const {
+      if (slice >= slices) return;
+      const int segment = slice >= first_slices ? 1 : 0;
+      const int64_t k0 = (segment ? slice - first_slices : slice) * kSliceDepth;
+      const StepProduct& product = d.product;
+      const auto* weight = static_cast<const Storage*>(product.weight[segment]);
+      const int weight_rows = kGates * tile_units;
+      for (int item = thread; item < slice_rows * kRowPieces; item += threads) {
+        const int row = item / kRowPieces, piece = item % kRowPieces;
+        const int64_t k = k0 + piece * kPieceDepth, left = product.depth[segment] - k;
+        const Storage* from = nullptr;
+        bool aligned;
+        if (row < weight_rows) {
+          const int64_t unit = unit0 + row % tile_units;
+          if (unit < p.units) from = weight + (row / tile_units * product.gate_rows + unit) * product.weight_stride[segment] + k;
+          aligned = product.copy_weight[segment];
+        } else {
+          from = table[segment * tile_rows + row - weight_rows];
+          if (from) from += k;
+          aligned = product.copy_operand[segment];
+        }
+        fill(to + piece_offset(row, piece), from, left, aligned);
+      }
+    }
+
+    FR_DEVICE void fill_table(int thread, int threads) const {
+      for (int i = thread; i < 2 * tile_rows; i += threads) {
+        const int segment = i / tile_rows;
+        const int64_t b = row0 + i % tile_rows;
+        const Storage* from = nullptr;
+        if (segment < d.product.segments && b < d.product.operand_rows) {
+          if (segment == 0 && d.product.operand_is_state) {
+            const RowState row = row_state(d.here, d.reverse, p.lengths, b);
+            if (row.active) from = old_row<Storage>(row, p.reset_to_initial, d.output_before, d.h0, p.width, b);
+          } else {
+            const Matrix& operand = d.product.operand[segment];
+            from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;
+          }
+        }
+        table[i] = from;
+      }
+    }
+  };
+
+  // Sums of one element: partial sums [depth group][gate][row][unit] added in the order of the groups.
+  struct Sums {
+    const State* partial;
+    int64_t gate_step, group_step;
+    int groups;
+    FR_DEVICE State operator()(int m) const {
+      State sum = 0;
+      for (int group = 0; group < groups; ++group) sum += partial[group * group_step + m * gate_step];
+      return sum;
+    }
+  };
+
+  FR_DEVICE static void run(const StepParams& p) {
+    const StepTile tile = p.tile;
+    const int tile_units = kWarpUnits * tile.unit_warps, tile_rows = kWarpRows * tile.row_warps;
+    const StepDirection& d = p.direction[block_z()];
+    const int slice_rows = kGates * tile_units + tile_rows;
+    const int thread = thread_index(), threads = block_threads(), warp = thread / 32, lane = thread % 32;
+    const int group_warps = tile.unit_warps * tile.row_warps, group_threads = 32 * group_warps;
+    const int group = warp / group_warps, warp_unit = warp % group_warps % tile.unit_warps * kWarpUnits;
+    const int warp_row = warp % group_warps / tile.unit_warps * kWarpRows;
+    const int64_t table_bytes = 2 * tile_rows * static_cast<int64_t>(sizeof(void*));
+    const int slice_bytes = slice_rows * kRowBytes, stage_bytes = slice_bytes * tile.depth_warps;
+
+    Block block{p, d, tile_units, tile_rows, slice_rows, static_cast<int64_t>(block_x()) * tile_units,
+                static_cast<int64_t>(block_y()) * tile_rows, nullptr, nullptr};
+    int groups = 0;
+    const int partial_pitch = tile_units + kPad;
+    if (d.product.segments > 0) {
+      groups = tile.depth_warps;
+      block.first_slices = (d.product.depth[0] + kSliceDepth - 1) / kSliceDepth;
+      block.slices = block.first_slices;
+      if (d.product.segments > 1) block.slices += (d.product.depth[1] + kSliceDepth - 1) / kSliceDepth;
+      block.table = reinterpret_cast<const Storage**>(shared_memory(0, table_bytes));
+      block.stages = shared_memory(table_bytes, kStages * static_cast<int64_t>(stage_bytes));
+      block.fill_table(thread, threads);
+      block_sync();
+
+      Accumulators<State, kGates> sums{};
+      const int64_t iterations = (block.slices + groups - 1) / groups;
+      block.load(group, block.stages + group * slice_bytes, thread % group_threads, group_threads);
+      commit_copies();
+      for (int64_t i = 0; i < iterations; ++i) {
+        wait_copies<0>();
+        block_sync();
+        const int stage = static_cast<int>(i % kStages);
+        if (i + 1 < iterations)
+          block.load((i + 1) * groups + group, block.stages + (1 - stage) * stage_bytes + group * slice_bytes,
+                     thread % group_threads, group_threads);
+        commit_copies();
+        if (i * groups + group < block.slices) {
+          const unsigned char* weights = block.stages + stage * stage_bytes + group * slice_bytes;
+          multiply_slice<Math, kGates>(sums, weights, tile_units, warp_unit, weights + kGates * tile_units * kRowBytes, warp_row,
+                                       lane);
+        }
+      }
+      block_sync();
+      auto* partial = reinterpret_cast<State*>(
+          shared_memory(table_bytes, sizeof(State) * groups * kGates * tile_rows * static_cast<int64_t>(partial_pitch)));
+#pragma unroll
+      for (int m = 0; m < kGates; ++m)
+#pragma unroll
+        for (int row_tile = 0; row_tile < kRowTiles; ++row_tile)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int unit = warp_unit + lane / 4 + i / 2 * 8, row = warp_row + row_tile * 8 + lane % 4 * 2 + i % 2;
+            partial[((group * kGates + m) * tile_rows + row) * partial_pitch + unit] = sums.value[m][row_tile][i];
+          }
+      block_sync();
+    }
+
+    using V = Scalar<State>;
+    const Clips<V> clips{V(static_cast<State>(p.cell_clip)), V(static_cast<State>(p.proj_clip)), p.cell_clip > 0, p.proj_clip > 0};
+    for (int i = thread; i < tile_rows * tile_units; i += threads) {
+      const int row = i / tile_units, unit = i % tile_units;
+      const int64_t b = block.row0 + row, j = block.unit0 + unit;
+      if (b >= p.rows || j >= p.units) continue;
+      const Sums sums{groups ? reinterpret_cast<const State*>(block.stages) + row * partial_pitch + unit : nullptr,
+                      static_cast<int64_t>(tile_rows) * partial_pitch,
+                      static_cast<int64_t>(kGates) * tile_rows * partial_pitch, groups};
+      const Element<Math, Sums> element{p, d, clips, b, j, sums};
+      switch (p.cell) {
+#define FR_CELL(name, Type)                 \
+  case Cell::name:                          \
+    element.template run<Type, kGates>();   \
+    break;
+#include "../cells/cells.inc"
+#undef FR_CELL
+      }
+    }
+  }
+};
+
+// gates: gate rows of the product: kFirstGates of the cell for Phase::kForwardFirst, else 1.
+template <class Math>
+void launch_step(int gates, const LaunchShape& shape, const StepParams& params, void* stream) {
+  switch (gates) {
+    case 1: return launch<StepKernel<Math, 1>>(shape, params, stream);
+    case 2: return launch<StepKernel<Math, 2>>(shape, params, stream);
+    case 3: return launch<StepKernel<Math, 3>>(shape, params, stream);
+    case 4: return launch<StepKernel<Math, 4>>(shape, params, stream);
+  }
+}
+
+}  // namespace fr::FR_TARGET

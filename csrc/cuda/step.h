@@ -1,0 +1,36 @@
+// The `step` strategy: one or two launches a time step, any shape. step.cpp turns the structs of rnn.h into launches of the
+// kernels of one target (gpu: rnn_cuda.cpp, host: emulation/rnn_emulated.cpp); it makes no CUDA call itself.
+#pragma once
+
+#include <cstdint>
+
+#include "step_params.h"
+
+namespace fr {
+
+// Bytes of scratch memory that a call needs; the caller allocates them, aligned to 256.
+int64_t step_forward_workspace(const ForwardArgs& args);
+int64_t step_backward_workspace(const BackwardArgs& args);
+
+// shared_limit: bytes of shared memory that a block may have. Throw std::invalid_argument for a broken contract.
+void step_forward(const ForwardArgs& args, bool tf32, int64_t shared_limit, void* workspace, const StepKernels& kernels,
+                  void* stream);
+void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, void* workspace, const StepKernels& kernels,
+                   void* stream);
+
+// What the host needs to know of a cell (cells/*.h).
+struct CellTraits {
+  int gates, first_gates, states, saved, products, split_gate;
+  bool reads_hidden;
+};
+CellTraits cell_traits(Cell cell);
+
+inline int64_t storage_bytes(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
+inline int64_t state_bytes(Type type) { return type == Type::kFloat64 ? 8 : 4; }
+Math math_of(Type type, bool tf32);
+
+// The tile of a launch and the shared memory it takes (step.cuh says what for).
+StepTile step_tile(int gates, Type type, int64_t depth_bytes, int64_t rows, int64_t shared_limit);
+int64_t step_shared_bytes(const StepTile& tile, int gates, Type type);
+
+}  // namespace fr

@@ -1,0 +1,124 @@
+// What one launch of the `step` strategy is told: a product of one step for all units and rows of up to two directions, and
+// the pointwise phase that follows it. Filled by step.cpp, read by step.cuh; plain data, resolved to the addresses of the
+// step, so that the kernel knows neither padded nor packed layouts.
+#pragma once
+
+#include <cstdint>
+
+#include "../rnn.h"
+
+namespace fr {
+
+// The arithmetic of a product: storage type and, for float32, whether tensor cores may round operands to TF32.
+enum class Math : int { kBFloat16, kFloat16, kTf32, kFloat32, kFloat64 };
+constexpr int kMathCount = 5;
+
+enum class Phase : int {
+  kForwardFirst,    // W_hh h_prev, forward0
+  kForwardSecond,   // the second product of a two-product cell, forward1
+  kBackwardFirst,   // d_h of this step from the d_gates of the step after it, then backward0 (backward1 if two products)
+  kBackwardSecond,  // d_inner, then backward0 of a two-product cell
+};
+
+// Rows of one step: row b lies at data + b * row_stride (elements of the matrix's own type).
+struct Matrix {
+  void* data = nullptr;
+  int64_t row_stride = 0;
+};
+
+// Which rows take part in a step and where their states come from; step < 0: no such step.
+struct StepRows {
+  int64_t step = -1;
+  int64_t rows = 0;                      // batch_at(step)
+  int64_t rows_after = 0;                // batch_at(step + 1), 0 after the last step
+  const uint8_t* resets = nullptr;       // [rows] of this step, or null
+  const uint8_t* resets_after = nullptr; // [rows_after] of step + 1, or null
+};
+
+// sums[m][b][j] = sum over segments and k of weight[m * gate_rows + j][k] * operand[b][k].
+struct StepProduct {
+  int segments = 0;  // 0: no product, sums are zero
+  const void* weight[2] = {};
+  int64_t weight_stride[2] = {};
+  int64_t depth[2] = {};
+  Matrix operand[2];
+  int64_t operand_rows = 0;       // rows beyond count as zero
+  bool operand_is_state = false;  // segment 0 is the old state: `output_before`, `h0` or zero, row by row
+  bool copy_weight[2] = {};       // 16-byte aligned throughout: asynchronous copies
+  bool copy_operand[2] = {};
+  int64_t gate_rows = 0;
+  const void* bias = nullptr;     // [m * gate_rows + j], added to the sums, or null
+};
+
+struct StepDirection {
+  bool reverse = false;
+  StepRows here;     // the step whose pointwise phase runs
+  StepRows pending;  // backward: the step whose product this launch computes (processed just before)
+  StepProduct product;
+  Matrix input_gates, output, output_before, gates, cells, cells_before;
+  const void* h0 = nullptr;
+  const void* c0 = nullptr;
+  void* h_n = nullptr;
+  void* c_n = nullptr;
+  Matrix inner;           // forward: [B, H] operand of the second product; backward: this step's rows of the range, or null
+  void* carry = nullptr;  // [B, H] state type: saved[1] between the two phases of a cell that reads the hidden state
+  Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
+  void* d_h = nullptr;
+  void* d_c = nullptr;
+  void* d_h0_reset = nullptr;
+  void* d_c0_reset = nullptr;
+};
+
+// How the warps of a block share its tile; a warp covers 16 units (all gates) x 32 rows. The split of the depth is a
+// function of the depth alone: sums are added in the same order whatever the batch.
+struct StepTile {
+  int unit_warps = 1, row_warps = 1, depth_warps = 1;
+  int threads() const { return 32 * unit_warps * row_warps * depth_warps; }
+};
+
+struct StepParams {
+  Phase phase;
+  Cell cell;
+  StepTile tile;
+  int64_t units;           // of this launch: H or R
+  int64_t rows;            // of this launch: the largest number of rows that any of its steps has
+  int64_t hidden, width;   // H, R
+  const int64_t* lengths;  // [B] or null
+  double cell_clip, proj_clip;
+  bool reset_to_initial;
+  StepDirection direction[2];
+};
+
+struct LaunchShape {
+  int x, y, z;
+  int threads;
+  int64_t shared_bytes;
+};
+
+struct TransposeParams {
+  const void* from;  // [rows, columns], from_stride elements apart
+  void* to;          // [columns, rows], to_stride elements apart
+  int64_t from_stride, to_stride, rows, columns;
+};
+
+// The kernels of one target. gpu: compiled by nvcc, `stream` is a cudaStream_t; host: emulation, `stream` is a Schedule.
+using StepLauncher = void (*)(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
+using TransposeLauncher = void (*)(int element_bytes, const TransposeParams& params, void* stream);
+struct StepKernels {
+  StepLauncher step[kMathCount];
+  TransposeLauncher transpose;
+};
+
+#define FR_STEP_LAUNCHERS                                                                         \
+  void step_bf16(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
+  void step_fp16(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
+  void step_tf32(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
+  void step_fp32(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
+  void step_fp64(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
+  void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
+  inline constexpr StepKernels kStepKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64}, transpose};
+namespace gpu { FR_STEP_LAUNCHERS }
+namespace host { FR_STEP_LAUNCHERS }
+#undef FR_STEP_LAUNCHERS
+
+}  // namespace fr

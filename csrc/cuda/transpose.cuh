@@ -1,0 +1,43 @@
+// Transposes a matrix of elements of 2, 4 or 8 bytes: the backward products read W_hh, W_hr by columns, and a transposed copy
+// made once a call lets them use the forward tile. Launched by step.cpp.
+#pragma once
+
+#include "launch.cuh"
+
+namespace fr::FR_TARGET {
+
+// work    grid (column tiles, row tiles): a block of 256 threads moves a tile of 32 x 32, 4 elements a thread.
+// memory  shared: 32 rows of 33 elements (the odd pitch keeps columns on different banks).
+// sync    one block_sync between the write of the tile and its read by columns.
+template <class T>
+struct TransposeKernel {
+  static constexpr const char* kName = "transpose_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = false;
+  static constexpr int kTile = 32, kPitch = kTile + 1;
+  using Params = TransposeParams;
+
+  FR_DEVICE static void run(const TransposeParams& p) {
+    T* tile = reinterpret_cast<T*>(shared_memory(0, kTile * kPitch * sizeof(T)));
+    const int64_t row0 = static_cast<int64_t>(block_y()) * kTile, column0 = static_cast<int64_t>(block_x()) * kTile;
+    const int x = thread_index() % kTile;
+    for (int y = thread_index() / kTile; y < kTile; y += kMaxThreads / kTile)
+      if (row0 + y < p.rows && column0 + x < p.columns)
+        tile[y * kPitch + x] = static_cast<const T*>(p.from)[(row0 + y) * p.from_stride + column0 + x];
+    block_sync();
+    for (int y = thread_index() / kTile; y < kTile; y += kMaxThreads / kTile)
+      if (column0 + y < p.columns && row0 + x < p.rows)
+        static_cast<T*>(p.to)[(column0 + y) * p.to_stride + row0 + x] = tile[x * kPitch + y];
+  }
+};
+
+template <class T>
+void launch_transpose(const TransposeParams& params, void* stream) {
+  using Kernel = TransposeKernel<T>;
+  const auto tiles = [](int64_t size) { return static_cast<int>((size + Kernel::kTile - 1) / Kernel::kTile); };
+  const LaunchShape shape{tiles(params.columns), tiles(params.rows), 1, Kernel::kMaxThreads,
+                          Kernel::kTile * Kernel::kPitch * static_cast<int64_t>(sizeof(T))};
+  launch<Kernel>(shape, params, stream);
+}
+
+}  // namespace fr::FR_TARGET

@@ -1,0 +1,141 @@
+// The fr:: words on the host: the same names and meanings as cuda/device.cuh, for kernels run by scheduler.h. Included by
+// device.cuh when the compiler is not nvcc. Lane maps are those of the PTX manual (mma.sync, ldmatrix), computed plainly in
+// collectives.cpp, so that an index error in a kernel shows as a wrong number here as well.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "scheduler.h"
+
+#define FR_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+namespace fr::FR_TARGET {
+
+// ---- where am I ----------------------------------------------------------------------------------------------------------
+inline int thread_index() { return emulation::thread_index(); }
+inline int block_threads() { return emulation::block_threads(); }
+inline int block_x() { return emulation::block_index().x; }
+inline int block_y() { return emulation::block_index().y; }
+inline int block_z() { return emulation::block_index().z; }
+inline int grid_x() { return emulation::grid_size().x; }
+
+// ---- memory --------------------------------------------------------------------------------------------------------------
+// `bytes` at `offset` of the block's shared memory; out of the launched size is a fault.
+inline unsigned char* shared_memory(size_t offset, size_t bytes, FR_HERE) {
+  if (offset + bytes > emulation::shared_bytes())
+    emulation::fail("shared memory [" + std::to_string(offset) + ", " + std::to_string(offset + bytes) + ") of " +
+                        std::to_string(emulation::shared_bytes()) + " bytes", file, line);
+  return emulation::shared_memory() + offset;
+}
+
+inline void store_release(unsigned* p, unsigned value) {
+  __atomic_store_n(p, value, __ATOMIC_RELEASE);
+  emulation::progress();
+}
+inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+
+// Polls ready() until it is true.
+template <class Ready>
+inline void wait_until(Ready ready, FR_HERE) {
+  while (!ready()) emulation::pause(file, line);
+}
+
+inline void expect(bool condition, const char* what, FR_HERE) {
+  if (!condition) emulation::fail(std::string("expected ") + what, file, line);
+}
+
+// ---- barriers and exchange -----------------------------------------------------------------------------------------------
+inline void block_sync(FR_HERE) { emulation::block_sync(file, line); }
+inline void warp_sync(FR_HERE) {
+  emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, true, file, line);
+}
+
+namespace emulated {  // one lane's part of a collective; computed in collectives.cpp
+struct Shuffle { float value; int from; float result; };
+void shuffle(void** parts);
+struct Matrix { uint32_t row[4]; uint32_t result[4]; };
+void load_matrix(void** parts);
+struct Mma { float* d; const uint32_t* a; const uint32_t* b; };
+void mma_bf16(void** parts);
+void mma_fp16(void** parts);
+void mma_tf32(void** parts);
+float fp16_to_float(uint16_t bits);
+uint16_t float_to_fp16(float value);
+}  // namespace emulated
+
+inline float warp_shuffle(float value, int from, FR_HERE) {
+  emulated::Shuffle part{value, from, 0};
+  emulation::warp_collective(emulation::Collective::kShuffle, &part, emulated::shuffle, false, file, line);
+  return part.result;
+}
+
+// ---- asynchronous copies: done late (at the wait) or early (at issue), as the seed says; poisoned in between ----------------
+inline void copy_now(const emulation::Copy& copy) {
+  auto* to = static_cast<unsigned char*>(copy.to);
+  auto* from = static_cast<const unsigned char*>(copy.from);
+  for (int i = 0; i < copy.bytes; ++i) to[i] = i < copy.valid ? from[i] : 0;
+}
+
+// 16 bytes from global to shared memory, both aligned to 16; bytes from `valid` on become zero and are not read.
+inline void copy_async(void* shared, const void* global, int valid, FR_HERE) {
+  if (reinterpret_cast<uintptr_t>(shared) % 16 || (valid > 0 && reinterpret_cast<uintptr_t>(global) % 16))
+    emulation::fail("copy_async of a misaligned address", file, line);
+  const emulation::Copy copy{shared, global, 16, valid, 0};
+  if (emulation::copy_is_early()) return copy_now(copy);
+  std::memset(shared, 0xFF, 16);
+  emulation::put_copy(copy, file, line);
+}
+inline void commit_copies() { emulation::commit_copies(); }
+// Waits until at most kLeft of the newest committed groups of this thread are still under way.
+template <int kLeft>
+inline void wait_copies() {
+  while (const emulation::Copy* copy = emulation::take_copy(kLeft)) copy_now(*copy);
+}
+
+// ---- tensor cores --------------------------------------------------------------------------------------------------------
+// ldmatrix.x4: lane i names row i % 8 (16 bytes) of matrix i / 8; lane i gets word i % 4 of row i / 4 of each.
+inline void load_matrix_x4(uint32_t (&to)[4], const void* row, FR_HERE) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) emulation::fail("load_matrix_x4 of a misaligned row", file, line);
+  emulated::Matrix part{};
+  const auto* words = static_cast<const uint32_t*>(row);
+  for (int i = 0; i < 4; ++i) part.row[i] = words[i];
+  emulation::warp_collective(emulation::Collective::kMatrix, &part, emulated::load_matrix, false, file, line);
+  for (int i = 0; i < 4; ++i) to[i] = part.result[i];
+}
+
+inline void mma_bf16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], FR_HERE) {
+  emulated::Mma part{d, a, b};
+  emulation::warp_collective(emulation::Collective::kMma, &part, emulated::mma_bf16, false, file, line);
+}
+inline void mma_fp16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], FR_HERE) {
+  emulated::Mma part{d, a, b};
+  emulation::warp_collective(emulation::Collective::kMma, &part, emulated::mma_fp16, false, file, line);
+}
+inline void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], FR_HERE) {
+  emulated::Mma part{d, a, b};
+  emulation::warp_collective(emulation::Collective::kMma, &part, emulated::mma_tf32, false, file, line);
+}
+// Nearest TF32 (10 bits of mantissa), ties away from zero, as cvt.rna.tf32.f32.
+inline uint32_t round_to_tf32(uint32_t bits) {
+  return (bits & 0x7F800000u) == 0x7F800000u ? bits : (bits + 0x1000u) & 0xFFFFE000u;
+}
+
+// ---- storage types -------------------------------------------------------------------------------------------------------
+inline float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline uint16_t float_to_bf16_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) return 0x7FFF;
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
+}
+inline float fp16_bits_to_float(uint16_t bits) { return emulated::fp16_to_float(bits); }
+inline uint16_t float_to_fp16_bits(float value) { return emulated::float_to_fp16(value); }
+
+}  // namespace fr::FR_TARGET
+#undef FR_HERE

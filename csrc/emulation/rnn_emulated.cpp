@@ -1,0 +1,46 @@
+// See rnn_emulated.h.
+#include "rnn_emulated.h"
+
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+
+#include "../cuda/step.h"
+#include "scheduler.h"
+
+namespace fr {
+namespace {
+
+void check_strategy(const EmulationOptions& options) {
+  if (options.strategy != "step")
+    throw std::invalid_argument("strategy \"" + options.strategy + "\" is not among those of the emulated device: step");
+}
+
+// Scratch memory filled with NaN, aligned as a caller of the CUDA backend aligns it.
+std::unique_ptr<void, void (*)(void*)> scratch(int64_t bytes) {
+  void* memory = nullptr;
+  if (bytes > 0) {
+    memory = std::aligned_alloc(256, static_cast<size_t>(bytes));
+    if (!memory) throw std::bad_alloc();
+    for (int64_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(memory)[i] = 0xFF;
+  }
+  return {memory, std::free};
+}
+
+}  // namespace
+
+void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
+  check_strategy(options);
+  emulation::Schedule schedule{options.seed};
+  const auto workspace = scratch(step_forward_workspace(args));
+  step_forward(args, options.tf32, options.shared_limit, workspace.get(), host::kStepKernels, &schedule);
+}
+
+void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {
+  check_strategy(options);
+  emulation::Schedule schedule{options.seed};
+  const auto workspace = scratch(step_backward_workspace(args));
+  step_backward(args, options.tf32, options.shared_limit, workspace.get(), host::kStepKernels, &schedule);
+}
+
+}  // namespace fr

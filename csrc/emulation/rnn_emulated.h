@@ -1,0 +1,23 @@
+// The CUDA kernels on the host (scheduler.h), behind the structs of rnn.h: a slow backend for tests, which runs the very
+// sources that ship. Operands as for the GPU: the input part of the gates comes in `input_gates`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../rnn.h"
+
+namespace fr {
+
+struct EmulationOptions {
+  std::string strategy = "step";
+  uint64_t seed = 0;                   // of the order in which threads and blocks run
+  bool tf32 = false;                   // float32 products on (emulated) tensor cores
+  int64_t shared_limit = 99 * 1024;    // of a block, as the smallest card served has it
+};
+
+// Throw std::invalid_argument for a broken contract, fr::emulation::Fault for what a kernel did wrong.
+void emulated_forward(const ForwardArgs& args, const EmulationOptions& options);
+void emulated_backward(const BackwardArgs& args, const EmulationOptions& options);
+
+}  // namespace fr

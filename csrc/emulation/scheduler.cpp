@@ -1,0 +1,412 @@
+// See scheduler.h. Compiled without sanitizers, always.
+#undef _FORTIFY_SOURCE  // its longjmp refuses to change stacks
+#include "scheduler.h"
+
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <vector>
+
+extern "C" {
+void* __tsan_create_fiber(unsigned flags) __attribute__((weak));
+void __tsan_destroy_fiber(void* fiber) __attribute__((weak));
+void* __tsan_get_current_fiber() __attribute__((weak));
+void __tsan_switch_to_fiber(void* fiber, unsigned flags) __attribute__((weak));
+void __tsan_acquire(void* address) __attribute__((weak));
+void __tsan_release(void* address) __attribute__((weak));
+void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size) __attribute__((weak));
+void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size) __attribute__((weak));
+void __asan_unpoison_memory_region(void const volatile* address, size_t size) __attribute__((weak));
+}
+
+namespace fr::emulation {
+namespace {
+
+constexpr size_t kStackBytes = 256 * 1024;  // reserved, touched only as far as a kernel goes; ASan needs large frames
+constexpr int kWarp = 32;
+constexpr int kMaxCopies = 256;             // pending a thread
+constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads
+constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
+
+bool has_tsan() { return __tsan_create_fiber != nullptr; }
+bool has_asan() { return __asan_unpoison_memory_region != nullptr; }
+void acquire(void* address) { if (__tsan_acquire) __tsan_acquire(address); }
+void release(void* address) { if (__tsan_release) __tsan_release(address); }
+
+struct Block;
+
+struct Fiber {
+  ucontext_t context;
+  jmp_buf jump;
+  unsigned char* stack = nullptr;
+  bool started = false, done = false;
+  void* tsan = nullptr;
+  void* fake_stack = nullptr;
+  Block* block = nullptr;
+  int thread = 0;
+  const char* wait = nullptr;  // what it waits for, or null: runnable
+  const char* file = nullptr;
+  int line = 0;
+  std::unique_ptr<Copy[]> copies{new Copy[kMaxCopies]};  // a ring; never moved, so that no memmove is seen by ThreadSanitizer
+  unsigned first_copy = 0, end_copy = 0;
+  int group = 0;
+};
+
+struct Warp {
+  int arrived = 0;
+  Collective kind = Collective::kNone;
+  const char* file = nullptr;
+  int line = 0;
+  unsigned generation = 0;
+  void* parts[kWarp];
+  char order[2];  // addresses for ThreadSanitizer, by parity of the generation
+};
+
+struct Block {
+  Dim index;
+  std::unique_ptr<unsigned char, void (*)(void*)> shared{nullptr, std::free};
+  int arrived = 0, threads = 0, returned = 0;
+  unsigned generation = 0;
+  std::vector<Warp> warps;
+  std::vector<Fiber*> fibers;
+  char order[2];
+};
+
+struct Launch {
+  const char* kernel;
+  Entry entry;
+  const void* params;
+  Dim grid;
+  int threads;
+  size_t shared_bytes;
+  uint64_t seed, random;
+  std::vector<Block> blocks;
+  std::vector<std::vector<Block>> former;  // kept until the launch ends: freeing is an access for ThreadSanitizer
+  std::vector<Fiber*> runnable;  // a ring, in order of becoming runnable
+  size_t head = 0, count = 0;
+  long polls = 0;
+  std::string fault;
+  char start_token, end_token;
+  ucontext_t main_context;
+  jmp_buf main_jump;
+  void* main_tsan = nullptr;
+  void* main_fake_stack = nullptr;
+  const void* main_stack = nullptr;
+  size_t main_stack_size = 0;
+  Fiber* current = nullptr;
+};
+
+thread_local Launch* g_launch = nullptr;
+thread_local std::vector<std::unique_ptr<Fiber>> g_pool;
+
+uint64_t next_random(Launch& l) {
+  l.random ^= l.random << 13, l.random ^= l.random >> 7, l.random ^= l.random << 17;
+  return l.random;
+}
+
+void make_runnable(Launch& l, Fiber* fiber) {
+  fiber->wait = nullptr;
+  l.runnable[(l.head + l.count++) % l.runnable.size()] = fiber;
+}
+
+Fiber* next_runnable(Launch& l) {
+  if (l.count == 0) return nullptr;
+  if (l.seed != 0) std::swap(l.runnable[l.head], l.runnable[(l.head + next_random(l) % l.count) % l.runnable.size()]);
+  Fiber* fiber = l.runnable[l.head];
+  l.head = (l.head + 1) % l.runnable.size();
+  --l.count;
+  return fiber;
+}
+
+void finish_switch(Launch& l, void* fake_stack, bool from_main) {
+  if (__sanitizer_finish_switch_fiber)
+    __sanitizer_finish_switch_fiber(fake_stack, from_main ? &l.main_stack : nullptr,
+                                    from_main ? &l.main_stack_size : nullptr);
+}
+
+[[noreturn]] void leave(Launch& l, Fiber* self);
+
+[[gnu::noinline]] void fiber_main() {
+  Launch& l = *g_launch;
+  Fiber* self = l.current;
+  finish_switch(l, nullptr, l.main_stack == nullptr);
+  acquire(&l.start_token);
+  l.entry(l.params);
+  release(&l.end_token);
+  self->done = true;
+  ++self->block->returned;
+  l.polls = 0;
+  leave(l, self);
+}
+
+// Switches from `from` (null: main) to `to` (null: main). Sanitizer builds use swapcontext, whose switches they understand;
+// plain builds jump, which saves two system calls a switch.
+void switch_fiber(Launch& l, Fiber* from, Fiber* to) {
+  if (from == to) return;
+  l.current = to;
+  if (__sanitizer_start_switch_fiber) {
+    void** save = from ? (from->done ? nullptr : &from->fake_stack) : &l.main_fake_stack;
+    if (to) __sanitizer_start_switch_fiber(save, to->stack, kStackBytes);
+    else __sanitizer_start_switch_fiber(save, l.main_stack, l.main_stack_size);
+  }
+  if (has_tsan()) __tsan_switch_to_fiber(to ? to->tsan : l.main_tsan, kNoSync);
+  if (has_tsan() || has_asan()) {
+    ucontext_t& save = from ? from->context : l.main_context;
+    ucontext_t& load = to ? to->context : l.main_context;
+    if (to) to->started = true;
+    swapcontext(&save, &load);
+  } else if (_setjmp(from ? from->jump : l.main_jump) == 0) {
+    if (!to) _longjmp(l.main_jump, 1);
+    if (to->started) _longjmp(to->jump, 1);
+    to->started = true;
+    setcontext(&to->context);
+  }
+  // back here, some time later
+  finish_switch(l, from ? from->fake_stack : l.main_fake_stack, false);
+}
+
+// Runs something else; returns when this fiber is picked again.
+void yield(Launch& l, Fiber* self) { switch_fiber(l, self, next_runnable(l)); }
+
+void wait_for(Launch& l, Fiber* self, const char* what, const char* file, int line) {
+  self->wait = what, self->file = file, self->line = line;
+  yield(l, self);
+}
+
+std::string place(const Fiber& fiber) {
+  const Dim b = fiber.block->index;
+  return "block (" + std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) + ") warp " +
+         std::to_string(fiber.thread / kWarp) + " lane " + std::to_string(fiber.thread % kWarp);
+}
+
+const char* base_name(const char* file) {
+  const char* name = file;
+  for (const char* p = file; *p; ++p)
+    if (*p == '/') name = p + 1;
+  return name;
+}
+
+// Who waits where, grouped: what a reader of a deadlock needs.
+std::string waiting_report(const Launch& l) {
+  std::map<std::string, std::pair<int, std::string>> groups;
+  int returned = 0;
+  for (const Block& block : l.blocks)
+    for (const Fiber* fiber : block.fibers) {
+      if (fiber->done) { ++returned; continue; }
+      const std::string where = fiber->wait ? std::string(fiber->wait) + " at " + base_name(fiber->file) + ":" +
+                                                  std::to_string(fiber->line)
+                                            : std::string("nothing (runnable)");
+      auto& group = groups[where];
+      if (group.first++ == 0) group.second = place(*fiber);
+    }
+  std::string text = "a wait that can never end:";
+  for (const auto& [where, group] : groups)
+    text += "\n  " + std::to_string(group.first) + " threads wait for " + where + ", first " + group.second;
+  if (returned) text += "\n  " + std::to_string(returned) + " threads have returned";
+  return text;
+}
+
+Fiber* take_fiber(size_t index) {
+  while (g_pool.size() <= index) {
+    auto fiber = std::make_unique<Fiber>();
+    void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) throw std::bad_alloc();
+    fiber->stack = static_cast<unsigned char*>(stack);
+    g_pool.push_back(std::move(fiber));
+  }
+  return g_pool[index].get();
+}
+
+void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
+  fiber->started = fiber->done = false;
+  fiber->fake_stack = nullptr;
+  fiber->block = block, fiber->thread = thread;
+  fiber->wait = nullptr;
+  fiber->first_copy = fiber->end_copy = 0, fiber->group = 0;
+  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(fiber->stack, kStackBytes);
+  getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = fiber->stack;
+  fiber->context.uc_stack.ss_size = kStackBytes;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, fiber_main, 0);
+  fiber->tsan = has_tsan() ? __tsan_create_fiber(0) : nullptr;
+  make_runnable(l, fiber);
+}
+
+// Runs the blocks [first, last) of `order` together.
+void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t last) {
+  if (has_tsan()) l.former.push_back(std::move(l.blocks));
+  l.blocks = std::vector<Block>(last - first);
+  l.runnable.assign((last - first) * l.threads, nullptr);
+  l.head = l.count = 0, l.polls = 0;
+  size_t fibers = 0;
+  for (size_t i = first; i < last; ++i) {
+    Block& block = l.blocks[i - first];
+    const int index = order[i];
+    block.index = {index % l.grid.x, index / l.grid.x % l.grid.y, index / l.grid.x / l.grid.y};
+    block.threads = l.threads;
+    block.warps.resize((l.threads + kWarp - 1) / kWarp);
+    if (l.shared_bytes) {
+      block.shared.reset(static_cast<unsigned char*>(std::malloc(l.shared_bytes)));
+      if (!block.shared) throw std::bad_alloc();
+      std::fill_n(block.shared.get(), l.shared_bytes, static_cast<unsigned char>(0xFF));  // NaN in every type
+    }
+    for (int thread = 0; thread < l.threads; ++thread) {
+      Fiber* fiber = take_fiber(fibers++);
+      block.fibers.push_back(fiber);
+      prepare(l, fiber, &block, thread);
+    }
+  }
+  release(&l.start_token);
+  switch_fiber(l, nullptr, next_runnable(l));
+  bool all_done = true;
+  for (const Block& block : l.blocks) all_done = all_done && block.returned == block.threads;
+  if (l.fault.empty() && !all_done) l.fault = waiting_report(l);
+  if (has_tsan())
+    for (Block& block : l.blocks)
+      for (Fiber* fiber : block.fibers) __tsan_destroy_fiber(fiber->tsan);
+}
+
+void leave(Launch& l, Fiber* self) {
+  switch_fiber(l, self, next_runnable(l));
+  __builtin_unreachable();
+}
+
+}  // namespace
+
+void run(const char* kernel, Entry entry, const void* params, Dim grid, int threads, size_t shared_bytes, bool cooperative,
+         Schedule schedule) {
+  if (g_launch) throw std::logic_error("a kernel cannot launch a kernel");
+  Launch l{};
+  l.kernel = kernel, l.entry = entry, l.params = params, l.grid = grid, l.threads = threads, l.shared_bytes = shared_bytes;
+  l.seed = schedule.seed, l.random = schedule.seed * 0x9E3779B97F4A7C15ull + 1;
+  const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+  std::vector<int> order(blocks);
+  for (size_t i = 0; i < blocks; ++i) order[i] = static_cast<int>(i);
+  if (l.seed != 0)
+    for (size_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[next_random(l) % i]);
+  const size_t together = cooperative ? blocks : 2;
+  if (has_tsan()) l.main_tsan = __tsan_get_current_fiber();
+  g_launch = &l;
+  for (size_t first = 0; first < blocks && l.fault.empty(); first += together) {
+    try {
+      run_wave(l, order, first, std::min(blocks, first + together));
+    } catch (...) {
+      g_launch = nullptr;
+      throw;
+    }
+  }
+  g_launch = nullptr;
+  acquire(&l.end_token);
+  if (!l.fault.empty()) throw Fault(std::string(kernel) + ": " + l.fault);
+}
+
+int thread_index() { return g_launch->current->thread; }
+int block_threads() { return g_launch->threads; }
+Dim block_index() { return g_launch->current->block->index; }
+Dim grid_size() { return g_launch->grid; }
+unsigned char* shared_memory() { return g_launch->current->block->shared.get(); }
+size_t shared_bytes() { return g_launch->shared_bytes; }
+
+void block_sync(const char* file, int line) {
+  Launch& l = *g_launch;
+  Fiber* self = l.current;
+  Block& block = *self->block;
+  char* order = &block.order[block.generation & 1];
+  release(order);
+  if (++block.arrived == block.threads) {
+    block.arrived = 0;
+    ++block.generation;
+    l.polls = 0;
+    for (Fiber* fiber : block.fibers)
+      if (fiber != self) make_runnable(l, fiber);
+    if (l.seed != 0) {  // the last to arrive need not be the first to go on
+      make_runnable(l, self);
+      yield(l, self);
+    }
+  } else {
+    wait_for(l, self, "block_sync", file, line);
+  }
+  acquire(order);
+}
+
+void warp_collective(Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line) {
+  static const char* const kNames[] = {"", "warp_sync", "a shuffle", "load_matrix", "mma"};
+  Launch& l = *g_launch;
+  Fiber* self = l.current;
+  Block& block = *self->block;
+  Warp& warp = block.warps[self->thread / kWarp];
+  if (warp.arrived == 0) {
+    warp.kind = kind, warp.file = file, warp.line = line;
+  } else if (warp.kind != kind || warp.line != line) {
+    fail(std::string("lanes of a warp meet at different collectives: ") + kNames[static_cast<int>(kind)] + " here, " +
+             kNames[static_cast<int>(warp.kind)] + " at " + base_name(warp.file) + ":" + std::to_string(warp.line),
+         file, line);
+  }
+  char* order = &warp.order[warp.generation & 1];
+  if (ordering) release(order);
+  warp.parts[self->thread % kWarp] = part;
+  if (++warp.arrived == std::min(kWarp, block.threads - self->thread / kWarp * kWarp)) {
+    if (compute) compute(warp.parts);
+    warp.arrived = 0;
+    ++warp.generation;
+    const int first = self->thread / kWarp * kWarp;
+    for (int thread = first; thread < std::min(first + kWarp, block.threads); ++thread)
+      if (block.fibers[thread] != self) make_runnable(l, block.fibers[thread]);
+  } else {
+    wait_for(l, self, kNames[static_cast<int>(kind)], file, line);
+  }
+  if (ordering) acquire(order);
+}
+
+void progress() { g_launch->polls = 0; }
+
+void pause(const char* file, int line) {
+  Launch& l = *g_launch;
+  Fiber* self = l.current;
+  if (++l.polls > kPollsWithoutProgress * static_cast<long>(l.count + 1)) {
+    self->wait = "a signal", self->file = file, self->line = line;
+    l.fault = waiting_report(l);
+    switch_fiber(l, self, nullptr);
+  }
+  make_runnable(l, self);
+  self->wait = "a signal", self->file = file, self->line = line;
+  yield(l, self);
+  self->wait = nullptr;
+}
+
+void fail(const std::string& what, const char* file, int line) {
+  Launch& l = *g_launch;
+  l.fault = what + " (" + base_name(file) + ":" + std::to_string(line) + ", " + place(*l.current) + ")";
+  switch_fiber(l, l.current, nullptr);
+  __builtin_unreachable();
+}
+
+void put_copy(const Copy& copy, const char* file, int line) {
+  Fiber* self = g_launch->current;
+  if (self->end_copy - self->first_copy == kMaxCopies)
+    fail("more asynchronous copies pending than a thread should have", file, line);
+  Copy& place = self->copies[self->end_copy++ % kMaxCopies];
+  place = copy;
+  place.group = self->group;
+}
+
+void commit_copies() { ++g_launch->current->group; }
+
+const Copy* take_copy(int groups_left) {
+  Fiber* self = g_launch->current;
+  if (self->first_copy == self->end_copy) return nullptr;
+  const Copy* copy = &self->copies[self->first_copy % kMaxCopies];
+  if (copy->group >= self->group - groups_left) return nullptr;
+  ++self->first_copy;
+  return copy;
+}
+
+bool copy_is_early() { return g_launch->seed != 0 && (next_random(*g_launch) & 4) != 0; }
+
+}  // namespace fr::emulation

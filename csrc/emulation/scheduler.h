@@ -1,0 +1,77 @@
+// Runs a CUDA kernel on the host: every CUDA thread is a fiber (ucontext), blocks and warps are sets of fibers with counted
+// barriers, shared memory is one heap buffer a block of exactly the launched size, filled with NaN. Used by device.h (the
+// fr:: words) and launch.cuh; nothing else sees it.
+//
+// scheduler.cpp is compiled without sanitizers in every build, so that its own bookkeeping is invisible to ThreadSanitizer;
+// it finds the runtimes of AddressSanitizer and ThreadSanitizer through weak symbols and tells them of every switch. The
+// ordering a kernel may rely on (barriers, release and acquire) is told to ThreadSanitizer, the scheduler's own is not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace fr::emulation {
+
+struct Dim {
+  int x = 1, y = 1, z = 1;
+};
+
+// How the threads of a launch are interleaved: seed 0 runs them in order; others pick the next thread at random.
+struct Schedule {
+  uint64_t seed = 0;
+};
+
+// What a kernel did wrong: a wait that can never end, a broken fr::expect, warps that diverge at a collective. The text
+// names kernel, block, thread, file and line.
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// One lane's part in a warp collective; `line` and `file` say where it waits.
+enum class Collective : int { kNone, kSync, kShuffle, kMatrix, kMma };
+
+using Entry = void (*)(const void* params);
+
+// Runs `entry(params)` once per thread of the grid and returns when all have returned. cooperative: all blocks are resident
+// together (they may wait for each other); otherwise a few at a time, in an order that the seed decides.
+void run(const char* kernel, Entry entry, const void* params, Dim grid, int threads, size_t shared_bytes, bool cooperative,
+         Schedule schedule);
+
+// ---- called by the words, on a fiber ------------------------------------------------------------------------------------
+int thread_index();
+int block_threads();
+Dim block_index();
+Dim grid_size();
+unsigned char* shared_memory();
+size_t shared_bytes();
+
+void block_sync(const char* file, int line);
+
+// Every lane of the warp arrives with a pointer to its part; the last one calls compute(parts), then all go on. Orders memory
+// only if ordering is set (warp_sync): a shuffle or an mma does not.
+void warp_collective(Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line);
+
+// Lets other threads run while this one polls; after too many polls without progress anywhere the launch ends as a Fault.
+void pause(const char* file, int line);
+// Tells the watchdog that something others may wait for has happened.
+void progress();
+
+[[noreturn]] void fail(const std::string& what, const char* file, int line);
+
+// Asynchronous copies of this thread, in order of issue. take_copy returns the oldest one of a group older than the newest
+// `groups_left` committed groups, or null.
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes, valid;  // bytes beyond `valid` are written as zero
+  int group;
+};
+void put_copy(const Copy& copy, const char* file, int line);
+void commit_copies();
+const Copy* take_copy(int groups_left);
+// The seed's choice of early (at issue) or late (at the wait) for one copy: hardware may do either.
+bool copy_is_early();
+
+}  // namespace fr::emulation
