@@ -150,7 +150,7 @@ def legend(run: Run) -> str:
         "loop, relative to the tensor's largest value",
     ]
     if any(r.runs > 1 for r in run.results):
-        lines.append("*: slower than torch.nn at first, so run three times: the run with the median ratio")
+        lines.append("*: fastrnn was slower at first, so both ran three times: the run with the median ratio")
     if any(r.error and r.error.steps < r.case.time for r in run.results):
         lines.append("': error over the first steps only, to keep the float64 loop cheap (JSON and CSV say how many)")
     lines += [f"failed: {r.case.name}, {r.provider}: {r.failure}" for r in run.results if r.failure]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 _SHORTEST_SAMPLE = 5e-3  # s; faster calls are repeated within a sample, far above the clock's resolution
-_FEWEST_ROUNDS = 3
+_LONG_WARM_UP = 0.5  # s
 _ROUNDS_OF_OTHERS = 5  # samples of a workload that is not compared closely (a step loop can take 20x the time)
 
 
@@ -53,8 +53,10 @@ def seconds_per_call(call: Callable[[], object], calls: int, device: torch.devic
 
 
 def calls_per_sample(call: Callable[[], object], device: torch.device) -> int:
-    """Warms up with three calls and returns how many make a sample long enough to time."""
-    seconds = [seconds_per_call(call, 1, device) for _ in range(3)]
+    """Warms up with two or three calls and returns how many make a sample long enough to time."""
+    seconds = [seconds_per_call(call, 1, device) for _ in range(2)]
+    if sum(seconds) < _LONG_WARM_UP:
+        seconds.append(seconds_per_call(call, 1, device))
     return max(1, math.ceil(_SHORTEST_SAMPLE / max(min(seconds), 1e-7)))
 
 
@@ -66,6 +68,7 @@ def measure(
     compared: tuple[str, ...],
     repeats: int,
     budget: float,
+    least: int = 3,
 ) -> dict[str, Timing]:
     """Times warm workloads in interleaved rounds, every second round in the opposite order.
 
@@ -75,12 +78,13 @@ def measure(
         device: where they run.
         compared: the names that every round samples; the others stop after a few samples.
         repeats: most rounds.
-        budget: seconds after which no further round starts, once a few are done.
+        budget: seconds after which no further round starts, once ``least`` are done.
+        least: fewest rounds.
     """
     start = time.perf_counter()
     seconds: dict[str, list[float]] = {name: [] for name in workloads}
     for round_ in range(repeats):
-        if round_ >= _FEWEST_ROUNDS and time.perf_counter() - start > budget:
+        if round_ >= least and time.perf_counter() - start > budget:
             break
         names = list(workloads)
         for name in reversed(names) if round_ % 2 else names:
