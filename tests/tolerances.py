@@ -89,3 +89,20 @@ def softmax(words: int, width: int) -> float:
 # sums of 100 to 1000 float32 gradients in another order, 1000 u = 6e-5 of a gradient at most; a dozen steps at Adagrad's rate of
 # 0.2 add that up (12 * 0.2 * 6e-5 of a parameter of size 1), and the losses follow parameters about one to one.
 DIVIDED_BATCH = 12 * 0.2 * 1000 * roundoff(torch.float32)
+
+# ELMo against the original programs' float32 results, and against NumPy in float64: the bound that they set themselves. A
+# recalculation in float64 differs from theirs by 1.4e-6, one in float32 by 1.4e-6 too (values up to 7).
+ELMO = 1e-5
+
+# ELMo in float32 in two orders (pieces, batches, cache or none): each errs by about 1e-6 as above.
+ELMO_SAME = 4e-6
+
+# ELMo with 16-bit weights and activations against float32, relative to the largest value: rounding the products' operands alone
+# costs 1.8e-3 (float16) and 1.4e-2 (bfloat16) of 4.6; the layers' results and states are rounded as well, which doubles it.
+ELMO_16BIT = {torch.float16: 2 * 1.8e-3 / 4.6, torch.bfloat16: 2 * 1.4e-2 / 4.6}
+
+# float16 storage of ELMo vectors: half a unit in the last place of values under 8.
+ELMO_FLOAT16_FILE = 8 * roundoff(torch.float16)
+
+# The forget bias, up to 2 in size, on its way to the original's files and back: less 1, plus 1, in float32.
+ELMO_FORGET_BIAS = 2 * 2 * roundoff(torch.float32)

@@ -8,6 +8,7 @@ same; ``stateful=False`` starts every sentence anew, which makes its vectors dep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import NamedTuple
@@ -184,7 +185,8 @@ class Elmo(nn.Module):
             inner = 2 if self.bilm.options.characters is not None else 1
             if inputs.dim() <= inner:
                 raise ValueError(f"expected ids of at least {inner + 1} dimensions, got shape {tuple(inputs.shape)}")
-            outer, inputs = inputs.shape[:-inner], inputs.reshape(-1, *inputs.shape[-inner:])
+            outer, one = inputs.shape[:-inner], inputs.shape[-inner:]
+            inputs = inputs.reshape(math.prod(outer), *one)
         train = torch.is_grad_enabled() and any(p.requires_grad for p in self.bilm.parameters())
         with torch.set_grad_enabled(train):
             token, lengths = self._tokens(inputs)

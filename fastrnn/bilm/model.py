@@ -187,7 +187,7 @@ class BiLanguageModel(nn.Module):
 
         A row without tokens becomes <S> </S>.
         """
-        present = (ids > 0).any(-1) if self.options.characters is not None else ids > 0
+        present = (ids != 0).any(-1) if self.options.characters is not None else ids != 0
         counts = present.sum(1)
         if bool((present != (torch.arange(ids.shape[1], device=ids.device) < counts[:, None])).any()):
             raise ValueError('ids of 0 ("no token") must follow the last token of their row: pad on the right')

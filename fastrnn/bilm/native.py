@@ -64,7 +64,8 @@ def load(path: str | PathLike) -> BiLanguageModel:
 def read_extra(path: str | PathLike) -> dict[str, Tensor]:
     """The tensors that are not the biLM's own."""
     tensors, _ = _read(path)
-    return {name: value for name, value in tensors.items() if not name.startswith("bilm.")}
+    # Copies: a tensor of safetensors may lie in the file's own pages, and fault if the file is later cut short.
+    return {name: value.clone() for name, value in tensors.items() if not name.startswith("bilm.")}
 
 
 def read_metadata(path: str | PathLike) -> dict[str, str]:

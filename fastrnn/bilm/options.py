@@ -85,6 +85,8 @@ class BiLMOptions:
                 "dim, projection_dim and n_layers must be positive, "
                 f"got {self.hidden}, {self.projection}, {self.layers}"
             )
+        if self.projection > self.hidden:
+            raise ValueError(f"projection_dim {self.projection} is larger than dim {self.hidden}")
         if self.cell not in ("lstm", "gru"):
             raise ValueError(f"cell must be 'lstm' or 'gru', got {self.cell!r}")
         if self.cell == "gru" and self.projected:
@@ -94,8 +96,6 @@ class BiLMOptions:
                 f"without projection token vectors are as wide as the layers: projection must equal hidden, "
                 f"got {self.projection} and {self.hidden}"
             )
-        if self.projection > self.hidden:
-            raise ValueError(f"projection_dim {self.projection} is larger than dim {self.hidden}")
         if min(self.cell_clip, self.proj_clip) < 0:
             raise ValueError(f"clips must be positive, or 0 for none, got {self.cell_clip} and {self.proj_clip}")
         if (self.characters is None) == (self.vocabulary_size is None):
