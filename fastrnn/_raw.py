@@ -197,10 +197,12 @@ def forward(
     c_n = x.new_empty((directions, batch, hidden), dtype=states) if spec.states == 2 else None
     gates = cells = None
     if save:
+        # The core leaves rows beyond the lengths as they are; operators must not return uninitialised memory.
+        allocate = x.new_empty if lengths is None else x.new_zeros
         if spec.saved and not config.recompute:
-            gates = x.new_empty((directions, layout.rows, spec.saved * hidden))
+            gates = allocate((directions, layout.rows, spec.saved * hidden))
         if c_n is not None:
-            cells = x.new_empty((directions, layout.rows, hidden), dtype=states)
+            cells = allocate((directions, layout.rows, hidden), dtype=states)
 
     structs = []
     for d, reverse in enumerate(config.reverse):

@@ -5,7 +5,7 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
 - short: the raw call, or with gradients the same under an autograd Function. Only for plain tensors with memory on a device
   that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake and meta tensors
   have address 0, and dual tensors would lose their tangent silently.
-- loop: reference.py, under functorch transforms and forward-mode AD.
+- loop: reference.py, under functorch transforms, forward-mode AD, and torch.jit.trace, which knows no lists of flags.
 - operator: _ops.py, for all the rest.
 """
 
@@ -28,18 +28,27 @@ _DEVICES = {"cpu"}
 
 
 def _transformed() -> bool:
-    """A functorch transform or a forward-mode AD level is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    """A functorch transform, a forward-mode AD level or torch.jit.trace is active."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def _observed() -> bool:
-    """A dispatch mode or torch.jit.trace wants to see operators."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+    """A dispatch mode wants to see operators."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _plain(tensors: Iterable[Tensor | None]) -> bool:
     """All are ordinary tensors whose memory the core may read. A lazily negated view is not: its memory has the other sign."""
     return all(t is None or (type(t) in _PLAIN and t.device.type in _DEVICES and not t.is_neg()) for t in tensors)
+
+
+def _batched(t: Tensor | None) -> bool:
+    """A gradient of autograd.grad(..., is_grads_batched=True): batched by the older vmap, of which nothing else tells."""
+    return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
 
 
 def run(
@@ -98,7 +107,7 @@ def _gradients(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Backward by the route that fits; the state of the world may differ from forward's (double backward, batched gradients)."""
-    if torch.is_grad_enabled() or _transformed():
+    if torch.is_grad_enabled() or _transformed() or any(map(_batched, gradients)):
         return reference_gradients(
             config, operands, lengths, resets, batch_sizes, gradients, needs, torch.is_grad_enabled()
         )

