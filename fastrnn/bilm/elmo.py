@@ -260,7 +260,7 @@ def tokens_of(
     model: BiLanguageModel,
     sentences: Sentences,
     token_vectors: TokenVectors | None,
-    word_ids: dict[str, int] | None = None,
+    known_words: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token vectors [T, B, P] and lengths [B] of sentences given as text, sentence marks included."""
     for sentence in sentences:
@@ -275,17 +275,18 @@ def tokens_of(
     if token_vectors is not None:
         vectors = token_vectors.lookup(list(distinct))
     else:
-        vectors = model.encode(_word_ids(model, list(distinct), word_ids))
+        vectors = model.encode(word_ids(model, list(distinct), known_words))
     vectors = torch.cat([vectors.new_zeros(1, model.width), vectors])  # row 0: beyond a sentence's end
     lengths = torch.tensor([len(tokens) for tokens in marked], dtype=torch.int64, device=vectors.device)
     return vectors[places.to(vectors.device)], lengths
 
 
-def _word_ids(model: BiLanguageModel, words: list[str], word_ids: dict[str, int] | None) -> Tensor:
-    if word_ids is None:
+def word_ids(model: BiLanguageModel, words: list[str], known: dict[str, int] | None) -> Tensor:
+    """Ids [N] of words for a model that reads words; unknown ones are <UNK>."""
+    if known is None:
         raise ValueError("this biLM reads words: pass the vocabulary to read text, or pass ids")
     begin, end = model.options.boundary_ids
-    known = {**word_ids, BOS: begin, EOS: end}
+    known = {**known, BOS: begin, EOS: end}
     unknown = known.get("<UNK>")
     ids = [known.get(word, unknown) for word in words]
     if None in ids:

@@ -18,7 +18,7 @@ from torch import Tensor
 from .cache import TokenVectors
 from .characters import BOS, EOS
 from .chunks import InFile, InMemory, contextualize_in_chunks
-from .elmo import CarriedState, tokens_of
+from .elmo import CarriedState, tokens_of, word_ids
 from .model import BiLanguageModel
 
 TOKENS_PER_BATCH = 4096
@@ -131,6 +131,11 @@ class Embedder:
         reads_words = bilm.options.characters is None
         self.token_vectors = None if reads_words else TokenVectors(bilm.encoder, words, _REMEMBERED)
         self.word_ids = {word: place + 1 for place, word in enumerate(words)} if reads_words else None
+
+    def check(self, tokens: Iterable[str]) -> None:
+        """Raise ValueError if a word model cannot read one of these tokens."""
+        if self.token_vectors is None:
+            word_ids(self.bilm, list(tokens), self.word_ids)
 
     def shape(self, tokens: int) -> tuple[int, ...]:
         """Of the array of a sentence of ``tokens`` tokens."""

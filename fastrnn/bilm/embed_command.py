@@ -175,6 +175,7 @@ def _run(sentences: Path, output: Path, settings: dict) -> None:
             vocabulary=words,
             directory=output.parent,
         )
+        embedder.check({word for sentence in tokens for word in sentence})
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     shapes = [embedder.shape(len(sentence)) for sentence in tokens]
