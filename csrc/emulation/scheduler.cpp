@@ -31,6 +31,7 @@ constexpr size_t kStackBytes = 256 * 1024;  // reserved, touched only as far as 
 constexpr int kWarp = 32;
 constexpr int kMaxCopies = 256;             // pending a thread
 constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads
+constexpr size_t kMaxTsanFibers = 4096;     // distinct ones a launch; the runtime has room for about 8000
 constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
 
 bool has_tsan() { return __tsan_create_fiber != nullptr; }
@@ -95,6 +96,7 @@ struct Launch {
   ucontext_t main_context;
   jmp_buf main_jump;
   void* main_tsan = nullptr;
+  size_t tsan_fibers = 0;
   void* main_fake_stack = nullptr;
   const void* main_stack = nullptr;
   size_t main_stack_size = 0;
@@ -103,6 +105,7 @@ struct Launch {
 
 thread_local Launch* g_launch = nullptr;
 thread_local std::vector<std::unique_ptr<Fiber>> g_pool;
+thread_local std::vector<void*> g_tsan_pool;
 
 uint64_t next_random(Launch& l) {
   l.random ^= l.random << 13, l.random ^= l.random >> 7, l.random ^= l.random << 17;
@@ -222,6 +225,14 @@ Fiber* take_fiber(size_t index) {
   return g_pool[index].get();
 }
 
+// ThreadSanitizer's side of a fiber: another one for each thread of a launch, so that no order between blocks is seen that
+// the kernel does not make; launches follow each other anyway, so they use the same ones again (creating one is slow).
+void* take_tsan_fiber(Launch& l) {
+  const size_t index = l.tsan_fibers++ % kMaxTsanFibers;
+  if (index == g_tsan_pool.size()) g_tsan_pool.push_back(__tsan_create_fiber(0));
+  return g_tsan_pool[index];
+}
+
 void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
   fiber->started = fiber->done = false;
   fiber->fake_stack = nullptr;
@@ -234,7 +245,7 @@ void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
   fiber->context.uc_stack.ss_size = kStackBytes;
   fiber->context.uc_link = nullptr;
   makecontext(&fiber->context, fiber_main, 0);
-  fiber->tsan = has_tsan() ? __tsan_create_fiber(0) : nullptr;
+  fiber->tsan = has_tsan() ? take_tsan_fiber(l) : nullptr;
   make_runnable(l, fiber);
 }
 
@@ -267,9 +278,10 @@ void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t las
   bool all_done = true;
   for (const Block& block : l.blocks) all_done = all_done && block.returned == block.threads;
   if (l.fault.empty() && !all_done) l.fault = waiting_report(l);
-  if (has_tsan())
-    for (Block& block : l.blocks)
-      for (Fiber* fiber : block.fibers) __tsan_destroy_fiber(fiber->tsan);
+  if (has_tsan() && !l.fault.empty()) {  // abandoned in the middle of their functions
+    for (void* fiber : g_tsan_pool) __tsan_destroy_fiber(fiber);
+    g_tsan_pool.clear();
+  }
 }
 
 void leave(Launch& l, Fiber* self) {

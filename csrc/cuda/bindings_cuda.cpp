@@ -1,0 +1,96 @@
+// The part of fastrnn._C that belongs to the CUDA kernels: the GPU and emulated backends, and the plan. Called by bindings.cpp.
+#include "bindings_cuda.h"
+
+#include <pybind11/stl.h>
+
+#include "../emulation/rnn_emulated.h"
+#include "../emulation/scheduler.h"
+#include "rnn_cuda.h"
+
+namespace py = pybind11;
+
+namespace fr {
+namespace {
+
+CudaOptions cuda_options(bool tf32, const std::string& strategy, std::uintptr_t workspace) {
+  return {tf32, strategy, reinterpret_cast<void*>(workspace)};
+}
+
+EmulationOptions emulation_options(bool tf32, const std::string& strategy, uint64_t seed) {
+  EmulationOptions options;
+  options.strategy = strategy, options.seed = seed, options.tf32 = tf32;
+  return options;
+}
+
+py::dict cost_dict(const StepCost& cost) {
+  using namespace py::literals;
+  return py::dict("launch"_a = cost.launch, "exchange"_a = cost.exchange, "broadcast"_a = cost.broadcast,
+                  "arithmetic"_a = cost.arithmetic, "weights"_a = cost.weights, "memory"_a = cost.rows,
+                  "pointwise"_a = cost.pointwise, "total"_a = cost.total(), "bound"_a = cost.bound());
+}
+
+py::dict limits_dict(const DeviceLimits& l) {
+  using namespace py::literals;
+  return py::dict("name"_a = l.name, "capability"_a = l.capability, "sms"_a = l.sms, "shared_per_block"_a = l.shared_per_block,
+                  "shared_per_sm"_a = l.shared_per_sm, "registers_per_sm"_a = l.registers_per_sm, "l2_bytes"_a = l.l2_bytes,
+                  "max_cluster"_a = l.max_cluster, "tensor16"_a = l.tensor16, "tensor32"_a = l.tensor32,
+                  "vector32"_a = l.vector32, "vector64"_a = l.vector64, "dram"_a = l.dram, "l2_per_sm"_a = l.l2_per_sm,
+                  "peer_per_sm"_a = l.peer_per_sm, "shared_rate_per_sm"_a = l.shared_rate_per_sm);
+}
+
+py::dict plan_dict(const Plan& plan) {
+  using namespace py::literals;
+  py::list candidates;
+  for (const Candidate& c : plan.candidates)
+    candidates.append(py::dict("strategy"_a = strategy_name(c.strategy), "built"_a = c.built, "refusal"_a = c.refusal,
+                               "blocks"_a = c.blocks, "threads"_a = c.threads, "cluster"_a = c.cluster, "groups"_a = c.groups,
+                               "rows_per_group"_a = c.rows_per_group, "weight_bytes"_a = c.weight_bytes,
+                               "resident_bytes"_a = c.resident_bytes, "shared_bytes"_a = c.shared_bytes,
+                               "forward"_a = cost_dict(c.forward), "backward"_a = cost_dict(c.backward)));
+  return py::dict("strategy"_a = strategy_name(plan.chosen), "reasons"_a = plan.reasons, "candidates"_a = candidates,
+                  "limits"_a = limits_dict(plan.limits));
+}
+
+// card: a name of known_cards(), or "cuda:N".
+DeviceLimits limits_of_card(const std::string& card) {
+  if (card.rfind("cuda:", 0) == 0) return cuda_limits(std::stoi(card.substr(5)));
+  return card_limits(card);
+}
+
+}  // namespace
+
+void bind_cuda(py::module_& m) {
+  using namespace py::literals;
+  using Release = py::call_guard<py::gil_scoped_release>;
+  m.def("cuda_status", &cuda_status, "device"_a, "Empty if the device can run the kernels, else why not.");
+  m.def("cuda_forward_workspace", &cuda_forward_workspace, "args"_a);
+  m.def("cuda_backward_workspace", &cuda_backward_workspace, "args"_a);
+  m.def("cuda_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace) {
+          cuda_forward(args, cuda_options(tf32, strategy, workspace));
+        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, Release());
+  m.def("cuda_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace) {
+          cuda_backward(args, cuda_options(tf32, strategy, workspace));
+        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, Release());
+  m.def("emulated_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed) {
+          emulated_forward(args, emulation_options(tf32, strategy, seed));
+        }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, Release());
+  m.def("emulated_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed) {
+          emulated_backward(args, emulation_options(tf32, strategy, seed));
+        }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, Release());
+  m.def("cards", [] {
+    py::list names;
+    for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));
+    return names;
+  });
+  m.def("plan", [](int cell, int type, bool tf32, int64_t steps, int64_t batch, int64_t hidden, int64_t projection, int directions,
+                   bool training, const std::string& strategy, const std::string& card) {
+          PlanRequest request;
+          request.cell = static_cast<Cell>(cell), request.type = static_cast<Type>(type), request.tf32 = tf32;
+          request.steps = steps, request.batch = batch, request.hidden = hidden, request.projection = projection;
+          request.directions = directions, request.training = training, request.strategy = strategy;
+          return plan_dict(make_plan(request, limits_of_card(card)));
+        }, "cell"_a, "type"_a, "tf32"_a, "steps"_a, "batch"_a, "hidden"_a, "projection"_a, "directions"_a, "training"_a,
+        "strategy"_a, "card"_a);
+}
+
+}  // namespace fr

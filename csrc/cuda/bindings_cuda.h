@@ -1,0 +1,8 @@
+// Adds the CUDA part to the Python module; bindings.cpp calls it after it has bound ForwardArgs and BackwardArgs.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fr {
+void bind_cuda(pybind11::module_& m);
+}

@@ -1,0 +1,116 @@
+// See rnn_cuda.h. Plain C++ over the CUDA runtime; the kernels are in inst/*.cu.
+#include "rnn_cuda.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <mutex>
+#include <stdexcept>
+
+#include "step.h"
+
+namespace fr {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+void check(cudaError_t result, const char* call) {
+  if (result == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorName(result) + ": " + cudaGetErrorString(result));
+}
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+DeviceLimits query(int device) {
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  const int capability = 10 * major + attribute(cudaDevAttrComputeCapabilityMinor, device);
+  DeviceLimits limits = limits_like(capability, attribute(cudaDevAttrMultiProcessorCount, device));
+  limits.capability = capability;
+  limits.sms = attribute(cudaDevAttrMultiProcessorCount, device);
+  limits.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  limits.shared_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  limits.registers_per_sm = attribute(cudaDevAttrMaxRegistersPerMultiprocessor, device);
+  limits.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  return limits;
+}
+
+// The limits of a device, asked once: they do not change, and asking costs microseconds.
+const DeviceLimits& limits_of(int device) {
+  static std::mutex mutex;
+  static std::array<DeviceLimits, kMaxDevices> known;
+  static std::array<bool, kMaxDevices> asked{};
+  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("CUDA device " + std::to_string(device) + ": beyond the table");
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!asked[device]) known[device] = query(device), asked[device] = true;
+  return known[device];
+}
+
+const DeviceLimits& current_limits() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const DeviceLimits& limits = limits_of(device);
+  if (limits.capability < kLowestCapability) throw std::runtime_error(cuda_status(device));
+  return limits;
+}
+
+template <class Args>
+PlanRequest request(const Args& args, const CudaOptions& options, bool training) {
+  PlanRequest request;
+  request.cell = args.shape.cell, request.type = args.shape.type, request.tf32 = options.tf32;
+  request.steps = args.shape.steps, request.batch = args.shape.batch;
+  request.hidden = args.shape.hidden, request.projection = args.shape.projection;
+  request.directions = args.directions, request.training = training;
+  request.strategy = options.strategy;
+  return request;
+}
+
+}  // namespace
+
+int64_t cuda_forward_workspace(const ForwardArgs& args) { return step_forward_workspace(args); }
+int64_t cuda_backward_workspace(const BackwardArgs& args) { return step_backward_workspace(args); }
+
+void cuda_forward(const ForwardArgs& args, const CudaOptions& options) {
+  const DeviceLimits& limits = current_limits();
+  if (!options.strategy.empty()) make_plan(request(args, options, false), limits);  // refuses what cannot run
+  step_forward(args, options.tf32, limits.shared_per_block, options.workspace, gpu::kStepKernels, args.stream);
+}
+
+void cuda_backward(const BackwardArgs& args, const CudaOptions& options) {
+  const DeviceLimits& limits = current_limits();
+  if (!options.strategy.empty()) make_plan(request(args, options, true), limits);
+  step_backward(args, options.tf32, limits.shared_per_block, options.workspace, gpu::kStepKernels, args.stream);
+}
+
+std::string cuda_status(int device) {
+  int driver = 0, runtime = 0, count = 0;
+  check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    (void)cudaGetLastError();
+    return "no NVIDIA driver was found";
+  }
+  // Within a major version a binary runs on older drivers; across majors it does not.
+  if (driver / 1000 < runtime / 1000)
+    return "the NVIDIA driver supports CUDA " + version(driver) + ", but fastrnn was built with CUDA " + version(runtime) +
+           ": update the driver, or rebuild fastrnn with an older CUDA";
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess || count == 0) {
+    (void)cudaGetLastError();
+    return result == cudaSuccess ? "no CUDA device was found" : std::string("no usable CUDA device: ") + cudaGetErrorString(result);
+  }
+  if (device < 0 || device >= count) return "there is no CUDA device " + std::to_string(device);
+  const DeviceLimits& limits = limits_of(device);
+  if (limits.capability < kLowestCapability)
+    return "fastrnn's CUDA kernels need compute capability 8.0 (Ampere) or newer, this card has " +
+           std::to_string(limits.capability / 10) + "." + std::to_string(limits.capability % 10);
+  return "";
+}
+
+DeviceLimits cuda_limits(int device) { return limits_of(device); }
+
+}  // namespace fr

@@ -1,0 +1,116 @@
+"""The backends that run the kernels of csrc/cuda: on a GPU, and on the emulated device (CPU tensors, for tests).
+
+Both leave the input product to torch (csrc/rnn.h: ``input_gates``) and take scratch memory from it. Chosen by _backends.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._extension import _C
+from .cells import state_dtype
+
+# torch's product of fewer rows takes other code, whose sums are in another order: with padding a row's result does not
+# depend on how many rows come with it.
+_LEAST_ROWS = 16
+
+
+def rnn_allows_tf32() -> bool:
+    """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
+    cudnn = torch.backends.cudnn
+    precision = getattr(getattr(cudnn, "rnn", None), "fp32_precision", "none")
+    if precision in ("ieee", "tf32"):
+        return precision == "tf32"
+    return bool(cudnn.allow_tf32)
+
+
+class _Kernels:
+    """What both have in common."""
+
+    computes_input_gates = False  # _raw.py fills ``input_gates`` from `input_product`
+
+    def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x weight^T + bias in the state type: [N, G*H] of x [N, I] and weight [G*H, I]."""
+        rows = x.shape[0]
+        if rows < _LEAST_ROWS:
+            x = torch.cat([x, x.new_zeros((_LEAST_ROWS - rows, x.shape[1]))])
+        product = self._multiply(x, weight)
+        if bias is not None:
+            product += bias
+        return product[:rows]
+
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Emulated(_Kernels):
+    """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32]."""
+
+    def __init__(self, strategy: str, seed: int = 0, tf32: bool = False) -> None:
+        self._options = (tf32, strategy, seed)
+
+    @classmethod
+    def from_environment(cls) -> Emulated | None:
+        """The backend that FASTRNN_PLAN asks for, or None."""
+        kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
+        if kind != "emulate":
+            return None
+        strategy, *options = rest.split(":")
+        tf32 = "tf32" in options
+        seeds = [option for option in options if option != "tf32"]
+        return cls(strategy, int(seeds[0]) if seeds else 0, tf32)
+
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = state_dtype(x.dtype)
+        return x.to(wide) @ weight.to(wide).t()
+
+    def forward(self, args: Any) -> None:
+        _C.emulated_forward(args, *self._options)
+
+    def backward(self, args: Any) -> None:
+        _C.emulated_backward(args, *self._options)
+
+
+class Cuda(_Kernels):
+    """The CUDA kernels on the current stream of ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        reason = _C.cuda_status(index)
+        if reason:
+            raise RuntimeError(reason)
+        self._device = torch.device("cuda", index)
+        kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
+        self._strategy = rest if kind == "cuda" else ""  # FASTRNN_PLAN=cuda:STRATEGY forces one
+
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dtype in (torch.float16, torch.bfloat16):
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        if x.dtype == torch.float64:
+            return x @ weight.t()
+        matmul, wanted = torch.backends.cuda.matmul, rnn_allows_tf32()
+        before = matmul.allow_tf32
+        if before == wanted:
+            return x @ weight.t()
+        matmul.allow_tf32 = wanted
+        try:
+            return x @ weight.t()
+        finally:
+            matmul.allow_tf32 = before
+
+    def _run(self, args: Any, workspace_bytes: int, call: Any) -> None:
+        with torch.cuda.device(self._device):
+            args.stream = torch.cuda.current_stream().cuda_stream
+            # Freed when this returns: the caching allocator hands it out again in the stream's order.
+            workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
+            call(args, rnn_allows_tf32(), self._strategy, workspace.data_ptr())
+
+    def forward(self, args: Any) -> None:
+        self._run(args, _C.cuda_forward_workspace(args), _C.cuda_forward)
+
+    def backward(self, args: Any) -> None:
+        self._run(args, _C.cuda_backward_workspace(args), _C.cuda_backward)
