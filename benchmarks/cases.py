@@ -178,5 +178,5 @@ class CaseList:
 CASE_LISTS = {
     "quick": CaseList(tuple(_quick()), "cpu", 80),
     "cpu": CaseList(tuple(_cpu()), "cpu", 600),
-    "cuda": CaseList(tuple(_cuda()), "cuda", 300),
+    "cuda": CaseList(tuple(_cuda()), "cuda", 400),
 }

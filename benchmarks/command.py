@@ -21,6 +21,10 @@ _SIZES = {"time": 100, "batch": 32, "input": 256, "hidden": 256, "layers": 1, "p
 
 BENCHMARKS = {
     "char-lm": (f"{__package__}.char_lm:char_lm", "Train a character language model with torch.nn and with fastrnn."),
+    "elmo": (f"{__package__}.elmo:elmo", "Time ELMo at full size: character CNN, layers, the whole."),
+    "bilm-training": (f"{__package__}.bilm_training:bilm_training", "Time a biLM's training step."),
+    "ngrams": (f"{__package__}.ngrams:ngrams", "Held-out perplexity of a biLM beside unigrams and bigrams."),
+    "ner": (f"{__package__}.ner:ner", "A named-entity tagger with and without ELMo vectors."),
 }
 
 
@@ -128,7 +132,11 @@ def _sizes(command: click.Command) -> click.Command:
 @click.option("--input-gradient", is_flag=True, help="In training also the gradient of the input.")
 @click.option("--device", help="cpu, cuda or cuda:N; default cpu, and cuda for the list cuda.")
 @click.option("--repeats", type=click.IntRange(min=1), default=30, show_default=True, help="Most rounds per case.")
-@click.option("--budget", type=click.FloatRange(min=0), help="Seconds for all cases; default by list, 80 for quick.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    help="Seconds in all; default quick 80, cpu 600, cuda 400.",
+)
 @click.option("--csv", type=OUTPUT_FILE, help="Write the results as CSV.")
 @click.option("--json", type=OUTPUT_FILE, help="Write results, machine and geometric means as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw speeds relative to torch.nn (.png, .svg or .pdf).")
@@ -170,5 +178,5 @@ def bench(
     run = measure(selected, Settings(device, repeats, named.budget if budget is None else budget, input_gradient))
     save(run, csv, json, plot)
     show(run)
-    if run.failed or not run.complete:
+    if run.failed or run.interrupted:
         context.exit(1)

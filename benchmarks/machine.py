@@ -24,6 +24,37 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+class OtherPrograms:
+    """Watches how much of all cores' time other programs use, from its construction on (Linux only).
+
+    A busy machine slows the providers by different factors, those with a barrier in every step most: ratios measured on
+    one say little about a quiet one.
+    """
+
+    def __init__(self) -> None:
+        self.start = self._seconds()
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float] | None:
+        """Core-seconds (idle, busy, busy with this process), the first two since the start of the machine."""
+        try:
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        except OSError:
+            return None
+        ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
+        user, nice, system, idle, wait, irq, soft_irq, steal = ticks
+        own = os.times()
+        return idle + wait, user + nice + system + irq + soft_irq + steal, own.user + own.system
+
+    def share(self) -> float | None:
+        """Others' share of all cores' time so far; None where the system does not tell."""
+        now = self._seconds()
+        if now is None or self.start is None:
+            return None
+        idle, busy, own = (late - early for late, early in zip(now, self.start, strict=True))
+        return max(0.0, busy - own) / max(idle + busy, 1e-9)
+
+
 def describe(device: str) -> dict[str, object]:
     """Machine, versions and command, all plain JSON values."""
     return {

@@ -17,6 +17,8 @@ from .machine import describe
 from .runner import BASELINE, OURS, Result, Run
 
 WIDE = 124  # characters that the whole table takes
+_BUSY = 0.05  # share of the cores' time that other programs may use before the report warns
+_FEWEST_SAMPLES = 3  # below that no spread is shown
 CASE_FIELDS = ("cell", "time", "batch", "input", "hidden", "layers", "bidirectional", "proj", "dtype", "mode", "packed")
 FIELDS = (
     "case",
@@ -92,7 +94,8 @@ def _seconds(value: float) -> str:
 
 
 def _rate(value: float) -> str:
-    return f"{value * 1e-6:.2f} M" if value >= 1e6 else f"{value * 1e-3:.1f} k"
+    scale, unit = next(((s, u) for s, u in ((1e6, " M"), (1e3, " k")) if value >= s), (1, ""))
+    return f"{value / scale:.3g}{unit}"
 
 
 def _cells(run: Run, result: Result) -> dict[str, str]:
@@ -103,7 +106,7 @@ def _cells(run: Run, result: Result) -> dict[str, str]:
     return {
         "provider": result.provider,
         "median": _seconds(result.timing.median),
-        "spread": f"{100 * result.timing.spread:.0f} %",
+        "spread": f"{100 * result.timing.spread:.0f} %" if result.timing.samples >= _FEWEST_SAMPLES else "",
         "speed": "" if result.speedup is None else f"{result.speedup:.2f}x" + ("*" if result.runs > 1 else ""),
         "steps x B / s": _rate(row["row_steps_per_second"]),
         "GFLOP/s": f"{row['gflops']:.1f}",
@@ -154,8 +157,13 @@ def legend(run: Run) -> str:
     if any(r.error and r.error.steps < r.case.time for r in run.results):
         lines.append("': error over the first steps only, to keep the float64 loop cheap (JSON and CSV say how many)")
     lines += [f"failed: {r.case.name}, {r.provider}: {r.failure}" for r in run.results if r.failure]
-    if not run.complete:
-        lines.append("interrupted: these are the cases measured so far")
+    if run.other_programs is not None and run.other_programs > _BUSY:
+        lines.append(
+            f"WARNING: other programs used {100 * run.other_programs:.0f} % of the cores' time meanwhile, which slows "
+            "the providers by different factors: measure on a quiet machine before you quote these numbers"
+        )
+    if run.stopped:
+        lines.append(run.stopped)
     return "\n".join(lines)
 
 
@@ -189,8 +197,9 @@ def write_json(run: Run, path: Path) -> None:
         "schema": 1,
         "machine": describe(run.settings.device),
         "settings": asdict(run.settings),
-        "complete": run.complete,
+        "stopped": run.stopped,
         "seconds": run.seconds,
+        "other_programs": run.other_programs,
         "peak_gflops": {dtype: peak.flops_per_second * 1e-9 for dtype, peak in run.peaks.items()},
         "results": [record(run, result) for result in run.results],
         "geometric_means": geometric_means(run.results),
@@ -217,7 +226,7 @@ def write_plot(run: Run, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}x")
     axes.use_sticky_edges = False
-    axes.margins(x=0.1)
+    axes.margins(x=0.1, y=0.01)
     axes.set_yticks(range(len(cases)), cases, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(f"speed relative to {BASELINE} (its median time / the provider's, same run)")

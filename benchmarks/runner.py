@@ -10,6 +10,7 @@ import torch
 
 from .cases import Case
 from .errors import Error, ErrorCheck
+from .machine import OtherPrograms
 from .peak import Peak
 from .providers import Provider, Unsupported, available, torch_layer
 from .timing import Timing, calls_per_sample, measure
@@ -17,6 +18,7 @@ from .workload import Workload
 
 BASELINE = "torch.nn"
 OURS = "fastrnn"
+_OVERRUN = 1.2  # of the budget, past which no further case starts
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,10 @@ class Run:
     settings: Settings
     results: list[Result] = field(default_factory=list)
     peaks: dict[str, Peak] = field(default_factory=dict)
-    complete: bool = False
+    interrupted: bool = False
+    stopped: str | None = None  # why cases are missing, if any are
     seconds: float = 0.0
+    other_programs: float | None = None  # share of all cores' time that other programs used meanwhile
 
     @property
     def failed(self) -> list[Result]:
@@ -138,7 +142,7 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
 
 
 def run_cases(cases: Sequence[Case], settings: Settings, started: Callable[[int, Case], None]) -> Run:
-    """Measures the cases in order; an interrupt ends the run early and keeps what was measured.
+    """Measures the cases in order; an interrupt or an overspent budget ends the run early and keeps what was measured.
 
     Args:
         cases: what to measure.
@@ -146,17 +150,25 @@ def run_cases(cases: Sequence[Case], settings: Settings, started: Callable[[int,
         started: called with (index, case) before each case.
     """
     run = Run(settings)
+    others = OtherPrograms()
     begin = time.perf_counter()
     try:
         for index, case in enumerate(cases):
+            if time.perf_counter() - begin > _OVERRUN * settings.budget:
+                run.stopped = (
+                    f"{len(cases) - index} of {len(cases)} cases left out: the budget of {settings.budget:g} s is "
+                    "spent (a slow or busy machine; --budget gives more)"
+                )
+                break
             started(index, case)
             if case.dtype not in run.peaks:
                 run.peaks[case.dtype] = Peak(case.dtype, torch.device(settings.device))
             run.peaks[case.dtype].sample()
             left = begin + settings.budget - time.perf_counter()
             run.results += run_case(case, settings, left / (len(cases) - index), begin + settings.budget)
-        run.complete = True
     except KeyboardInterrupt:
-        pass
+        run.stopped = "interrupted: these are the cases measured so far"
+        run.interrupted = True
     run.seconds = time.perf_counter() - begin
+    run.other_programs = others.share()
     return run

@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from fastrnn.benchmarks import char_lm, command, errors, peak, providers, report, runner, timing
 from fastrnn.benchmarks.cases import CASE_LISTS, Case
 from fastrnn.benchmarks.files import write_whole
+from fastrnn.benchmarks.machine import OtherPrograms
 
 from fastrnn.cli import COMMANDS, LazyGroup, main
 
 SHAPE = {"time": 4, "batch": 3, "input": 5, "hidden": 6}
-TINY = ["--time", "4", "--batch", "3", "--input", "5", "--hidden", "6", "--budget", "0", "--repeats", "3"]
+TINY = ["--time", "4", "--batch", "3", "--input", "5", "--hidden", "6", "--repeats", "3"]
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +198,14 @@ def test_last_line_names_groups_batches_and_the_lowest():
     assert "no case" in report.last_line(runner.Run(runner.Settings()))
 
 
+def test_a_busy_machine_is_said():
+    quiet = runner.Run(runner.Settings(), [result(2.0)], other_programs=0.01)
+    assert "WARNING" not in report.legend(quiet)
+    quiet.other_programs = 0.4
+    assert "WARNING: other programs used 40 %" in report.legend(quiet)
+    assert OtherPrograms().share() is None or 0 <= OtherPrograms().share() <= 1
+
+
 # The command
 
 
@@ -207,7 +216,7 @@ def test_command_writes_table_files_and_the_last_line(tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert "geometric means: overall" in outcome.output.splitlines()[-1]
     content = json.loads(files["json"].read_text())
-    assert content["schema"] == 1 and content["complete"] is True
+    assert content["schema"] == 1 and content["stopped"] is None
     assert {"machine", "cpu", "torch", "threads", "command"} <= set(content["machine"])
     assert content["peak_gflops"]["float32"] > 0
     rows = content["results"]
@@ -267,7 +276,13 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch):
     outcome = run(*TINY, "--json", path)
     assert outcome.exit_code == 1 and "interrupted" in outcome.output
     content = json.loads(path.read_text())
-    assert content["complete"] is False and {row["mode"] for row in content["results"]} == {"forward"}
+    assert "interrupted" in content["stopped"] and {row["mode"] for row in content["results"]} == {"forward"}
+
+
+def test_a_spent_budget_leaves_cases_out_and_says_so():
+    outcome = run(*TINY, "--budget", 0)
+    assert outcome.exit_code == 0
+    assert "2 of 2 cases left out: the budget of 0 s is spent" in outcome.output
 
 
 @pytest.mark.parametrize(
