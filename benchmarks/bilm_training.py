@@ -5,7 +5,8 @@ All variants start from the same weights and train on the same windows, step by 
 - fastrnn: as `fastrnn train-bilm` runs;
 - nn.LSTM: the same, but the recurrent layers are torch's (its kernel behind torch.nn.LSTM with proj_size, without
   clips: it has none, so they are off in all variants);
-- plain torch: nn.LSTM, and every token of the window goes through the character convolutions, as in bilm-tf and AllenNLP.
+- plain torch: nn.LSTM, and every token of the window goes through the character convolutions, as in bilm-tf and
+  AllenNLP.
 """
 
 from __future__ import annotations
@@ -183,8 +184,8 @@ def bilm_training(
 ) -> None:  # fmt: skip
     """Time a biLM's training step with fastrnn and with torch.nn.LSTM.
 
-    The model is the original's small one (character CNN of 2048 filters, one highway layer); the text is synthetic, with
-    Zipf's frequencies, so any machine can run this.
+    The model is the original's small one (character CNN of 2048 filters, one highway layer); the text is synthetic,
+    with Zipf's frequencies, so any machine can run this.
     """
     require_device(device)
     import tempfile

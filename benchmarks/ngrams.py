@@ -98,7 +98,8 @@ def ngrams(train: tuple[str, ...], held_out: tuple[str, ...], model: str) -> Non
     }
     rows["biLM"] = [found.forward, found.backward]
     click.echo(
-        f"held-out perplexity, {found.tokens:,} tokens, {len(bilm.vocabulary):,} words, <UNK> {found.unknown_share:.2%}\n"
+        f"held-out perplexity, {found.tokens:,} tokens, {len(bilm.vocabulary):,} words, "
+        f"<UNK> {found.unknown_share:.2%}\n"
         f"{'':8}  {'forward':>9}  {'backward':>9}  {'mean':>9}"
     )
     for name, (forward, backward) in rows.items():

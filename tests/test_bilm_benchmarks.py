@@ -85,8 +85,8 @@ def test_benchmark_commands(tmp_path: Path) -> None:
     text = tmp_path / "text/train.txt"
     run(main, "vocab", text, "--out", tmp_path / "vocab.txt")
     run(
-        main, "train-bilm", "--train", text, "--vocab", tmp_path / "vocab.txt", "--out", tmp_path / "model", "--dim", "8",
-        "--projection", "4", "--filters", "1:4,2:4", "--batch", "2", "--unroll", "5", "--steps", "2", "--device", "cpu",
+        main, "train-bilm", "--train", text, "--vocab", tmp_path / "vocab.txt", "--out", tmp_path / "model",
+        "--dim", "8", "--projection", "4", "--filters", "1:4,2:4", "--batch", "2", "--unroll", "5", "--steps", "2", "--device", "cpu",
     )  # fmt: skip
     table = run(ngrams, "--train", text, "--held-out", tmp_path / "text/held-out.txt", "--model", tmp_path / "model")
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["unigram", "bigram", "biLM"]
@@ -96,8 +96,8 @@ def test_benchmark_commands(tmp_path: Path) -> None:
     assert "+ ELMo: entity F1 dev" in report and "mixing weights" in report
     figures = tmp_path / "figures.json"
     report = run(
-        bilm_training, "--dim", "8", "--projection", "4", "--batch", "1", "--unroll", "2", "--steps", "2", "--words", "50",
-        "--negatives", "5", "--json", figures,
+        bilm_training, "--dim", "8", "--projection", "4", "--batch", "1", "--unroll", "2", "--steps", "2",
+        "--words", "50", "--negatives", "5", "--json", figures,
     )  # fmt: skip
     assert "data pipeline alone" in report
     assert set(json.loads(figures.read_text())["seconds_per_step"]) == {"fastrnn", "nn.LSTM", "plain torch"}
