@@ -86,7 +86,8 @@ def test_benchmark_commands(tmp_path: Path) -> None:
     run(main, "vocab", text, "--out", tmp_path / "vocab.txt")
     run(
         main, "train-bilm", "--train", text, "--vocab", tmp_path / "vocab.txt", "--out", tmp_path / "model",
-        "--dim", "8", "--projection", "4", "--filters", "1:4,2:4", "--batch", "2", "--unroll", "5", "--steps", "2", "--device", "cpu",
+        "--dim", "8", "--projection", "4", "--filters", "1:4,2:4", "--batch", "2", "--unroll", "5", "--steps", "2",
+        "--device", "cpu",
     )  # fmt: skip
     table = run(ngrams, "--train", text, "--held-out", tmp_path / "text/held-out.txt", "--model", tmp_path / "model")
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["unigram", "bigram", "biLM"]
