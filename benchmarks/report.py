@@ -147,6 +147,7 @@ def legend(run: Run) -> str:
     lines = [
         f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
         f"fastrnn {machine['fastrnn']}; {run.seconds:.0f} s",
+        "T steps, B batch, I input, H hidden, P projection, L layers, D directions; packed: lengths spread over 1..T",
         f"peak: torch.mm in this run, {peaks}",
         f"training: forward and backward from a random gradient of the output, with gradients of the {gradients}",
         "spread: interquartile range; speed: torch.nn's time over this one's; error: largest difference from a float64 "

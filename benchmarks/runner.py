@@ -129,10 +129,9 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
             failures[provider.name] = _first_line(raised)
             continue
         workloads[provider.name], calls[provider.name], errors[provider.name] = workload, count, error
-    left = budget - (time.perf_counter() - start)
-    timings, runs = _timings(
-        workloads, calls, settings, left / 2, deadline
-    )  # the other half pays for the runs of a slow case
+    # the pair that is compared may run twice more, which the other half of the time is for
+    half = (budget - (time.perf_counter() - start)) / 2
+    timings, runs = _timings(workloads, calls, settings, half, deadline)
     baseline = timings.get(BASELINE)
     results = [
         Result(case, name, timing, errors[name], baseline.median / timing.median if baseline else None, runs)
@@ -150,6 +149,9 @@ def run_cases(cases: Sequence[Case], settings: Settings, started: Callable[[int,
         started: called with (index, case) before each case.
     """
     run = Run(settings)
+    device = torch.device(settings.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # events and the default stream are the current device's
     others = OtherPrograms()
     begin = time.perf_counter()
     try:
@@ -162,7 +164,7 @@ def run_cases(cases: Sequence[Case], settings: Settings, started: Callable[[int,
                 break
             started(index, case)
             if case.dtype not in run.peaks:
-                run.peaks[case.dtype] = Peak(case.dtype, torch.device(settings.device))
+                run.peaks[case.dtype] = Peak(case.dtype, device)
             run.peaks[case.dtype].sample()
             left = begin + settings.budget - time.perf_counter()
             run.results += run_case(case, settings, left / (len(cases) - index), begin + settings.budget)
