@@ -68,20 +68,20 @@ def _rows(t: Tensor, offset: int = 0) -> tuple[int, int, int]:
     return (address, strides[0], strides[1]) if len(strides) == 3 else (address, 0, strides[0])
 
 
-def _range_rows(t: Tensor, batch: int) -> tuple[int, int, int]:
-    """Address and strides of a contiguous [rows, X] buffer."""
+def _range_rows(t: Tensor, batch: int, d: int = 0) -> tuple[int, int, int]:
+    """Address and strides of a contiguous [rows, X] buffer, or of part d of a [D, rows, X] one."""
     width = t.shape[-1]
-    return t.data_ptr(), batch * width, width
+    return t.data_ptr() + d * t.shape[-2] * width * t.element_size(), batch * width, width
+
+
+def _part(t: Tensor, d: int) -> int:
+    """Address of t[d]; t is contiguous. Indexing would make a tensor, which costs more than the rest of a struct."""
+    return t.data_ptr() + d * t.stride(0) * t.element_size() if d else t.data_ptr()
 
 
 def _readable(t: Tensor) -> Tensor:
     """``t``, or a copy if its last dimension is not contiguous."""
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _matrix(t: Tensor) -> Tensor:
-    """``t`` with rows that do not overlap and a contiguous last dimension."""
-    return t if t.is_contiguous() or (t.stride(1) == 1 and t.stride(0) >= t.shape[1]) else t.contiguous()
 
 
 def _check_lengths(lengths: Tensor, steps: int) -> None:
@@ -119,13 +119,6 @@ class _Call:
             self.keep.append(t)
         return t.data_ptr()
 
-    def matrix(self, t: Tensor) -> tuple[int, int]:
-        """Address and row stride of a weight."""
-        m = _matrix(t)
-        if m is not t:
-            self.keep.append(m)
-        return m.data_ptr(), m.stride(0)
-
     def rows(self, t: Tensor, offset: int = 0) -> tuple[int, int, int]:
         """Address and strides of rows, copied only if the last dimension is not contiguous."""
         r = _readable(t)
@@ -135,15 +128,29 @@ class _Call:
 
     def weights(self, direction: Any, operands: Sequence[Tensor], d: int) -> None:
         """Fill the weights of direction ``d`` into its struct."""
-        config = self.config
+        config, layout = self.config, self.layout
         at = config.first_weight + d * config.weights
-        direction.weight_ih, direction.ih_stride = self.matrix(operands[at])
-        direction.weight_hh, direction.hh_stride = self.matrix(operands[at + 1])
+        ih, hh = operands[at], operands[at + 1]
+        if ih.is_contiguous():
+            direction.weight_ih, direction.ih_stride = ih.data_ptr(), layout.input
+        else:
+            direction.weight_ih, direction.ih_stride = self.matrix(ih)
+        if hh.is_contiguous():
+            direction.weight_hh, direction.hh_stride = hh.data_ptr(), layout.width
+        else:
+            direction.weight_hh, direction.hh_stride = self.matrix(hh)
         if config.has_bias:
             direction.bias_ih = self.address(operands[at + 2])
             direction.bias_hh = self.address(operands[at + 3])
         if config.has_projection:
             direction.weight_hr, direction.hr_stride = self.matrix(operands[at + config.weights - 1])
+
+    def matrix(self, t: Tensor) -> tuple[int, int]:
+        """Address and row stride of a weight, copied only if its rows overlap or their elements lie apart."""
+        if t.stride(1) != 1 or t.stride(0) < t.shape[1]:
+            t = t.contiguous()
+            self.keep.append(t)
+        return t.data_ptr(), t.stride(0)
 
     def initial(self, operands: Sequence[Tensor]) -> list[Tensor] | None:
         """h0 and c0 as the core takes them: contiguous, c0 in the state type."""
@@ -211,17 +218,17 @@ def forward(
         call.weights(struct, operands, d)
         struct.input = call.rows(operands[d if config.inputs > 1 else 0])
         struct.output = _rows(output, d * width)
-        struct.h_n = h_n[d].data_ptr()
+        struct.h_n = _part(h_n, d)
         if c_n is not None:
-            struct.c_n = c_n[d].data_ptr()
+            struct.c_n = _part(c_n, d)
         if initial is not None:
-            struct.h0 = initial[0][d].data_ptr()
+            struct.h0 = _part(initial[0], d)
             if c_n is not None:
-                struct.c0 = initial[1][d].data_ptr()
+                struct.c0 = _part(initial[1], d)
         if gates is not None:
-            struct.gates = _range_rows(gates[d], batch)
+            struct.gates = _range_rows(gates, batch, d)
         if cells is not None:
-            struct.cells = _range_rows(cells[d], batch)
+            struct.cells = _range_rows(cells, batch, d)
         structs.append(struct)
     call.args.direction = structs
     select(x.device).forward(call.args)
@@ -347,22 +354,22 @@ class _Backward:
             struct.input = call.rows(self.operands[d if config.inputs > 1 else 0])
             struct.output = _rows(result.output, d * layout.width)
             if self.initial is not None:
-                struct.h0 = self.initial[0][d].data_ptr()
+                struct.h0 = _part(self.initial[0], d)
                 if two:
-                    struct.c0 = self.initial[1][d].data_ptr()
+                    struct.c0 = _part(self.initial[1], d)
             if result.gates is not None:
-                struct.gates = _range_rows(result.gates[d], batch)
+                struct.gates = _range_rows(result.gates, batch, d)
             if result.cells is not None:
-                struct.cells = _range_rows(result.cells[d], batch)
+                struct.cells = _range_rows(result.cells, batch, d)
             if self.d_output is not None:
                 struct.d_output = _rows(self.d_output, d * layout.width)
-            struct.d_h = self.carried[0][d].data_ptr()
+            struct.d_h = _part(self.carried[0], d)
             if two:
-                struct.d_c = self.carried[1][d].data_ptr()
+                struct.d_c = _part(self.carried[1], d)
             if self.from_resets is not None:
-                struct.d_h0_reset = self.from_resets[0][d].data_ptr()
+                struct.d_h0_reset = _part(self.from_resets[0], d)
                 if two:
-                    struct.d_c0_reset = self.from_resets[1][d].data_ptr()
+                    struct.d_c0_reset = _part(self.from_resets[1], d)
             struct.d_gates = _range_rows(d_gates, batch)
             struct.h_prev = _range_rows(h_prev, batch)
             if d_recurrent is not None:
@@ -399,13 +406,16 @@ class _Backward:
             self._add(at, d_gates.t() @ x, single)
         hidden = layout.hidden
         if need[1]:
-            if d_recurrent is not None:
-                parts = [d_gates[:, : 2 * hidden].t() @ h_prev, d_recurrent.t() @ h_prev]
-            elif inner is not None and not config.has_projection:
-                parts = [d_gates[:, : 2 * hidden].t() @ h_prev, d_gates[:, 2 * hidden :].t() @ inner]
-            else:
-                parts = [d_gates.t() @ h_prev]
-            self._add(at + 1, parts[0] if len(parts) == 1 else torch.cat(parts), single)
+            if d_recurrent is None and (inner is None or config.has_projection):
+                total = d_gates.t() @ h_prev
+            else:  # a GRU: the candidate's block has another gradient (reset-after) or another operand (reset-before)
+                total = torch.empty_like(operands[at + 1], memory_format=torch.contiguous_format)
+                torch.mm(d_gates[:, : 2 * hidden].t(), h_prev, out=total[: 2 * hidden])
+                if d_recurrent is not None:
+                    torch.mm(d_recurrent.t(), h_prev, out=total[2 * hidden :])
+                else:
+                    torch.mm(d_gates[:, 2 * hidden :].t(), inner, out=total[2 * hidden :])
+            self._add(at + 1, total, single)
         if config.has_bias and (need[2] or need[3]):
             total = d_gates.sum(0, dtype=self.states)
             if need[2]:

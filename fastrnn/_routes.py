@@ -43,7 +43,10 @@ def _observed() -> bool:
 
 def _plain(tensors: Iterable[Tensor | None]) -> bool:
     """All are ordinary tensors whose memory the core may read. A lazily negated view is not: its memory has the other sign."""
-    return all(t is None or (type(t) in _PLAIN and t.device.type in _DEVICES and not t.is_neg()) for t in tensors)
+    for t in tensors:  # a loop, not all(...): this runs in every call
+        if t is not None and (type(t) not in _PLAIN or t.is_neg()):
+            return False
+    return True
 
 
 def _batched(t: Tensor | None) -> bool:
@@ -60,12 +63,22 @@ def run(
     batch: int,
 ) -> tuple[Tensor, States]:
     """One layer by the route that fits; output and final states."""
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    save = False
+    if torch.is_grad_enabled():
+        for t in operands:
+            if t.requires_grad:
+                save = True
+                break
     if torch.compiler.is_compiling():
         return run_operator(config, operands, lengths, resets, batch_sizes, batch, save)
     if _transformed():
         return call_reference(config, operands, lengths, resets, batch_sizes)
-    if _observed() or not _plain(operands) or not _plain((lengths, resets, batch_sizes)):
+    if (
+        operands[0].device.type not in _DEVICES  # functional.py has checked that all lie on one
+        or _observed()
+        or not _plain(operands)
+        or not _plain((lengths, resets, batch_sizes))
+    ):
         return run_operator(config, operands, lengths, resets, batch_sizes, batch, save)
     if save:
         output, *final = LayerFunction.apply(config, lengths, resets, batch_sizes, batch, *operands)
@@ -111,6 +124,6 @@ def _gradients(
         return reference_gradients(
             config, operands, lengths, resets, batch_sizes, gradients, needs, torch.is_grad_enabled()
         )
-    if _observed() or not _plain(gradients):
+    if _observed() or not _plain(gradients) or operands[0].device.type not in _DEVICES:
         return gradients_operator(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)
     return _raw.backward(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)

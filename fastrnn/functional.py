@@ -7,6 +7,7 @@ call (the raw kernels, an operator, the step loop) is decided in _routes.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -154,32 +155,38 @@ def _check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | 
         batch = operands[config.inputs].shape[1]
     else:
         batch = int(batch_sizes[0]) if len(batch_sizes) else 0
-    expected = [x.shape] * config.inputs
+    gate_rows = spec.gates * hidden
+    expected: list[tuple[int, ...]] = [x.shape] * config.inputs
     if config.has_initial:
         expected += [(directions, batch, width), (directions, batch, hidden)][: spec.states]
-    own = [(spec.gates * hidden, x.shape[-1]), (spec.gates * hidden, width)]
+    own: list[tuple[int, ...]] = [(gate_rows, x.shape[-1]), (gate_rows, width)]
     if config.has_bias:
-        own += [(spec.gates * hidden,)] * 2
+        own += [(gate_rows,), (gate_rows,)]
     if config.has_projection:
         own.append((width, hidden))
     elif width != hidden:
         raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
     expected += own * directions
-    for place, (operand, shape) in enumerate(zip(operands, expected, strict=True)):
-        if operand.shape != shape:
-            raise RuntimeError(
-                f"{_name(config, place)} must have shape {tuple(shape)}, got {tuple(operand.shape)} "
-                f"(cell {spec.name}, input {tuple(x.shape)})"
-            )
-        if operand.dtype != dtype:
-            raise RuntimeError(f"{_name(config, place)} must have the dtype of the input, {dtype}, got {operand.dtype}")
-        if operand.device != device:
-            kind = "parameter" if place >= first else "hidden"
-            raise RuntimeError(
-                f"Input and {kind} tensors are not at the same device, found input tensor at {device} and "
-                f"{kind} tensor at {operand.device}"
-            )
+    for place, (t, shape) in enumerate(zip(operands, expected, strict=True)):
+        if t.shape != shape or t.dtype != dtype or t.device != device:
+            _refuse(config, place, t, shape, x)
     return batch
+
+
+def _refuse(config: Config, place: int, t: Tensor, shape: tuple[int, ...], x: Tensor) -> NoReturn:
+    """Say what is wrong with the operand at this place, which should have this shape and the dtype and device of x."""
+    name = _name(config, place)
+    if t.shape != shape:
+        raise RuntimeError(
+            f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)} (cell {config.spec.name}, input {tuple(x.shape)})"
+        )
+    if t.dtype != x.dtype:
+        raise RuntimeError(f"{name} must have the dtype of the input, {x.dtype}, got {t.dtype}")
+    kind = "parameter" if place >= config.first_weight else "hidden"
+    raise RuntimeError(
+        f"Input and {kind} tensors are not at the same device, found input tensor at {x.device} and "
+        f"{kind} tensor at {t.device}"
+    )
 
 
 def _name(config: Config, place: int) -> str:
