@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .characters import CharacterIds
+from .characters import BOS, EOS, CharacterIds
 from .encoder import CharacterEncoder
 
 
@@ -27,8 +27,11 @@ class TokenVectors:
     def __init__(self, encoder: CharacterEncoder, vocabulary: Iterable[str] = (), remember: int = 0) -> None:
         self.encoder = encoder
         self.character_ids = CharacterIds(encoder.options.max_characters)
-        self.vocabulary = list(dict.fromkeys(vocabulary))
-        self.capacity = len(self.vocabulary) + remember
+        tokens = dict.fromkeys(vocabulary)
+        if tokens or remember:
+            tokens |= {BOS: None, EOS: None}  # part of every sentence
+        self.vocabulary = list(tokens)
+        self.capacity = len(tokens) + remember
         self._clear()
 
     def _clear(self) -> None:
