@@ -11,6 +11,8 @@ import click
 COMMANDS = {
     "bench": ("fastrnn.benchmarks.command:bench", "Time fastrnn beside torch.nn and others on this machine."),
     "embed": ("fastrnn.bilm.embed_command:embed", "Write ELMo vectors of a text file to an hdf5 file."),
+    "cache-tokens": ("fastrnn.bilm.convert_command:cache_tokens", "Write ELMo's context-free vectors of a vocabulary."),
+    "convert-bilm": ("fastrnn.bilm.convert_command:convert_bilm", "Convert biLM weights from one format into another."),
     "vocab": ("fastrnn.bilm.commands:vocab", "Make a vocabulary of text files."),
     "train-bilm": ("fastrnn.bilm.commands:train_bilm", "Train a biLM on text, or go on where training stopped."),
     "eval-bilm": ("fastrnn.bilm.commands:eval_bilm", "Perplexity of text under a trained biLM."),

@@ -11,6 +11,8 @@ import tolerances
 import torch
 from elmo_models import SENTENCES, make_model
 from elmo_reference import ReferenceBiLM
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from fastrnn.bilm import BiLanguageModel, CharacterOptions, Elmo, ScalarMix, batch_to_ids, official
 from fastrnn.bilm.cache import TokenVectors
@@ -177,6 +179,15 @@ def test_character_ids():
         batch_to_ids(["a sentence"])
     with pytest.raises(TypeError, match="int"):
         batch_to_ids([[3]])
+
+
+@settings(deadline=None)
+@given(token=st.text(st.characters(categories=None), max_size=60), longest=st.integers(3, 60))
+def test_character_ids_of_any_text(token, longest):
+    assume(token not in ("<S>", "</S>"))
+    (((*ids,),),) = batch_to_ids([[token]], longest).tolist()
+    data = "".join(c for c in token if not "\ud800" <= c <= "\udfff").encode()[: longest - 2]
+    assert ids == ([259, *(byte + 1 for byte in data), 260] + [261] * longest)[:longest]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ import sys
 import pytest
 import tolerances
 import torch
+from click.testing import CliRunner
 from elmo_models import SENTENCES, TINY, make_model
 
-from fastrnn.bilm import BiLanguageModel, Elmo, WeightsError, allennlp, native, official
+from fastrnn.bilm import BiLanguageModel, Elmo, WeightsError, allennlp, batch_to_ids, native, official
+from fastrnn.cli import main
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("safetensors")
@@ -118,6 +120,31 @@ def test_allennlp_without_options_takes_the_released_models_settings():
     assert allennlp.load(allennlp.to_state_dict(elmo)).bilm.options == elmo.bilm.options
 
 
+@pytest.mark.parametrize("folder", ["allennlp", "bilm_tf/model"])
+def test_the_originals_file_is_written_again(tmp_path, test_data, folder):
+    """Every dataset of a file that the original program wrote, by name, shape and value."""
+    place = test_data / "elmo_fixtures" / folder
+    if not place.is_dir():
+        pytest.skip("FASTRNN_TEST_DATA has no elmo_fixtures")
+    model = official.load(place / "options.json", place / "lm_weights.hdf5")
+    official.save(model, tmp_path / "options.json", tmp_path / "weights.hdf5")
+    contents = []
+    for path in (place / "lm_weights.hdf5", tmp_path / "weights.hdf5"):
+        with h5py.File(path) as file:
+            names: list[str] = []
+            file.visit(names.append)
+            found = {name: file[name][...] for name in names if isinstance(file[name], h5py.Dataset)}
+        contents.append(found)
+    theirs, ours = contents
+    assert theirs.keys() == ours.keys()
+    for name, value in theirs.items():
+        found = torch.from_numpy(ours[name])
+        tolerances.assert_close(found, torch.from_numpy(value), tolerances.ELMO_FORGET_BIAS, name)
+    options = json.loads((place / "options.json").read_text())
+    written = json.loads((tmp_path / "options.json").read_text())
+    assert all(written[section][key] == value for section, part in options.items() for key, value in part.items())
+
+
 def test_official_file_of_one_layer_under_the_other_name(tmp_path):
     model = make_model(layers=1)
     files = tmp_path / "options.json", tmp_path / "weights.hdf5"
@@ -137,6 +164,56 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path):
     with pytest.raises(ValueError, match="softmax"):
         allennlp.to_state_dict(Elmo(make_model(), mix_softmax=False))
     assert not list(tmp_path.iterdir())
+
+
+def command(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_convert_command(tmp_path):
+    elmo = Elmo(make_model(), 2, stateful=False)
+    elmo.mixes[1].weights.data.uniform_()
+    native.save_elmo(tmp_path / "a.safetensors", elmo)
+    options = tmp_path / "options.json"
+    command("convert-bilm", tmp_path / "a.safetensors", tmp_path / "b.hdf5", "--output-options", options)
+    command("convert-bilm", tmp_path / "a.safetensors", tmp_path / "c.th")
+    command("convert-bilm", tmp_path / "c.th", tmp_path / "d.safetensors", "--options", options)
+    command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "e.safetensors", "--options", options)
+    found = native.load_elmo(tmp_path / "d.safetensors", stateful=False)
+    tolerances.assert_close(vectors(found), vectors(elmo), tolerances.ELMO_SAME)
+    assert torch.equal(found.mixes[1].weights, elmo.mixes[1].weights)
+    assert_same(native.load(tmp_path / "e.safetensors"), elmo.bilm)
+    native.save(tmp_path / "gru.safetensors", make_model(**GRU))
+    assert "LSTM cells" in command("convert-bilm", tmp_path / "gru.safetensors", tmp_path / "f.th", code=1)
+    assert "--output-options" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", code=2)
+    assert "--options is needed" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=2)
+    assert "must end in" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.npz", code=2)
+    (tmp_path / "b.hdf5").write_bytes(b"")
+    broken = command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", "--options", options, code=1)
+    assert "b.hdf5: not a readable hdf5 file" in broken
+
+
+def test_cache_command(tmp_path):
+    model = make_model()
+    native.save(tmp_path / "w.safetensors", model)
+    (tmp_path / "vocabulary.txt").write_text("<S>\n</S>\ncat\n中华\n", encoding="utf-8")
+    given = "cache-tokens", tmp_path / "vocabulary.txt"
+    weights = "--weights", tmp_path / "w.safetensors"
+    command(*given, tmp_path / "t.hdf5", *weights)
+    command(*given, tmp_path / "t.txt", *weights)
+    tokens = ["<S>", "</S>", "cat", "中华"]
+    with torch.no_grad():
+        truth = model.encode(batch_to_ids([tokens], 20))[0]
+    with h5py.File(tmp_path / "t.hdf5") as file:
+        tolerances.assert_close(torch.from_numpy(file["embedding"][...]), truth, tolerances.ELMO_SAME)
+    lines = [line.split(" ") for line in (tmp_path / "t.txt").read_text(encoding="utf-8").splitlines()]
+    assert [line[0] for line in lines] == tokens
+    found = torch.tensor([[float(value) for value in line[1:]] for line in lines])
+    tolerances.assert_close(found, truth, tolerances.ELMO_SAME)
+    native.save(tmp_path / "w.safetensors", make_model(**MODELS["words"]))
+    assert "table already" in command(*given, tmp_path / "t.txt", *weights, code=1)
 
 
 # Broken files. Each message must name the file, and the dataset or key with what was expected and found.
