@@ -147,6 +147,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("cpu_forward", &fr::cpu_forward, py::call_guard<py::gil_scoped_release>());
   m.def("cpu_backward", &fr::cpu_backward, py::call_guard<py::gil_scoped_release>());
+  m.def("cpu_choose_instruction_set", &fr::cpu_choose_instruction_set);
   m.def("build_info", [] {
     py::dict info;
     info["compiler"] = fr::kCompiler;

@@ -131,8 +131,10 @@ struct BackwardArgs {
 void cpu_forward(const ForwardArgs& args);
 void cpu_backward(const BackwardArgs& args);
 
-// The instruction sets compiled in ("avx512 avx2 baseline") and the one that runs on this machine.
+// The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was chosen.
 std::string cpu_instruction_sets();
 std::string cpu_chosen_instruction_set();
+// Uses the named one from now on (tests compare them); an empty name: the best. Throws if it is unknown or the machine lacks it.
+void cpu_choose_instruction_set(const std::string& name);
 
 }  // namespace fr

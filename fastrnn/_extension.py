@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib
+import os
 
 import torch  # loads the OpenMP runtime that _C uses: it is compiled against OpenMP but brings no runtime of its own
 
@@ -25,6 +26,10 @@ def _load():
 
 
 _C = _load()
+
+# FASTRNN_PLAN=cpu:NAME runs another of the compiled instruction sets than the best, to compare them.
+if os.environ.get("FASTRNN_PLAN", "").startswith("cpu:"):
+    _C.cpu_choose_instruction_set(os.environ["FASTRNN_PLAN"].removeprefix("cpu:"))
 
 
 def has_cuda() -> bool:

@@ -3,6 +3,7 @@
 //
 // Threads: directions first, then batch rows for the whole sequence (no barrier), and hidden units only where rows are few.
 // The result never depends on the choice: every sum has one fixed order (product.h).
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -22,8 +23,14 @@ namespace {
 
 // ---- instruction sets ----
 
+struct InstructionSet {
+  const char* name;
+  bool (*available)();
+  const Backend* (*find)(Cell, Type);
+};
+
 #if defined(FASTRNN_X86)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -31,15 +38,33 @@ bool has_avx512() {
 bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
-const Backend& choose_backend(Cell cell, Type type) {
-  const Backend* found = nullptr;
+// Best first. One that does not serve a type leaves it to the next.
+const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_X86)
-  if (has_bf16()) found = find_backend<Avx512BFloat16>(cell, type);
-  if (!found && has_avx512()) found = find_backend<Avx512>(cell, type);
-  if (!found && has_avx2()) found = find_backend<Avx2>(cell, type);
+    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>},
+    {"avx512", has_avx512, find_backend<Avx512>},
+    {"avx2", has_avx2, find_backend<Avx2>},
 #endif
-  if (!found) found = find_backend<Baseline>(cell, type);
-  return *found;
+    {"baseline", [] { return true; }, find_backend<Baseline>},
+};
+constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
+
+int best_instruction_set() {
+  int index = 0;
+  while (!kInstructionSets[index].available()) ++index;
+  return index;
+}
+std::atomic<int> chosen_instruction_set{-1};  // -1: the best
+
+int current_instruction_set() {
+  static const int best = best_instruction_set();
+  const int chosen = chosen_instruction_set.load(std::memory_order_relaxed);
+  return chosen < 0 ? best : chosen;
+}
+
+const Backend& choose_backend(Cell cell, Type type) {
+  for (int index = current_instruction_set();; ++index)
+    if (const Backend* found = kInstructionSets[index].find(cell, type)) return *found;
 }
 
 // ---- what a cell needs ----
@@ -454,20 +479,20 @@ void cpu_backward(const BackwardArgs& args) {
 }
 
 std::string cpu_instruction_sets() {
-#if defined(FASTRNN_X86)
-  return "avx512_bf16 avx512 avx2 baseline";
-#else
-  return "baseline";
-#endif
+  std::string names;
+  for (const cpu::InstructionSet& set : cpu::kInstructionSets) names += (names.empty() ? "" : " ") + std::string(set.name);
+  return names;
 }
 
-std::string cpu_chosen_instruction_set() {
-#if defined(FASTRNN_X86)
-  if (cpu::has_bf16()) return "avx512_bf16";
-  if (cpu::has_avx512()) return "avx512";
-  if (cpu::has_avx2()) return "avx2";
-#endif
-  return "baseline";
+std::string cpu_chosen_instruction_set() { return cpu::kInstructionSets[cpu::current_instruction_set()].name; }
+
+void cpu_choose_instruction_set(const std::string& name) {
+  int found = -1;
+  for (int index = 0; index < cpu::kInstructionSetCount; ++index)
+    if (name == cpu::kInstructionSets[index].name) found = index;
+  cpu::require(name.empty() || found >= 0, "instruction set", "one of: " + cpu_instruction_sets() + "; got " + name);
+  cpu::require(found < 0 || cpu::kInstructionSets[found].available(), "instruction set", "one that this machine has, got " + name);
+  cpu::chosen_instruction_set.store(found, std::memory_order_relaxed);
 }
 
 }  // namespace fr

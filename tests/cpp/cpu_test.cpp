@@ -1,0 +1,356 @@
+// The CPU backend through its public entry points (csrc/rnn.h), for every cell, several odd shapes and all ways of sharing
+// work: the result must equal, bit for bit, that of one thread; must agree with a plain double step loop (forward) and with
+// central differences of the forward pass (backward, in float64); and must agree between instruction sets within rounding. Built
+// plain and under sanitizers (tests/test_cpp.py); the buffers are exact, so a step beyond is seen.
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cells/gru.h"
+#include "cells/lstm.h"
+#include "cells/rnn.h"
+#include "check.h"
+#include "cpu/storage.h"
+#include "rnn.h"
+
+using fr::Cell;
+
+namespace {
+
+// The cells in plain double: what csrc/cells/ asks for.
+double fr_sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double fr_tanh(double x) { return std::tanh(x); }
+
+struct Case {
+  Cell cell;
+  int64_t steps, batch, input, hidden, projection;
+  int directions;
+  bool lengths, resets, to_initial, packed;
+  double cell_clip, proj_clip;
+};
+
+int gates_of(Cell cell) {
+  return cell == Cell::kLstm || cell == Cell::kLstmProjected ? 4 : cell == Cell::kGru || cell == Cell::kGruResetBefore ? 3 : 1;
+}
+int saved_of(Cell cell) {
+  return cell == Cell::kGruResetBefore ? 3 : gates_of(cell) == 1 ? 0 : 4;
+}
+bool has_cell_state(Cell cell) { return gates_of(cell) == 4; }
+
+template <class S>
+struct Problem {
+  using T = fr::StateOf<S>;
+  Case c;
+  int64_t rows, width, gates;
+  std::vector<int64_t> batch_sizes, offsets, lengths, active;
+  std::vector<uint8_t> resets;
+  struct Direction {
+    std::vector<S> input, ih, hh, hr, bias_ih, bias_hh, h0;
+    std::vector<T> c0;
+  } d[2];
+  std::vector<S> output, h_n[2], saved[2];
+  std::vector<T> c_n[2], cells[2];
+
+  static std::vector<S> random(Random& r, int64_t n, double scale) {
+    std::vector<S> v(n);
+    for (S& x : v) {
+      if constexpr (std::is_same_v<S, double>) x = r.uniform(-scale, scale);
+      else fr::from_float(x, static_cast<float>(r.uniform(-scale, scale)));
+    }
+    return v;
+  }
+
+  Problem(const Case& which, uint64_t seed) : c(which), width(c.projection ? c.projection : c.hidden), gates(gates_of(c.cell)) {
+    Random r{seed * 7919 + 12345};
+    active.assign(c.batch, c.steps);
+    rows = 0;
+    if (c.packed) {
+      int64_t size = c.batch;
+      for (int64_t t = 0; t < c.steps; ++t) {
+        batch_sizes.push_back(size), offsets.push_back(rows), rows += size;
+        if (size > 1 && r.below(2)) size -= r.below(size);
+      }
+      for (int64_t b = 0; b < c.batch; ++b) {
+        active[b] = 0;
+        while (active[b] < c.steps && batch_sizes[active[b]] > b) ++active[b];
+      }
+    } else {
+      rows = c.steps * c.batch;
+    }
+    if (c.lengths)
+      for (int64_t b = 0; b < c.batch; ++b) lengths.push_back(r.below(c.steps + 1)), active[b] = std::min(active[b], lengths[b]);
+    if (c.resets)
+      for (int64_t i = 0; i < rows; ++i) resets.push_back(r.below(3) == 0);
+    const double k = 1.5 / std::sqrt(static_cast<double>(c.hidden));
+    for (int i = 0; i < c.directions; ++i) {
+      d[i].input = random(r, rows * c.input, 1), d[i].ih = random(r, gates * c.hidden * c.input, k);
+      d[i].hh = random(r, gates * c.hidden * width, k), d[i].hr = random(r, c.projection * c.hidden, k);
+      d[i].bias_ih = random(r, gates * c.hidden, k), d[i].bias_hh = random(r, gates * c.hidden, k);
+      d[i].h0 = random(r, c.batch * width, 1);
+      for (int64_t j = 0; j < c.batch * c.hidden; ++j) d[i].c0.push_back(static_cast<T>(r.uniform(-1, 1)));
+    }
+  }
+
+  fr::Rows in_rows(const void* data, int64_t stride) const {
+    return {const_cast<void*>(data), c.batch * stride, stride};
+  }
+  int64_t row(int64_t t, int64_t b) const { return c.packed ? offsets[t] + b : t * c.batch + b; }
+  fr::Weights weights(int i) const {
+    return {d[i].ih.data(), d[i].hh.data(), c.projection ? d[i].hr.data() : nullptr, d[i].bias_ih.data(), d[i].bias_hh.data(),
+            c.input, width, c.hidden};
+  }
+  fr::Shape shape() const {
+    constexpr fr::Type type = std::is_same_v<S, double> ? fr::Type::kFloat64
+                              : std::is_same_v<S, float> ? fr::Type::kFloat32
+                              : std::is_same_v<S, fr::BFloat16> ? fr::Type::kBFloat16 : fr::Type::kFloat16;
+    return {c.cell, type, c.steps, c.batch, c.input, c.hidden, c.projection, c.packed ? batch_sizes.data() : nullptr,
+            c.packed ? offsets.data() : nullptr, c.lengths ? lengths.data() : nullptr, c.resets ? resets.data() : nullptr};
+  }
+  fr::Options options() const { return {c.cell_clip, c.proj_clip, c.to_initial}; }
+  bool reverse(int i) const { return i == 1; }
+
+  void forward(int threads, bool save) {
+    output.assign(rows * width * c.directions, S{});
+    fr::ForwardArgs args{};
+    args.shape = shape(), args.options = options(), args.directions = c.directions, args.threads = threads;
+    for (int i = 0; i < c.directions; ++i) {
+      h_n[i].assign(c.batch * width, S{}), c_n[i].assign(has_cell_state(c.cell) ? c.batch * c.hidden : 0, T{});
+      saved[i].assign(save ? rows * saved_of(c.cell) * c.hidden : 0, S{});
+      cells[i].assign(save && has_cell_state(c.cell) ? rows * c.hidden : 0, T{});
+      fr::ForwardDirection& x = args.direction[i];
+      x.reverse = reverse(i), x.weights = weights(i), x.input = in_rows(d[i].input.data(), c.input);
+      x.output = {output.data() + i * width, c.batch * width * c.directions, width * c.directions};
+      x.h0 = d[i].h0.data(), x.c0 = has_cell_state(c.cell) ? d[i].c0.data() : nullptr;
+      x.h_n = h_n[i].data(), x.c_n = c_n[i].data();
+      if (save) x.gates = in_rows(saved[i].data(), saved_of(c.cell) * c.hidden), x.cells = in_rows(cells[i].data(), c.hidden);
+    }
+    fr::cpu_forward(args);
+  }
+
+  // What backward gives for d_output = 1 everywhere and final states without gradient.
+  struct Gradients {
+    std::vector<S> d_gates, d_recurrent, h_prev, inner, d_projected;
+    std::vector<T> d_h, d_c, d_h0_reset, d_c0_reset;
+    bool operator==(const Gradients& o) const {
+      const auto same = [](const auto& a, const auto& b) { return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0; };
+      return same(d_gates, o.d_gates) && same(d_recurrent, o.d_recurrent) && same(h_prev, o.h_prev) && same(inner, o.inner) &&
+             same(d_projected, o.d_projected) && same(d_h, o.d_h) && same(d_c, o.d_c) && same(d_h0_reset, o.d_h0_reset);
+    }
+  };
+
+  void backward(int threads, bool rebuild, int ranges, Gradients (&g)[2]) {
+    std::vector<S> ones(rows * width * c.directions);
+    for (S& x : ones) {
+      if constexpr (std::is_same_v<S, double>) x = 1;
+      else fr::from_float(x, 1.0f);
+    }
+    for (int i = 0; i < c.directions; ++i) {
+      g[i].d_gates.assign(rows * gates * c.hidden, S{}), g[i].h_prev.assign(rows * width, S{});
+      g[i].d_recurrent.assign(c.cell == Cell::kGru ? rows * c.hidden : 0, S{});
+      g[i].inner.assign(c.cell == Cell::kGruResetBefore || c.projection ? rows * c.hidden : 0, S{});
+      g[i].d_projected.assign(rows * c.projection, S{});
+      g[i].d_h.assign(c.batch * width, T{}), g[i].d_h0_reset.assign(c.batch * width, T{});
+      g[i].d_c.assign(c.batch * c.hidden, T{}), g[i].d_c0_reset.assign(c.batch * c.hidden, T{});
+      for (int part = 0; part < ranges; ++part) {
+        const int64_t low = c.steps * part / ranges, high = c.steps * (part + 1) / ranges;
+        const int64_t first = reverse(i) ? low : c.steps - high, last = reverse(i) ? high : c.steps - low;
+        if (first == last) continue;
+        fr::BackwardArgs args{};
+        args.shape = shape(), args.options = options(), args.directions = 1, args.threads = threads;
+        args.first_step = first, args.last_step = last;
+        fr::BackwardDirection& x = args.direction[0];
+        x.reverse = reverse(i), x.weights = weights(i), x.input = in_rows(d[i].input.data(), c.input);
+        x.output = {output.data() + i * width, c.batch * width * c.directions, width * c.directions};
+        x.d_output = {ones.data() + i * width, c.batch * width * c.directions, width * c.directions};
+        x.h0 = d[i].h0.data(), x.c0 = has_cell_state(c.cell) ? d[i].c0.data() : nullptr;
+        if (!rebuild) x.gates = in_rows(saved[i].data(), saved_of(c.cell) * c.hidden);
+        if (has_cell_state(c.cell)) x.cells = in_rows(cells[i].data(), c.hidden);
+        x.d_h = g[i].d_h.data(), x.d_c = g[i].d_c.data();
+        x.d_h0_reset = g[i].d_h0_reset.data(), x.d_c0_reset = g[i].d_c0_reset.data();
+        const auto from = [&](std::vector<S>& v, int64_t stride) {
+          return v.empty() ? fr::Rows{} : in_rows(v.data() + row(first, 0) * stride, stride);
+        };
+        x.d_gates = from(g[i].d_gates, gates * c.hidden), x.d_recurrent = from(g[i].d_recurrent, c.hidden);
+        x.h_prev = from(g[i].h_prev, width), x.inner = from(g[i].inner, c.hidden);
+        x.d_projected = from(g[i].d_projected, c.projection);
+        fr::cpu_backward(args);
+      }
+    }
+  }
+
+  // The output by a plain double loop.
+  std::vector<double> reference(int i) const {
+    const auto value = [](const auto& x) { return static_cast<double>(fr::to_float(x)); };
+    std::vector<double> out(rows * width, 0), h(width), inner(c.hidden), cell(c.hidden);
+    for (int64_t b = 0; b < c.batch; ++b) {
+      const auto initial = [&] {
+        for (int64_t u = 0; u < width; ++u) h[u] = value(d[i].h0[b * width + u]);
+        for (int64_t u = 0; u < c.hidden; ++u) cell[u] = static_cast<double>(d[i].c0[b * c.hidden + u]);
+      };
+      initial();
+      for (int64_t s = 0; s < active[b]; ++s) {
+        const int64_t t = reverse(i) ? active[b] - 1 - s : s;
+        const bool cut = c.resets && (reverse(i) ? s > 0 && resets[row(t + 1, b)] : resets[row(t, b)]);
+        if (cut && c.to_initial) initial();
+        else if (cut) std::fill(h.begin(), h.end(), 0), std::fill(cell.begin(), cell.end(), 0);
+        const auto part = [&](int gate, int64_t u, const std::vector<double>& state, bool input) {
+          const int64_t k = gate * c.hidden + u;
+          double sum = value(input ? d[i].bias_ih[k] : d[i].bias_hh[k]);
+          if (input)
+            for (int64_t j = 0; j < c.input; ++j) sum += value(d[i].ih[k * c.input + j]) * value(d[i].input[row(t, b) * c.input + j]);
+          else
+            for (int64_t j = 0; j < static_cast<int64_t>(state.size()); ++j) sum += value(d[i].hh[k * width + j]) * state[j];
+          return sum;
+        };
+        std::vector<double> next(width);
+        if (gates == 1) {
+          for (int64_t u = 0; u < width; ++u) {
+            const double a = part(0, u, h, true) + part(0, u, h, false);
+            next[u] = c.cell == Cell::kRnnTanh ? fr_tanh(a) : a > 0 ? a : 0;
+          }
+        } else if (gates == 3) {
+          const bool before = c.cell == Cell::kGruResetBefore;
+          std::vector<double> r(width), z(width);
+          for (int64_t u = 0; u < width; ++u) {
+            r[u] = fr_sigmoid(part(0, u, h, true) + part(0, u, h, false));
+            z[u] = fr_sigmoid(part(1, u, h, true) + part(1, u, h, false));
+            inner[u] = r[u] * h[u];
+          }
+          for (int64_t u = 0; u < width; ++u) {
+            const double n = fr_tanh(part(2, u, h, true) + (before ? part(2, u, inner, false) : r[u] * part(2, u, h, false)));
+            next[u] = (1 - z[u]) * n + z[u] * h[u];
+          }
+        } else {
+          for (int64_t u = 0; u < c.hidden; ++u) {
+            double a[4];
+            for (int gate = 0; gate < 4; ++gate) a[gate] = part(gate, u, h, true) + part(gate, u, h, false);
+            cell[u] = fr_sigmoid(a[1]) * cell[u] + fr_sigmoid(a[0]) * fr_tanh(a[2]);
+            if (c.cell_clip > 0) cell[u] = std::fmax(-c.cell_clip, std::fmin(c.cell_clip, cell[u]));
+            inner[u] = fr_sigmoid(a[3]) * fr_tanh(cell[u]);
+          }
+          next.assign(inner.begin(), inner.end());
+          if (c.projection) {
+            next.assign(width, 0);
+            for (int64_t p = 0; p < width; ++p) {
+              for (int64_t u = 0; u < c.hidden; ++u) next[p] += value(d[i].hr[p * c.hidden + u]) * inner[u];
+              if (c.proj_clip > 0) next[p] = std::fmax(-c.proj_clip, std::fmin(c.proj_clip, next[p]));
+            }
+          }
+        }
+        h = next;
+        for (int64_t u = 0; u < width; ++u) out[row(t, b) * width + u] = h[u];
+      }
+    }
+    return out;
+  }
+
+  double total() const {
+    double sum = 0;
+    for (const S& x : output) sum += static_cast<double>(fr::to_float(x));
+    return sum;
+  }
+};
+
+// Accuracy of one step's arithmetic in each type, times the steps it passes through (inputs and states are at most about 1).
+template <class S>
+double tolerance(int64_t steps) {
+  const double unit = std::is_same_v<S, double> ? 0x1p-53 : std::is_same_v<S, float> ? 0x1p-24 : std::is_same_v<S, fr::Float16> ? 0x1p-11 : 0x1p-8;
+  return 16 * unit * static_cast<double>(steps + 1);
+}
+
+template <class S>
+void check_case(const Case& c, uint64_t seed, const char* name) {
+  Problem<S> one(c, seed), many(c, seed);
+  one.forward(1, true);
+  for (int i = 0; i < c.directions; ++i) {
+    const std::vector<double> exact = one.reference(i);
+    double worst = 0;
+    for (int64_t r = 0; r < one.rows; ++r)
+      for (int64_t u = 0; u < one.width; ++u) {
+        const double found = static_cast<double>(fr::to_float(one.output[(r * c.directions + i) * one.width + u]));
+        const double error = std::fabs(found - exact[r * one.width + u]);
+        if (!(error <= worst)) worst = error;
+      }
+    CHECK(worst <= tolerance<S>(c.steps), "%s direction %d: error %g, T %d B %d H %d", name, i, worst, int(c.steps), int(c.batch), int(c.hidden));
+  }
+  const auto same = [](const auto& a, const auto& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0; };
+  typename Problem<S>::Gradients base[2], other[2];
+  one.backward(1, false, 1, base);
+  for (int threads : {2, 3, 4}) {
+    many.forward(threads, threads != 3);
+    CHECK(same(one.output, many.output) && same(one.h_n[0], many.h_n[0]) && same(one.c_n[0], many.c_n[0]), "%s: %d threads", name, threads);
+    one.backward(threads, threads == 3, threads == 4 ? 3 : 1, other);
+    for (int i = 0; i < c.directions; ++i) CHECK(base[i] == other[i], "%s backward: %d threads, direction %d", name, threads, i);
+  }
+}
+
+// d(sum of outputs) along one random direction of the input and of h0, by central differences in float64.
+void check_gradient(const Case& c, uint64_t seed, const char* name) {
+  Problem<double> p(c, seed);
+  p.forward(2, true);
+  Problem<double>::Gradients g[2];
+  p.backward(2, false, 1, g);
+  const double step = 0x1p-18;
+  for (int i = 0; i < c.directions; ++i) {
+    Random r{seed + 99};
+    double analytic = 0;
+    Problem<double> plus(c, seed), minus(c, seed);
+    for (int64_t row = 0; row < p.rows; ++row)
+      for (int64_t j = 0; j < c.input; ++j) {
+        const double delta = r.uniform(-1, 1);
+        for (int64_t k = 0; k < p.gates * c.hidden; ++k) analytic += g[i].d_gates[row * p.gates * c.hidden + k] * p.d[i].ih[k * c.input + j] * delta;
+        plus.d[i].input[row * c.input + j] += step * delta, minus.d[i].input[row * c.input + j] -= step * delta;
+      }
+    for (int64_t k = 0; k < c.batch * p.width; ++k) {
+      const double delta = r.uniform(-1, 1);
+      analytic += (g[i].d_h[k] + g[i].d_h0_reset[k]) * delta;
+      plus.d[i].h0[k] += step * delta, minus.d[i].h0[k] -= step * delta;
+    }
+    plus.forward(1, false), minus.forward(1, false);
+    const double numeric = (plus.total() - minus.total()) / (2 * step);
+    // Truncation step^2 times a third derivative, and rounding of the sums over 2*step.
+    CHECK(std::fabs(numeric - analytic) <= 1e-6 * (1 + std::fabs(numeric)), "%s direction %d: %.9g and %.9g", name, i, numeric, analytic);
+  }
+}
+
+}  // namespace
+
+int main() {
+  const Cell cells[] = {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh, Cell::kRnnRelu};
+  std::string sets = fr::cpu_instruction_sets();
+  while (!sets.empty()) {
+    const std::string set = sets.substr(0, sets.find(' '));
+    sets.erase(0, set.size() + 1);
+    try {
+      fr::cpu_choose_instruction_set(set);
+    } catch (const std::exception&) {
+      std::printf("%s: not on this machine\n", set.c_str());
+      continue;
+    }
+    uint64_t seed = 0;
+    for (Cell cell : cells) {
+      const bool clip = has_cell_state(cell);
+      const int64_t projection = cell == Cell::kLstmProjected ? 37 : 0;
+      const Case list[] = {
+          {cell, 1, 1, 1, 1, projection ? 1 : 0, 1, false, false, false, false, 0, 0},
+          {cell, 5, 3, 7, 17, projection ? 5 : 0, 2, true, true, true, false, clip ? .3 : 0, projection ? .1 : 0},
+          {cell, 4, 35, 9, 33, projection ? 20 : 0, 1, false, false, false, false, 0, 0},
+          {cell, 6, 19, 3, 21, projection, 2, false, true, false, true, 0, 0},
+          {cell, 3, 2, 30, 300, projection ? 290 : 0, 1, true, true, false, false, 0, 0},  // few rows: units are shared
+          {cell, 1, 4, 40, 300, projection ? 290 : 0, 1, false, false, true, false, 0, 0},
+      };
+      for (const Case& c : list) {
+        const std::string name = set + " cell " + std::to_string(static_cast<int>(cell));
+        ++seed;
+        check_case<float>(c, seed, (name + " float32").c_str());
+        check_case<fr::BFloat16>(c, seed, (name + " bfloat16").c_str());
+        if (c.hidden > 100) continue;  // the same paths in the other types, and the loop in double takes long
+        check_case<double>(c, seed, (name + " float64").c_str());
+        check_case<fr::Float16>(c, seed, (name + " float16").c_str());
+        check_gradient(c, seed, name.c_str());
+      }
+    }
+  }
+  return report("cpu_test");
+}
