@@ -1,7 +1,7 @@
 """The backends: how the argument structs of csrc/rnn.h are handed to the compiled core for tensors of one device.
 
-_raw.py allocates every buffer and fills the structs; a backend adds what only it knows (a stream, the input product where the
-caller computes it) and makes the call. `select` is the one place that chooses.
+_raw.py allocates every buffer and fills the structs; a backend adds what only it knows (a stream, the input product
+where the caller computes it) and makes the call. `select` is the one place that chooses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._extension import _C
 
 
 class Backend(Protocol):
-    """What _raw.py asks of a backend; ``inputs`` and ``weights_ih`` serve those that leave the input product to torch."""
+    """What _raw.py and _backward.py ask of a backend."""
 
     def forward(self, args: Any) -> None: ...
 

@@ -13,8 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cells import CELLS, CellSpec, Parameters, States
+from .cells import CellSpec, Parameters, States
 from .reference import reference_layer
+
+
+class Rows(NamedTuple):
+    """Which rows each step has, and where rows stop and start anew; all but B may be None."""
+
+    batch: int  # B
+    lengths: Tensor | None  # int64 [B]
+    resets: Tensor | None  # bool [T, B] or [N]
+    batch_sizes: Tensor | None  # int64 [T] on the CPU
 
 
 class Config(NamedTuple):
@@ -73,13 +82,7 @@ def direction_parameters(config: Config, operands: Sequence[Tensor], direction: 
     )
 
 
-def call_reference(
-    config: Config,
-    operands: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
-    batch_sizes: Tensor | None,
-) -> tuple[Tensor, States]:
+def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tuple[Tensor, States]:
     """The step loop over flat operands."""
     inputs = tuple(operands[: config.inputs])
     initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
@@ -89,10 +92,10 @@ def call_reference(
         initial,
         tuple(direction_parameters(config, operands, d) for d in range(len(config.reverse))),
         reverse=config.reverse,
-        lengths=lengths,
-        resets=resets,
+        lengths=rows.lengths,
+        resets=rows.resets,
         reset_to_initial=config.reset_to_initial,
-        batch_sizes=batch_sizes,
+        batch_sizes=rows.batch_sizes,
         cell_clip=config.cell_clip,
         proj_clip=config.proj_clip,
     )
@@ -101,9 +104,7 @@ def call_reference(
 def reference_gradients(
     config: Config,
     operands: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
-    batch_sizes: Tensor | None,
+    rows: Rows,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
     create_graph: bool,
@@ -113,9 +114,7 @@ def reference_gradients(
     Args:
         config: options of the call.
         operands: as the forward call had them.
-        lengths: as the forward call had them.
-        resets: as the forward call had them.
-        batch_sizes: as the forward call had them.
+        rows: as the forward call had them.
         gradients: of output and final states, None for zero.
         needs: for each operand, whether its gradient is wanted.
         create_graph: keep the graph for double backward.
@@ -127,7 +126,7 @@ def reference_gradients(
             t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
             for t, need in zip(operands, needs, strict=True)
         ]
-        output, final = call_reference(config, aliases, lengths, resets, batch_sizes)
+        output, final = call_reference(config, aliases, rows)
         pairs = [(o, g) for o, g in zip((output, *final), gradients, strict=True) if g is not None and o.requires_grad]
         wanted = [a for a, need in zip(aliases, needs, strict=True) if need]
         if not pairs or not wanted:
@@ -138,8 +137,3 @@ def reference_gradients(
             )
         )
     return [next(found) if need else None for need in needs]
-
-
-def restore(name: str, reverse: Sequence[bool], *options) -> Config:
-    """A Config from values that fit into an operator's schema."""
-    return Config(CELLS[name], tuple(reverse), *options)

@@ -1,4 +1,4 @@
-"""The layer as torch.library operators, for tracing: torch.compile, torch.export, dispatch modes, fake and meta tensors.
+"""The layer as torch.library operators: for torch.compile, torch.export, dispatch modes, fake and meta tensors.
 
 They run the same raw call as the eager route and carry the fakes and the autograd registration that tracing needs.
 """
@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _raw
-from ._config import Config, reference_gradients
-from .cells import CELLS, state_dtype
+from . import _backward, _raw
+from ._config import Config, Rows, reference_gradients
+from .cells import CELLS, States, state_dtype
 
 
-def _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute) -> Config:
-    return Config(
-        CELLS[cell], tuple(reverse), inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
-    )
+def _config(cell: str, reverse: Sequence[bool], *options) -> Config:
+    return Config(CELLS[cell], tuple(reverse), *options)
 
 
 def _options(config: Config) -> tuple:
@@ -43,10 +41,9 @@ def layer_op(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """output, h_n, c_n, gates, cells; the last three are empty where there are none."""
-    config = _config(
-        cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
-    )
-    result = _raw.forward(config, operands, lengths, resets, batch_sizes, batch, save)
+    config = _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute)
+    rows = Rows(batch, lengths, resets, batch_sizes)
+    result = _raw.forward(config, operands, rows, save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -106,18 +103,21 @@ def layer_backward_op(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients of the operands that need one, in their order."""
-    config = _config(
-        cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
-    )
+    config = _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute)
+    rows = Rows(batch, lengths, resets, batch_sizes)
     result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
-    found = _raw.backward(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)
+    found = _backward.backward(config, operands, rows, result, gradients, needs)
     return [g for g in found if g is not None]
 
 
 @layer_backward_op.register_fake
 def _layer_backward_fake(operands, *args):
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in zip(operands, args[-1], strict=True) if need]
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format)
+        for t, need in zip(operands, args[-1], strict=True)
+        if need
+    ]
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -129,25 +129,29 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.batch, ctx.options = batch, options
 
 
-def _backward(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
+def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
     *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[0])
-    nothing = (None,) * (len(ctx.options) + 5)
+    config, rows, needs = _config(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes), ctx.needs_input_grad[0]
+    gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
     if torch.is_grad_enabled():
-        config = _config(*ctx.options)
-        gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
-        return reference_gradients(config, operands, lengths, resets, batch_sizes, gradients, needs, True), *nothing
-    result = _raw.Result(output, (), gates, cells)
-    gradients = (d_output, d_h_n, d_c_n)
-    return gradients_operator(
-        _config(*ctx.options), operands, lengths, resets, batch_sizes, ctx.batch, result, gradients, needs
-    ), *nothing
+        found = reference_gradients(config, operands, rows, gradients, needs, True)
+    else:
+        result = _raw.Result(output, (), gates, cells)
+        found = gradients_operator(config, operands, rows, result, gradients, needs)
+    return found, *(None,) * (len(ctx.options) + 5)
 
 
-torch.library.register_autograd("fastrnn::layer", _backward, setup_context=_setup_context)
+torch.library.register_autograd("fastrnn::layer", _gradients, setup_context=_setup_context)
 
 
-def gradients_operator(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs):
+def gradients_operator(
+    config: Config,
+    operands: Sequence[Tensor],
+    rows: Rows,
+    result: _raw.Result,
+    gradients: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
     """Backward through its operator; one gradient for each operand, None where it is not wanted."""
     empty = operands[0].new_empty
     gates = empty(0) if result.gates is None else result.gates
@@ -155,16 +159,14 @@ def gradients_operator(config, operands, lengths, resets, batch_sizes, batch, re
     d_output, d_h_n, d_c_n = (*gradients, None)[:3]
     found = iter(
         torch.ops.fastrnn.layer_backward(
-            operands, lengths, resets, batch_sizes, batch, *_options(config), result.output, gates, cells,
+            operands, *rows[1:], rows.batch, *_options(config), result.output, gates, cells,
             d_output, d_h_n, d_c_n, list(needs),
         )
     )  # fmt: skip
     return [next(found) if need else None for need in needs]
 
 
-def run_operator(config, operands, lengths, resets, batch_sizes, batch, save):
+def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
     """The layer through its operator; output and final states."""
-    output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(
-        operands, lengths, resets, batch_sizes, batch, *_options(config), save
-    )
+    output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(operands, *rows[1:], rows.batch, *_options(config), save)
     return output, (h_n,) if config.spec.states == 1 else (h_n, c_n)

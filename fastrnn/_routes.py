@@ -2,9 +2,9 @@
 
 A custom operator costs up to 95 us a call, an autograd Function about 48, the raw call a few. So:
 
-- short: the raw call, or with gradients the same under an autograd Function. Only for plain tensors with memory on a device
-  that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake and meta tensors
-  have address 0, and dual tensors would lose their tangent silently.
+- short: the raw call, or with gradients the same under an autograd Function. Only for plain tensors with memory on a
+  device that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake
+  and meta tensors have address 0, and dual tensors would lose their tangent silently.
 - loop: reference.py, under functorch transforms, forward-mode AD, and torch.jit.trace, which knows no lists of flags.
 - operator: _ops.py, for all the rest.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import _raw
-from ._config import Config, call_reference, reference_gradients
+from . import _backward, _raw
+from ._config import Config, Rows, call_reference, reference_gradients
 from ._ops import gradients_operator, run_operator
 from .cells import States
 
@@ -42,7 +42,7 @@ def _observed() -> bool:
 
 
 def _plain(tensors: Iterable[Tensor | None]) -> bool:
-    """All are ordinary tensors whose memory the core may read. A lazily negated view is not: its memory has the other sign."""
+    """All are ordinary tensors whose memory the core may read (that of a lazily negated view has the other sign)."""
     for t in tensors:  # a loop, not all(...): this runs in every call
         if t is not None and (type(t) not in _PLAIN or t.is_neg()):
             return False
@@ -50,17 +50,14 @@ def _plain(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def _batched(t: Tensor | None) -> bool:
-    """A gradient of autograd.grad(..., is_grads_batched=True): batched by the older vmap, of which nothing else tells."""
+    """A gradient of autograd.grad(..., is_grads_batched=True), batched by the older vmap: nothing else tells."""
     return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
 
 
 def run(
     config: Config,
     operands: list[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
-    batch_sizes: Tensor | None,
-    batch: int,
+    rows: Rows,
 ) -> tuple[Tensor, States]:
     """One layer by the route that fits; output and final states."""
     save = False
@@ -70,20 +67,20 @@ def run(
                 save = True
                 break
     if torch.compiler.is_compiling():
-        return run_operator(config, operands, lengths, resets, batch_sizes, batch, save)
+        return run_operator(config, operands, rows, save)
     if _transformed():
-        return call_reference(config, operands, lengths, resets, batch_sizes)
+        return call_reference(config, operands, rows)
     if (
         operands[0].device.type not in _DEVICES  # functional.py has checked that all lie on one
         or _observed()
         or not _plain(operands)
-        or not _plain((lengths, resets, batch_sizes))
+        or not _plain(rows[1:])
     ):
-        return run_operator(config, operands, lengths, resets, batch_sizes, batch, save)
+        return run_operator(config, operands, rows, save)
     if save:
-        output, *final = LayerFunction.apply(config, lengths, resets, batch_sizes, batch, *operands)
+        output, *final = LayerFunction.apply(config, rows, *operands)
         return output, tuple(final)
-    result = _raw.forward(config, operands, lengths, resets, batch_sizes, batch, False)
+    result = _raw.forward(config, operands, rows, False)
     return result.output, result.final
 
 
@@ -91,39 +88,31 @@ class LayerFunction(torch.autograd.Function):
     """The raw call with gradients, for eager code."""
 
     @staticmethod
-    def forward(ctx, config, lengths, resets, batch_sizes, batch, *operands):
-        result = _raw.forward(config, operands, lengths, resets, batch_sizes, batch, True)
-        ctx.save_for_backward(*operands, lengths, resets, batch_sizes, result.output, result.gates, result.cells)
+    def forward(ctx, config, rows, *operands):
+        result = _raw.forward(config, operands, rows, True)
+        ctx.save_for_backward(*operands, *rows[1:], result.output, result.gates, result.cells)
         ctx.set_materialize_grads(False)
-        ctx.config, ctx.batch = config, batch
+        ctx.config, ctx.batch = config, rows.batch
         return result.output, *result.final
 
     @staticmethod
     def backward(ctx, *gradients):
         *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
-        config, needs = ctx.config, ctx.needs_input_grad[5:]
-        found = _gradients(
-            config, operands, lengths, resets, batch_sizes, ctx.batch, _raw.Result(output, (), gates, cells), gradients, needs
-        )
-        return None, None, None, None, None, *found
+        rows, result = Rows(ctx.batch, lengths, resets, batch_sizes), _raw.Result(output, (), gates, cells)
+        return None, None, *_gradients(ctx.config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
 
 
 def _gradients(
     config: Config,
     operands: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
-    batch_sizes: Tensor | None,
-    batch: int,
+    rows: Rows,
     result: _raw.Result,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Backward by the route that fits; the state of the world may differ from forward's (double backward, batched gradients)."""
+    """Backward by the route that fits; not always forward's (double backward, batched gradients)."""
     if torch.is_grad_enabled() or _transformed() or any(map(_batched, gradients)):
-        return reference_gradients(
-            config, operands, lengths, resets, batch_sizes, gradients, needs, torch.is_grad_enabled()
-        )
+        return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     if _observed() or not _plain(gradients) or operands[0].device.type not in _DEVICES:
-        return gradients_operator(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)
-    return _raw.backward(config, operands, lengths, resets, batch_sizes, batch, result, gradients, needs)
+        return gradients_operator(config, operands, rows, result, gradients, needs)
+    return _backward.backward(config, operands, rows, result, gradients, needs)

@@ -1,7 +1,8 @@
 """Swap the torch.nn recurrent layers of a model for fastrnn's, in place, and back.
 
-A layer changes its class and stays the same object, as torch.nn.utils.parametrize does it: Parameter objects, optimizers,
-hooks, names, the training flag and every reference to the layer stay valid, also where the model itself is the layer.
+A layer changes its class and stays the same object, as torch.nn.utils.parametrize does it: Parameter objects,
+optimizers, hooks, names, the training flag and every reference to the layer stay valid, also where the model itself is
+the layer.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Stateless recurrent layers: argument checks, autocast, and the layers of a stack.
 
-`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. Which code runs a
-call (the raw kernels, an operator, the step loop) is decided in _routes.py.
+`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. Which code runs
+a call (the raw kernels, an operator, the step loop) is decided in _routes.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from ._config import Config, flatten
+from ._checks import check_masks, check_shapes
+from ._config import Config, Rows, flatten
 from ._routes import run
-from .cells import CELLS, STORAGE_CODES, Parameters, States
+from .cells import CELLS, Parameters, States
 
 __all__ = ["gru", "layer", "lstm", "rnn"]
 
@@ -36,16 +36,17 @@ def layer(
 ) -> tuple[Tensor, States]:
     """One recurrent layer of D = 1 or 2 directions.
 
-    Row b is active at steps t < lengths[b]: elsewhere its state does not change and its output is 0. The reverse direction
-    starts at each row's own last step. Where resets[t, b] is set a new segment starts at step t of row b: the state is cut
-    between t-1 and t in both directions, and the result is that of running each segment alone.
+    Row b is active at steps t < lengths[b]: elsewhere its state does not change and its output is 0. The reverse
+    direction starts at each row's own last step. Where resets[t, b] is set a new segment starts at step t of row b: the
+    state is cut between t-1 and t in both directions, and the result is that of running each segment alone.
 
-    For backward a call keeps (saved + 1)*H values a row and direction in the storage type (gates and output; saved is 4 for
-    LSTM and GRU, 3 for GRU reset-before, 0 for the plain RNN) and, for the LSTM, H cell states in float.
+    For backward a call keeps (saved + 1)*H values a row and direction in the storage type (gates and output; saved is 4
+    for LSTM and GRU, 3 for GRU reset-before, 0 for the plain RNN) and, for the LSTM, H cell states in float.
 
     Args:
         cell: key of :data:`fastrnn.cells.CELLS`.
-        inputs: [T, B, I] (or [N, I] with ``batch_sizes``), read by every direction, or a tuple with one for each direction.
+        inputs: [T, B, I] (or [N, I] with ``batch_sizes``), read by every direction, or a tuple with one for each
+            direction.
         initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, H]).
         parameters: one :class:`fastrnn.cells.Parameters` for each direction.
         reverse: for each direction, whether it runs from the last step to the first.
@@ -58,8 +59,8 @@ def layer(
         recompute: keep no gates for backward, rebuild them there.
 
     Returns:
-        output [T, B, D*R] (or [N, D*R]), directions side by side, and the final states ([D, B, R],) or ([D, B, R], [D, B, H]):
-        those after each row's last processed step, the initial ones for length 0.
+        output [T, B, D*R] (or [N, D*R]), directions side by side, and the final states ([D, B, R],) or
+        ([D, B, R], [D, B, H]): those after each row's last processed step, the initial ones for length 0.
 
     Raises:
         ValueError: unknown cell, or values that cannot be.
@@ -109,96 +110,13 @@ def _checked(
         operands = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands]
         with torch.autocast(x.device.type, enabled=False):
             return _checked(config, operands, lengths, resets, batch_sizes)
-    batch = _check_shapes(config, operands, batch_sizes)
+    batch = check_shapes(config, operands, batch_sizes)
     check_masks(lengths, resets, batch, x.shape[:-1])
     if lengths is not None:
         lengths = lengths.to(x.device, torch.int64)
     if resets is not None:
         resets = resets.to(x.device)
-    return run(config, operands, lengths, resets, batch_sizes, batch)
-
-
-def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows: torch.Size) -> None:
-    """Refuse lengths and resets of the wrong kind or shape; ``rows`` is the input's shape without features."""
-    if lengths is not None:
-        if not isinstance(lengths, Tensor):
-            raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
-        if lengths.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"lengths must be int64 or int32, got {lengths.dtype}")
-        if lengths.dim() != 1 or lengths.shape[0] != batch:
-            raise ValueError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
-    if resets is not None:
-        if not isinstance(resets, Tensor):
-            raise TypeError(f"resets must be a tensor, got {type(resets).__name__}")
-        if resets.dtype != torch.bool:
-            raise ValueError(f"resets must be bool, got {resets.dtype}")
-        if resets.shape != rows:
-            raise ValueError(f"resets must have shape {tuple(rows)}, got {tuple(resets.shape)}")
-
-
-def _check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | None) -> int:
-    """Refuse operands that do not fit together; B."""
-    x = operands[0]
-    dtype, device = x.dtype, x.device
-    if dtype not in STORAGE_CODES:
-        raise TypeError(f"expected float32, float64, bfloat16 or float16, got {dtype}")
-    dims = 3 if batch_sizes is None else 2
-    if x.dim() != dims:
-        raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
-    spec, directions = config.spec, len(config.reverse)
-    first = config.first_weight
-    rows, width = operands[first + 1].shape
-    hidden = rows // spec.gates
-    if batch_sizes is None:
-        batch = x.shape[1]
-    elif config.has_initial:
-        batch = operands[config.inputs].shape[1]
-    else:
-        batch = int(batch_sizes[0]) if len(batch_sizes) else 0
-    gate_rows = spec.gates * hidden
-    expected: list[tuple[int, ...]] = [x.shape] * config.inputs
-    if config.has_initial:
-        expected += [(directions, batch, width), (directions, batch, hidden)][: spec.states]
-    own: list[tuple[int, ...]] = [(gate_rows, x.shape[-1]), (gate_rows, width)]
-    if config.has_bias:
-        own += [(gate_rows,), (gate_rows,)]
-    if config.has_projection:
-        own.append((width, hidden))
-    elif width != hidden:
-        raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
-    expected += own * directions
-    for place, (t, shape) in enumerate(zip(operands, expected, strict=True)):
-        if t.shape != shape or t.dtype != dtype or t.device != device:
-            _refuse(config, place, t, shape, x)
-    return batch
-
-
-def _refuse(config: Config, place: int, t: Tensor, shape: tuple[int, ...], x: Tensor) -> NoReturn:
-    """Say what is wrong with the operand at this place, which should have this shape and the dtype and device of x."""
-    name = _name(config, place)
-    if t.shape != shape:
-        raise RuntimeError(
-            f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)} (cell {config.spec.name}, input {tuple(x.shape)})"
-        )
-    if t.dtype != x.dtype:
-        raise RuntimeError(f"{name} must have the dtype of the input, {x.dtype}, got {t.dtype}")
-    kind = "parameter" if place >= config.first_weight else "hidden"
-    raise RuntimeError(
-        f"Input and {kind} tensors are not at the same device, found input tensor at {x.device} and "
-        f"{kind} tensor at {t.device}"
-    )
-
-
-def _name(config: Config, place: int) -> str:
-    """What the operand at this place is called, for error texts."""
-    if place < config.inputs:
-        return "input"
-    if place < config.first_weight:
-        return ("h0", "c0")[place - config.inputs]
-    names = (
-        ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * config.has_bias + ["weight_hr"] * config.has_projection
-    )
-    return names[(place - config.first_weight) % config.weights]
+    return run(config, operands, Rows(batch, lengths, resets, batch_sizes))
 
 
 def stack(
@@ -304,13 +222,13 @@ def lstm(
     proj_clip: float = 0.0,
     recompute: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A stack of LSTM layers (Hochreiter and Schmidhuber 1997), as torch.nn.LSTM computes it, over a flat list of weights.
+    """A stack of LSTM layers (Hochreiter and Schmidhuber 1997) over a flat list of weights, as torch.nn.LSTM.
 
     Args:
         input: [T, B, I], [B, T, I] with ``batch_first``, or [N, I] with ``batch_sizes``.
         hx: (h0 [L*D, B, R], c0 [L*D, B, H]) or None for zeros.
-        weights: for each layer and direction weight_ih, weight_hh, bias_ih, bias_hh (both or none), and weight_hr if the LSTM is
-            projected: torch.nn's order.
+        weights: for each layer and direction weight_ih, weight_hh, bias_ih, bias_hh (both or none), and weight_hr if
+            the LSTM is projected: torch.nn's order.
         num_layers: L.
         bidirectional: D = 2.
         dropout: between the layers, while ``training``.
@@ -329,10 +247,23 @@ def lstm(
     """
     projected = len(weights) // (num_layers * (2 if bidirectional else 1)) % 2 == 1
     return _public(
-        "lstm_projected" if projected else "lstm", input, hx, weights, num_layers, bidirectional, dropout, training,
-        batch_first, resets, lengths=lengths, reset_to_initial=reset_to_initial, batch_sizes=batch_sizes,
-        cell_clip=cell_clip, proj_clip=proj_clip, recompute=recompute,
-    )  # fmt: skip
+        "lstm_projected" if projected else "lstm",
+        input,
+        hx,
+        weights,
+        num_layers,
+        bidirectional,
+        dropout,
+        training,
+        batch_first,
+        resets,
+        lengths=lengths,
+        reset_to_initial=reset_to_initial,
+        batch_sizes=batch_sizes,
+        cell_clip=cell_clip,
+        proj_clip=proj_clip,
+        recompute=recompute,
+    )
 
 
 def gru(
@@ -355,14 +286,25 @@ def gru(
     """A stack of GRU layers, as torch.nn.GRU computes it, or with the reset gate before the product (Cho et al. 2014).
 
     Args and returns are those of :func:`lstm` with one state. ``reset_after=False``: the candidate is
-    tanh(W_in x + b_in + W_hn (r*h) + b_hn). z weighs the old state in both, as in torch; where notes call u the update gate and
-    weigh the new state with it, u = 1 - z.
+    tanh(W_in x + b_in + W_hn (r*h) + b_hn). z weighs the old state in both, as in torch; where notes call u the update
+    gate and weigh the new state with it, u = 1 - z.
     """
     output, final = _public(
-        "gru" if reset_after else "gru_reset_before", input, None if hx is None else (hx,), weights, num_layers, bidirectional,
-        dropout, training, batch_first, resets, lengths=lengths, reset_to_initial=reset_to_initial, batch_sizes=batch_sizes,
+        "gru" if reset_after else "gru_reset_before",
+        input,
+        None if hx is None else (hx,),
+        weights,
+        num_layers,
+        bidirectional,
+        dropout,
+        training,
+        batch_first,
+        resets,
+        lengths=lengths,
+        reset_to_initial=reset_to_initial,
+        batch_sizes=batch_sizes,
         recompute=recompute,
-    )  # fmt: skip
+    )
     return output, final[0]
 
 
@@ -390,7 +332,19 @@ def rnn(
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
     output, final = _public(
-        f"rnn_{nonlinearity}", input, None if hx is None else (hx,), weights, num_layers, bidirectional, dropout, training,
-        batch_first, resets, lengths=lengths, reset_to_initial=reset_to_initial, batch_sizes=batch_sizes, recompute=recompute,
-    )  # fmt: skip
+        f"rnn_{nonlinearity}",
+        input,
+        None if hx is None else (hx,),
+        weights,
+        num_layers,
+        bidirectional,
+        dropout,
+        training,
+        batch_first,
+        resets,
+        lengths=lengths,
+        reset_to_initial=reset_to_initial,
+        batch_sizes=batch_sizes,
+        recompute=recompute,
+    )
     return output, final[0]

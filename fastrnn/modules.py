@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ._checks import check_masks
 from .cells import States
-from .functional import check_masks, stack
+from .functional import stack
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -92,7 +93,7 @@ class _Recurrent(torch.nn.RNNBase):
         weights = [getattr(self, name) for name in self._flat_weights_names]
         self._check_input(x, x, weights[0], 2)
         if torch.compiler.is_compiling():
-            # Reading batch_sizes would break the graph. B stands in other shapes; the operator compares it when it runs.
+            # Reading batch_sizes would break the graph. B stands in other shapes; the operator compares when it runs.
             if states is None and sorted_indices is not None:
                 states = self._zeros(x, sorted_indices.shape[0])
             elif states is not None:
@@ -169,11 +170,11 @@ _FORWARD_DOC = """
     forward(input, hx=None, *, lengths=None, resets=None, reset_to_initial=False) takes
         input: [T, B, I], [B, T, I] with ``batch_first``, [T, I] unbatched, or a PackedSequence (sorted or not).
         hx: {states}; unbatched without B; zeros if None.
-        lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is needed; outputs
-            beyond are 0, the reverse direction starts at each row's own end, final states are those at the true end. Values in the
-            padding are not used, but must be finite when gradients of weights are wanted.
-        resets: bool [T, B] ([B, T] with ``batch_first``, [T] unbatched, [N] packed): a new segment starts at this step of this row;
-            the state is cut before it, and so are gradients.
+        lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
+            needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are those at
+            the true end. Values in the padding are not used, but must be finite when gradients of weights are wanted.
+        resets: bool [T, B] ([B, T] with ``batch_first``, [T] unbatched, [N] packed): a new segment starts at this step
+            of this row; the state is cut before it, and so are gradients.
         reset_to_initial: a reset restores hx, not zero.
     and returns output [T, B, D*R] in the layout of the input and the final states in the layout of hx.
     torch.nn takes the first two of these arguments; parameters, names and numbers are the same.
@@ -194,7 +195,8 @@ class LSTM(_Recurrent):
         proj_size: P > 0 projects h to P values (Sak et al. 2014); R = P then, else H.
         device: of the parameters.
         dtype: of the parameters.
-        cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip], gradient zero outside, as in the original ELMo.
+        cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip], gradient zero outside, as in the
+            original ELMo.
         proj_clip: likewise the projected state.
         recompute: keep no gates for backward, rebuild them there: 4*H values a row and direction less memory.
 """ + _FORWARD_DOC.format(states="(h0 [L*D, B, R], c0 [L*D, B, H])")
@@ -252,9 +254,9 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     __doc__ = """Gated recurrent unit, drop-in for torch.nn.GRU.
 
-    With ``reset_after=False`` the reset gate acts before the product (Cho et al. 2014, https://arxiv.org/abs/1406.1078, and most
-    lecture notes): the candidate is tanh(W_in x + b_in + W_hn (r*h) + b_hn). In both forms z weighs the OLD state, as in torch:
-    h = (1 - z)*n + z*h. Notes whose update gate u weighs the new state have u = 1 - z.
+    With ``reset_after=False`` the reset gate acts before the product (Cho et al. 2014, https://arxiv.org/abs/1406.1078,
+    and most lecture notes): the candidate is tanh(W_in x + b_in + W_hn (r*h) + b_hn). In both forms z weighs the OLD
+    state, as in torch: h = (1 - z)*n + z*h. Notes whose update gate u weighs the new state have u = 1 - z.
 
     Args:
         input_size: I.

@@ -1,7 +1,8 @@
 """The plain step loop over one layer: the truth for tests (run it in float64) and the fallback of functional.py.
 
-Nothing is changed in place and no Python branch looks at a tensor's values (batch_sizes are read as plain numbers), so the
-loop works under torch.func transforms, forward-mode AD and double backward. Slow by design: one set of torch calls a step.
+Nothing is changed in place and no Python branch looks at a tensor's values (batch_sizes are read as plain numbers), so
+the loop works under torch.func transforms, forward-mode AD and double backward. Slow by design: one set of torch calls
+a step.
 """
 
 from __future__ import annotations

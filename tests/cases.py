@@ -1,4 +1,5 @@
-"""Lists that tests run over, and the random layer calls they describe. A new cell or option adds a line here, no test file."""
+"""Lists that tests run over, and the random layer calls they describe. A new cell or option adds a line here, no test
+file."""
 
 from __future__ import annotations
 

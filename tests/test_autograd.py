@@ -1,4 +1,5 @@
-"""Autograd beyond one backward: gradcheck, double backward, retain_graph, in-place changes, checkpointing, memory kept."""
+"""Autograd beyond one backward: gradcheck, double backward, retain_graph, in-place changes, checkpointing, memory
+kept."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_gradcheck_in_full(cell, device):
     assert torch.autograd.gradcheck(function, tensors, **tol.GRADCHECK)
 
 
-@pytest.mark.parametrize("option", ["plain", "no_initial", "two_inputs", "lengths_resets", "packed_both", "recompute", "clipped"])
+@pytest.mark.parametrize(
+    "option", ["plain", "no_initial", "two_inputs", "lengths_resets", "packed_both", "recompute", "clipped"]
+)
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradgradcheck(cell, option, device):
     if option not in options_of(cell):

@@ -61,7 +61,9 @@ def test_compile_training(name, backend):
     for function in (call, compiled):
         x = x.detach().requires_grad_()
         results = flat(function(module, x, *rest))
-        gradients.append([*results, *torch.autograd.grad(sum(r.square().sum() for r in results), [x, *module.parameters()])])
+        gradients.append(
+            [*results, *torch.autograd.grad(sum(r.square().sum() for r in results), [x, *module.parameters()])]
+        )
     for a, b in zip(*gradients, strict=True):
         tol.assert_close(a, b, tol.SAME_FLOAT32, relative=True)
 
@@ -163,7 +165,6 @@ def test_opcheck(cell, option):
     operands = [*made.inputs, *(made.initial or ())]
     for own in made.parameters:
         operands += flatten(own, True)
-    arguments = (
-        operands, options.get("lengths"), options.get("resets"), options.get("batch_sizes"), 2, *_ops._options(config), True,
-    )  # fmt: skip
+    masks = (options.get("lengths"), options.get("resets"), options.get("batch_sizes"))
+    arguments = (operands, *masks, 2, *_ops._options(config), True)
     torch.library.opcheck(torch.ops.fastrnn.layer.default, arguments)

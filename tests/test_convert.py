@@ -19,7 +19,9 @@ class Tagger(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Linear(4, 6)
         self.encoder = torch.nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=0.3)
-        self.layers = torch.nn.ModuleList([torch.nn.GRU(10, 4, batch_first=True), torch.nn.RNN(4, 3, nonlinearity="relu")])
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.GRU(10, 4, batch_first=True), torch.nn.RNN(4, 3, nonlinearity="relu")]
+        )
         self.again = self.layers[1]
         self.head = torch.nn.Linear(3, 2)
 
@@ -51,7 +53,11 @@ def test_training_goes_on_with_the_same_optimizer():
     losses = train(model, optimizer, x, 3)
     report = fastrnn.convert(model)
     assert report.swapped == ["encoder", "layers.0", "layers.1"] and not report.left and report.model is model
-    assert type(model.encoder) is fastrnn.LSTM and type(model.layers[0]) is fastrnn.GRU and type(model.again) is fastrnn.RNN
+    assert (
+        type(model.encoder) is fastrnn.LSTM
+        and type(model.layers[0]) is fastrnn.GRU
+        and type(model.again) is fastrnn.RNN
+    )
     assert all(parameters[name] is p for name, p in model.named_parameters())
     losses += train(model, optimizer, x, 3)
     assert fastrnn.revert(model).swapped == report.swapped

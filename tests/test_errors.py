@@ -116,34 +116,66 @@ X = zeros(5, 2, 3)
 OWN = {
     "cell_clip": (lambda: fastrnn.LSTM(3, 4, cell_clip=-1.0), ValueError, "cell_clip should be a positive number"),
     "proj_clip": (lambda: fastrnn.LSTM(3, 4, proj_clip=1.0), ValueError, "proj_clip needs proj_size"),
-    "lengths_shape": (lambda: fastrnn.GRU(3, 4)(X, lengths=torch.tensor([1, 2, 3])), ValueError, "shape (2,), got (3,)"),
+    "lengths_shape": (
+        lambda: fastrnn.GRU(3, 4)(X, lengths=torch.tensor([1, 2, 3])),
+        ValueError,
+        "shape (2,), got (3,)",
+    ),
     "lengths_dtype": (lambda: fastrnn.GRU(3, 4)(X, lengths=zeros(2)), ValueError, "int64 or int32, got torch.float32"),
     "lengths_negative": (lambda: fastrnn.GRU(3, 4)(X, lengths=torch.tensor([-1, 2])), ValueError, "between 0 and 5"),
     "lengths_large": (lambda: fastrnn.GRU(3, 4)(X, lengths=torch.tensor([6, 2])), ValueError, "between 0 and 5"),
     "lengths_type": (lambda: fastrnn.GRU(3, 4)(X, lengths=[1, 2]), TypeError, "lengths must be a tensor, got list"),
     "lengths_packed": (
-        lambda: fastrnn.GRU(3, 4)(pack_sequence([zeros(4, 3)]), lengths=torch.tensor([4])), ValueError, "PackedSequence",
+        lambda: fastrnn.GRU(3, 4)(pack_sequence([zeros(4, 3)]), lengths=torch.tensor([4])),
+        ValueError,
+        "PackedSequence",
     ),
     "resets_shape": (lambda: fastrnn.GRU(3, 4)(X, resets=zeros(2, 5).bool()), ValueError, "shape (5, 2), got (2, 5)"),
     "resets_batch_first": (
-        lambda: fastrnn.GRU(3, 4, batch_first=True)(X, resets=zeros(2, 5).bool()), ValueError, "shape (5, 2), got (2, 5)",
+        lambda: fastrnn.GRU(3, 4, batch_first=True)(X, resets=zeros(2, 5).bool()),
+        ValueError,
+        "shape (5, 2), got (2, 5)",
     ),
-    "resets_unbatched": (lambda: fastrnn.GRU(3, 4)(X[:, 0], resets=zeros(4).bool()), ValueError, "shape (5,), got (4,)"),
+    "resets_unbatched": (
+        lambda: fastrnn.GRU(3, 4)(X[:, 0], resets=zeros(4).bool()),
+        ValueError,
+        "shape (5,), got (4,)",
+    ),
     "resets_dtype": (lambda: fastrnn.GRU(3, 4)(X, resets=zeros(5, 2)), ValueError, "bool, got torch.float32"),
     "resets_type": (lambda: fastrnn.GRU(3, 4)(X, resets=[True]), TypeError, "resets must be a tensor, got list"),
-    "hx_dtype": (lambda: fastrnn.GRU(3, 4)(X, zeros(1, 2, 4).double()), RuntimeError, "h0 must have the dtype of the input"),
-    "complex": (
-        lambda: functional.layer("gru", X.to(torch.complex64), None, make_call("gru").parameters), TypeError, "complex64",
+    "hx_dtype": (
+        lambda: fastrnn.GRU(3, 4)(X, zeros(1, 2, 4).double()),
+        RuntimeError,
+        "h0 must have the dtype of the input",
     ),
-    "weights_count": (lambda: functional.gru(X, None, [zeros(12, 3), zeros(12, 4), zeros(12)]), RuntimeError, "weights"),
-    "weights_shape": (lambda: functional.gru(X, None, [zeros(12, 3), zeros(12, 5)]), RuntimeError, "weight_hh must have shape"),
+    "complex": (
+        lambda: functional.layer("gru", X.to(torch.complex64), None, make_call("gru").parameters),
+        TypeError,
+        "complex64",
+    ),
+    "weights_count": (
+        lambda: functional.gru(X, None, [zeros(12, 3), zeros(12, 4), zeros(12)]),
+        RuntimeError,
+        "weights",
+    ),
+    "weights_shape": (
+        lambda: functional.gru(X, None, [zeros(12, 3), zeros(12, 5)]),
+        RuntimeError,
+        "weight_hh must have shape",
+    ),
     "nonlinearity": (lambda: functional.rnn(X, None, [], nonlinearity="sin"), ValueError, "Unknown nonlinearity 'sin'"),
     "cell": (lambda: functional.layer("sru", X, None, ()), ValueError, "unknown cell 'sru'"),
     "directions": (
-        lambda: functional.layer("gru", X, None, make_call("gru").parameters, reverse=(False, True)), ValueError, "directions",
+        lambda: functional.layer("gru", X, None, make_call("gru").parameters, reverse=(False, True)),
+        ValueError,
+        "directions",
     ),
-    "states": (lambda: functional.layer("lstm", X, (zeros(1, 2, 4),), make_call("lstm").parameters), RuntimeError, "2 initial"),
-}  # fmt: skip
+    "states": (
+        lambda: functional.layer("lstm", X, (zeros(1, 2, 4),), make_call("lstm").parameters),
+        RuntimeError,
+        "2 initial",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", OWN)

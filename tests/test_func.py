@@ -56,8 +56,13 @@ def test_grad_and_jacrev(name, device):
     for key, parameter in module.named_parameters():
         tol.assert_close(found[key], parameter.grad, tol.SAME_FLOAT64, key, relative=True)
     jacobian = jacrev(lambda x: module(x, lengths=lengths)[0].sum((0, 2)))(x)
-    rows = torch.stack([torch.autograd.grad(module(y, lengths=lengths)[0][:, b].sum(), y)[0] for b in range(3)
-                        for y in [x.detach().requires_grad_()]])
+    rows = torch.stack(
+        [
+            torch.autograd.grad(module(y, lengths=lengths)[0][:, b].sum(), y)[0]
+            for b in range(3)
+            for y in [x.detach().requires_grad_()]
+        ]
+    )
     tol.assert_close(jacobian, rows, tol.SAME_FLOAT64, relative=True)
 
 

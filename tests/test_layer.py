@@ -1,4 +1,5 @@
-"""fastrnn.functional.layer against the step loop in float64: every cell, option, type and shape, forward and backward."""
+"""fastrnn.functional.layer against the step loop in float64: every cell, option, type and shape, forward and
+backward."""
 
 from __future__ import annotations
 
@@ -7,17 +8,19 @@ import tolerances as tol
 import torch
 from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
 
-from fastrnn import _raw, functional
+from fastrnn import _backward, _raw, functional
 from fastrnn.cells import CELLS
 
 COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
-SEVERAL = [(cell, option) for cell, option in COMBINATIONS if option in ("lengths_resets", "packed_resets", "recompute")]
+SEVERAL = [
+    (cell, option) for cell, option in COMBINATIONS if option in ("lengths_resets", "packed_resets", "recompute")
+]
 
 
 def check(call, dtype, steps, terms, wanted=None):
     """Results and gradients of a call against the float64 loop on the same values."""
-    # Where a clip or relu has its kink, rounding decides which gradient is the right one: there the truth rounds h as the
-    # kernels do. Everywhere else it is float64.
+    # Where a clip or relu has its kink, rounding decides which gradient is the right one: there the truth rounds h as
+    # the kernels do. Everywhere else it is float64.
     kinked = dtype.itemsize == 2 and (call.cell == "rnn_relu" or "cell_clip" in call.options)
     truth = call.leaves(dtype if kinked else torch.float64)
     true_output, true_final = truth.reference()
@@ -37,7 +40,10 @@ def check(call, dtype, steps, terms, wanted=None):
         weighted_sum(output, final), [tensors[n] for n in names], allow_unused=True, materialize_grads=True
     )
     expected = torch.autograd.grad(
-        weighted_sum(true_output, true_final), [true_tensors[n] for n in names], allow_unused=True, materialize_grads=True
+        weighted_sum(true_output, true_final),
+        [true_tensors[n] for n in names],
+        allow_unused=True,
+        materialize_grads=True,
     )
     for name, mine, true in zip(names, found, expected, strict=True):
         assert mine.dtype == dtype
@@ -61,15 +67,15 @@ def test_every_cell_option_and_shape(cell, option, shape, device):
 def test_backward_in_ranges(cell, option, device, monkeypatch):
     """Ranges of a few steps give what one range gives."""
     shape = (9, 4, 5, 9, 4)
-    monkeypatch.setattr(_raw, "RANGE_BYTES", 8 * 3 * shape[1] * 70)
+    monkeypatch.setattr(_backward, "RANGE_BYTES", 8 * 3 * shape[1] * 70)
     check(make_call(cell, option, shape, torch.float64, device), torch.float64, shape[0], shape[2] + shape[3] + 2)
 
 
 def test_ranges_are_many_and_cover_all_rows(monkeypatch):
     call = make_call("lstm", "packed", (9, 4, 5, 9, 4))
     seen = []
-    original = _raw._Backward._ranges
-    monkeypatch.setattr(_raw._Backward, "_ranges", lambda self, most: seen.append(original(self, 9)) or seen[-1])
+    original = _backward._Backward._ranges
+    monkeypatch.setattr(_backward._Backward, "_ranges", lambda self, most: seen.append(original(self, 9)) or seen[-1])
     torch.autograd.grad(weighted_sum(*call.run(functional.layer)), call.inputs[0])
     ranges = seen[-1]
     assert len(ranges) > 2 and ranges[0][0] == ranges[0][2] == 0

@@ -90,7 +90,9 @@ def test_equals_torch_over_constructor_options(data):
         results.append(module(given, hx))
         loss = sum(t.square().sum() for t in flat(results[-1]))
         leaves = [x, *module.parameters()]
-        gradients.append(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True, retain_graph=True))
+        gradients.append(
+            torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True, retain_graph=True)
+        )
     assert_same(*results)
     assert results[0][0].data.stride() == results[1][0].data.stride() or layout == "unbatched"
     for a, b in zip(*gradients, strict=True):
@@ -131,7 +133,10 @@ def test_unbatched_extras(kind):
     output, states = module(x, lengths=torch.tensor(4), resets=resets)
     batched, batched_states = module(x.unsqueeze(1), lengths=torch.tensor([4]), resets=resets.unsqueeze(1))
     assert torch.equal(output, batched.squeeze(1))
-    assert all(torch.equal(a, b.squeeze(1)) for a, b in zip(flat((output, states)), flat((batched, batched_states)), strict=True))
+    assert all(
+        torch.equal(a, b.squeeze(1))
+        for a, b in zip(flat((output, states)), flat((batched, batched_states)), strict=True)
+    )
 
 
 @each_kind

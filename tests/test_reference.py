@@ -1,4 +1,5 @@
-"""The step loop itself, in float64: against torch.nn, against runs of each sequence and segment alone, against NumPy."""
+"""The step loop itself, in float64: against torch.nn, against runs of each sequence and segment alone, against
+NumPy."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def run_alone(call, d, x, states):
 
 
 def by_segments(call):
-    """The definition of lengths and resets: each row to its own length, each segment alone, in the direction's order."""
+    """The definition of lengths and resets: each row to its own length, each segment alone, in the direction's
+    order."""
     x, reverse = call.inputs[0], call.options["reverse"]
     steps, batch = x.shape[:2]
     lengths, resets = call.options.get("lengths"), call.options.get("resets")

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastrnn
-from fastrnn import _raw, _routes, functional
+from fastrnn import _backward, _raw, _routes, functional
 from fastrnn.cells import CELLS
 
 
@@ -22,8 +22,8 @@ def raw(monkeypatch):
     """Calls of the raw route by name; every tensor that reaches it must be ordinary and have memory."""
     calls = []
 
-    def watch(name):
-        original = getattr(_raw, name)
+    def watch(module, name):
+        original = getattr(module, name)
 
         def watched(config, operands, *args):
             for t in operands:
@@ -34,10 +34,10 @@ def raw(monkeypatch):
             calls.append(name)
             return original(config, operands, *args)
 
-        monkeypatch.setattr(_raw, name, watched)
+        monkeypatch.setattr(module, name, watched)
 
-    watch("forward")
-    watch("backward")
+    watch(_raw, "forward")
+    watch(_backward, "backward")
     return calls
 
 
@@ -115,9 +115,9 @@ def test_dual_weight(raw):
 
 def test_functorch_wrapped(raw):
     call = make_call("lstm", "plain").map(lambda t: t.detach())
-    torch.vmap(lambda w: replace(call, parameters=(replace(call.parameters[0], weight_hh=w),)).run(functional.layer)[0])(
-        torch.stack([call.parameters[0].weight_hh] * 2)
-    )
+    torch.vmap(
+        lambda w: replace(call, parameters=(replace(call.parameters[0], weight_hh=w),)).run(functional.layer)[0]
+    )(torch.stack([call.parameters[0].weight_hh] * 2))
     assert raw == []
 
 

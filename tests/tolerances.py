@@ -1,7 +1,8 @@
 """The one table of error bounds. Each says what it bounds, relative to what, and where the number comes from.
 
-Letters: u is the unit roundoff of a type (half its eps); K the terms of a pre-activation's sum (I + R + 2 biases); T steps.
-All comparisons are against the step loop in float64 on the very same (16-bit) values, so rounding of inputs does not count.
+Letters: u is the unit roundoff of a type (half its eps); K the terms of a pre-activation's sum (I + R + 2 biases); T
+steps. All comparisons are against the step loop in float64 on the very same (16-bit) values, so rounding of inputs does
+not count.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def _accumulation(dtype: torch.dtype) -> float:
 def forward(dtype: torch.dtype, steps: int, terms: int) -> float:
     """Largest absolute error of outputs and states, whose size is at most about 1.
 
-    A step adds K*u_acc for its sums of terms of size <= 1 and a few u_acc for the activations, and rounds its state once to
-    storage (u). With weights as torch initialises them a step's map does not grow errors by more than a small factor, so errors
-    add over T steps: linearly for the (systematic) sums, like a random walk for the independent roundings, 4 sigma wide.
+    A step adds K*u_acc for its sums of terms of size <= 1 and a few u_acc for the activations, and rounds its state
+    once to storage (u). With weights as torch initialises them a step's map does not grow errors by more than a small
+    factor, so errors add over T steps: linearly for the (systematic) sums, like a random walk for the independent
+    roundings, 4 sigma wide.
     """
     rounding = 0.0 if dtype in (torch.float32, torch.float64) else 4 * roundoff(dtype) * math.sqrt(steps)
     return 4 * steps * (terms + 8) * _accumulation(dtype) + rounding
@@ -36,22 +38,22 @@ def forward(dtype: torch.dtype, steps: int, terms: int) -> float:
 def gradient(dtype: torch.dtype, steps: int, terms: int) -> float:
     """Largest error of a gradient, relative to the largest magnitude in that gradient.
 
-    Backward runs the same recurrence once more with values that carry forward's error (2x), multiplies by up to three saved
-    factors, each rounded to storage (the gates; 3u), and sums over rows, which keeps the relative error of the terms up to
-    cancellation (allowed for by the remaining factor 2).
+    Backward runs the same recurrence once more with values that carry forward's error (2x), multiplies by up to three
+    saved factors, each rounded to storage (the gates; 3u), and sums over rows, which keeps the relative error of the
+    terms up to cancellation (allowed for by the remaining factor 2).
     """
     return 4 * forward(dtype, steps, terms) + (0.0 if dtype in (torch.float32, torch.float64) else 6 * roundoff(dtype))
 
 
-# Two orders of the same float64 operations (torch.nn's loop and ours, a whole sequence and its segments): T*K*u with T*K up to
-# a few hundred, gradients sum as many terms again.
+# Two orders of the same float64 operations (torch.nn's loop and ours, a whole sequence and its segments): T*K*u with
+# T*K up to a few hundred, gradients sum as many terms again.
 SAME_FLOAT64 = 1e-12
 
 # The same for float32: torch.nn's and our results each carry `forward`'s error; T*K up to 400 in those tests.
 SAME_FLOAT32 = 2 * 4 * 400 * roundoff(torch.float32)
 
-# gradcheck in float64: central differences with step 1e-6 err by about u/1e-6 = 1e-10 plus third derivatives * 1e-12; its own
-# default bound leaves room for sums over elements.
+# gradcheck in float64: central differences with step 1e-6 err by about u/1e-6 = 1e-10 plus third derivatives * 1e-12;
+# its own default bound leaves room for sums over elements.
 GRADCHECK = dict(eps=1e-6, atol=1e-5, rtol=1e-3)
 
 
@@ -72,6 +74,7 @@ def assert_close(found: Tensor, truth: Tensor, bound: float, what: str = "value"
         bound = bound * max(truth.detach().abs().max().item(), torch.finfo(torch.float32).tiny)
     assert error <= bound, f"{what}: error {error:.3g} over the bound {bound:.3g}"
 
+
 # Deviations of a count of independent events that a test with a fixed seed may show: one in 1.7 million at 5 sigma.
 SIGMAS = 5
 
@@ -79,26 +82,28 @@ SIGMAS = 5
 def softmax(words: int, width: int) -> float:
     """Relative error of a float32 softmax loss, its gradients and its probabilities.
 
-    A logit is a sum of ``width`` products (width*u) and the normaliser one of ``words`` exponentials (words*u), each good to
-    a few u; gradients multiply two such values. All of size 1 to 10: 4 (words + width + 8) u.
+    A logit is a sum of ``width`` products (width*u) and the normaliser one of ``words`` exponentials (words*u), each
+    good to a few u; gradients multiply two such values. All of size 1 to 10: 4 (words + width + 8) u.
     """
     return 4 * (words + width + 8) * roundoff(torch.float32)
 
 
-# Relative difference of a training run's losses when the same rows are divided into parts (processes, accumulation, windows):
-# sums of 100 to 1000 float32 gradients in another order, 1000 u = 6e-5 of a gradient at most; a dozen steps at Adagrad's rate of
-# 0.2 add that up (12 * 0.2 * 6e-5 of a parameter of size 1), and the losses follow parameters about one to one.
+# Relative difference of a training run's losses when the same rows are divided into parts (processes, accumulation,
+# windows): sums of 100 to 1000 float32 gradients in another order, 1000 u = 6e-5 of a gradient at most; a dozen steps
+# at Adagrad's rate of 0.2 add that up (12 * 0.2 * 6e-5 of a parameter of size 1), and the losses follow parameters
+# about one to one.
 DIVIDED_BATCH = 12 * 0.2 * 1000 * roundoff(torch.float32)
 
-# ELMo against the original programs' float32 results, and against NumPy in float64: the bound that they set themselves. A
-# recalculation in float64 differs from theirs by 1.4e-6, one in float32 by 1.4e-6 too (values up to 7).
+# ELMo against the original programs' float32 results, and against NumPy in float64: the bound that they set themselves.
+# A recalculation in float64 differs from theirs by 1.4e-6, one in float32 by 1.4e-6 too (values up to 7).
 ELMO = 1e-5
 
 # ELMo in float32 in two orders (pieces, batches, cache or none): each errs by about 1e-6 as above.
 ELMO_SAME = 4e-6
 
-# ELMo with 16-bit weights and activations against float32 on the original programs' test data (values up to 4.6): rounding the
-# products' operands alone costs 1.8e-3 (float16) and 1.4e-2 (bfloat16); layers and states are rounded as well, which doubles it.
+# ELMo with 16-bit weights and activations against float32 on the original programs' test data (values up to 4.6):
+# rounding the products' operands alone costs 1.8e-3 (float16) and 1.4e-2 (bfloat16); layers and states are rounded as
+# well, which doubles it.
 ELMO_16BIT = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 

@@ -1,0 +1,233 @@
+"""One layer backward: ranges of steps through the compiled core, and the products that are parallel in time in torch.
+
+The core walks back over the steps of a range and fills the gradients of the gates and the operands of the weight
+gradients; the products turn these into gradients of input, weights and biases. Same assumptions as _raw.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._backends import select
+from ._config import Config, Rows, reference_gradients
+from ._extension import _C
+from ._raw import Result
+from ._structs import Call, buffer_rows, layout_of, part, readable, rows_of
+from .cells import state_dtype
+
+# Backward works on ranges of steps so that its buffers stay below this.
+RANGE_BYTES = 64 << 20
+
+
+def backward(
+    config: Config,
+    operands: Sequence[Tensor],
+    rows: Rows,
+    result: Result,
+    gradients: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of the operands.
+
+    Args:
+        config: options, as forward had them.
+        operands: as _config.py lays them out.
+        rows: as forward had them.
+        result: output, gates and cells of forward.
+        gradients: of the output and of each final state, None for zero.
+        needs: for each operand, whether its gradient is wanted.
+
+    Returns:
+        One gradient for each operand, None where it is not wanted.
+    """
+    x = operands[0]
+    if x.numel() == 0:
+        found = reference_gradients(config, operands, rows, gradients, needs, False)
+        return [
+            g if g is not None or not need else torch.zeros_like(t)
+            for t, g, need in zip(operands, found, needs, strict=True)
+        ]
+    return _Backward(config, operands, rows, result, gradients, needs).run()
+
+
+class _Backward:
+    """State of one backward pass: carried gradients, accumulators, and the loop over ranges of steps."""
+
+    def __init__(
+        self,
+        config: Config,
+        operands: Sequence[Tensor],
+        rows: Rows,
+        result: Result,
+        gradients: Sequence[Tensor | None],
+        needs: Sequence[bool],
+    ) -> None:
+        self.config, self.operands, self.result, self.needs = config, operands, result, needs
+        self.layout = layout = layout_of(config, operands, rows)
+        x = operands[0]
+        self.call = Call(_C.BackwardArgs(), config, layout, rows, x.dtype)
+        self.initial = self.call.initial(operands)
+        self.states = state_dtype(x.dtype)
+        spec, directions = config.spec, len(config.reverse)
+        self.d_output = None if gradients[0] is None else readable(gradients[0])
+        widths = (layout.width, layout.hidden)[: spec.states]
+        self.carried = [
+            x.new_zeros((directions, rows.batch, w), dtype=self.states)
+            if g is None
+            else torch.empty_like(g, dtype=self.states, memory_format=torch.contiguous_format).copy_(g)
+            for g, w in zip(gradients[1:], widths, strict=True)
+        ]
+        self.from_resets = None
+        if config.reset_to_initial and rows.resets is not None and self.initial is not None:
+            self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
+        self.found: list[Tensor | None] = [None] * len(operands)
+        split = layout.hidden if spec.split_gate is not None else 0
+        inner = layout.hidden if spec.has_inner else 0
+        projected = layout.width if config.has_projection else 0
+        self.widths = (spec.gates * layout.hidden, split, layout.width, inner, projected)
+        # The copy of a range of a strided input counts too.
+        self.row_bytes = (sum(self.widths) + layout.input) * x.element_size()
+
+    def run(self) -> list[Tensor | None]:
+        directions = len(self.config.reverse)
+        ranges = self._ranges(RANGE_BYTES // (self.row_bytes * directions))
+        if len(ranges) == 1 or directions == 1:
+            jobs = [(tuple(range(directions)), ranges)]
+        else:
+            # Each direction ends with another range first, so they go one after the other.
+            ranges = self._ranges(RANGE_BYTES // self.row_bytes)
+            jobs = [((d,), ranges) for d in range(directions)]
+        single = len(ranges) == 1
+        for own, ranges in jobs:
+            buffers = [self._allocate(max(r[3] - r[2] for r in ranges)) for _ in own]
+            for piece in ranges if self.config.reverse[own[0]] else reversed(ranges):
+                self._core(own, piece, buffers)
+                for d, buffer in zip(own, buffers, strict=True):
+                    self._products(d, piece, buffer, single)
+        return self._collect()
+
+    def _ranges(self, most_rows: int) -> list[tuple[int, int, int, int]]:
+        """(first step, last step, first row, last row) of ranges with at most ``most_rows`` rows, or one step."""
+        layout = self.layout
+        if layout.rows <= most_rows:
+            return [(0, layout.steps, 0, layout.rows)]
+        if layout.offsets is None:
+            each, batch = max(1, most_rows // layout.batch), layout.batch
+            ends = [min(layout.steps, first + each) for first in range(0, layout.steps, each)]
+            return [(first, last, first * batch, last * batch) for first, last in zip([0, *ends], ends, strict=False)]
+        offsets = [*layout.offsets.tolist(), layout.rows]
+        ranges, first = [], 0
+        for step in range(1, layout.steps + 1):
+            if step == layout.steps or offsets[step + 1] - offsets[first] > most_rows:
+                ranges.append((first, step, offsets[first], offsets[step]))
+                first = step
+        return ranges
+
+    def _allocate(self, rows: int) -> list[Tensor | None]:
+        """d_gates, d_recurrent, h_prev, inner and d_projected for ``rows`` rows, None where the cell has none."""
+        return [self.operands[0].new_empty((rows, w)) if w else None for w in self.widths]
+
+    def _core(self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[list[Tensor | None]]) -> None:
+        call, config, layout, result = self.call, self.config, self.layout, self.result
+        args, batch, two = call.args, layout.batch, config.spec.states == 2
+        args.first_step, args.last_step = piece[:2]
+        structs = []
+        for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
+            struct = _C.BackwardDirection()
+            struct.reverse = config.reverse[d]
+            call.weights(struct, self.operands, d)
+            struct.input = call.rows(self.operands[d if config.inputs > 1 else 0])
+            struct.output = rows_of(result.output, d * layout.width)
+            if self.initial is not None:
+                struct.h0 = part(self.initial[0], d)
+                if two:
+                    struct.c0 = part(self.initial[1], d)
+            if result.gates is not None:
+                struct.gates = buffer_rows(result.gates, batch, d)
+            if result.cells is not None:
+                struct.cells = buffer_rows(result.cells, batch, d)
+            if self.d_output is not None:
+                struct.d_output = rows_of(self.d_output, d * layout.width)
+            struct.d_h = part(self.carried[0], d)
+            if two:
+                struct.d_c = part(self.carried[1], d)
+            if self.from_resets is not None:
+                struct.d_h0_reset = part(self.from_resets[0], d)
+                if two:
+                    struct.d_c0_reset = part(self.from_resets[1], d)
+            struct.d_gates = buffer_rows(d_gates, batch)
+            struct.h_prev = buffer_rows(h_prev, batch)
+            if d_recurrent is not None:
+                struct.d_recurrent = buffer_rows(d_recurrent, batch)
+            if inner is not None:
+                struct.inner = buffer_rows(inner, batch)
+            if d_projected is not None:
+                struct.d_projected = buffer_rows(d_projected, batch)
+            structs.append(struct)
+        args.direction = structs
+        select(self.operands[0].device).backward(args)
+
+    def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], single: bool) -> None:
+        """What is parallel in time: gradients of input, weights and biases over the range."""
+        config, layout, operands = self.config, self.layout, self.operands
+        first_step, last_step, first_row, last_row = piece
+        d_gates, d_recurrent, h_prev, inner, d_projected = (
+            None if t is None else t[: last_row - first_row] for t in buffer
+        )
+        place = d if config.inputs > 1 else 0
+        at = config.first_weight + d * config.weights
+        need_input, need = self.needs[place], self.needs[at : at + config.weights]
+        if need_input:
+            if self.found[place] is None:
+                self.found[place] = torch.empty_like(operands[place], memory_format=torch.contiguous_format)
+            target = self.found[place].view(layout.rows, layout.input)[first_row:last_row]
+            if d > 0 and place == 0:
+                target.addmm_(d_gates, operands[at])
+            else:
+                torch.mm(d_gates, operands[at], out=target)
+        if need[0]:
+            x = operands[place]
+            x = x[first_step:last_step].reshape(-1, layout.input) if layout.offsets is None else x[first_row:last_row]
+            self._add(at, d_gates.t() @ x, single)
+        hidden = layout.hidden
+        if need[1]:
+            if d_recurrent is None and (inner is None or config.has_projection):
+                total = d_gates.t() @ h_prev
+            else:  # a GRU: the candidate's block has another gradient (reset-after) or another operand (reset-before)
+                total = torch.empty_like(operands[at + 1], memory_format=torch.contiguous_format)
+                torch.mm(d_gates[:, : 2 * hidden].t(), h_prev, out=total[: 2 * hidden])
+                if d_recurrent is not None:
+                    torch.mm(d_recurrent.t(), h_prev, out=total[2 * hidden :])
+                else:
+                    torch.mm(d_gates[:, 2 * hidden :].t(), inner, out=total[2 * hidden :])
+            self._add(at + 1, total, single)
+        if config.has_bias and (need[2] or need[3]):
+            total = d_gates.sum(0, dtype=self.states)
+            if need[2]:
+                self._add(at + 2, total, single)
+            if need[3]:
+                if d_recurrent is not None:
+                    total = torch.cat([total[: 2 * hidden], d_recurrent.sum(0, dtype=self.states)])
+                self._add(at + 3, total.clone() if d_recurrent is None and need[2] else total, single)
+        if config.has_projection and need[-1]:
+            self._add(at + config.weights - 1, d_projected.t() @ inner, single)
+
+    def _add(self, place: int, value: Tensor, single: bool) -> None:
+        """Accumulate over the ranges in the state type: sums of 16-bit gradients would lose bits."""
+        if self.found[place] is None:
+            self.found[place] = value if single else value.to(self.states)
+        else:
+            self.found[place] += value
+
+    def _collect(self) -> list[Tensor | None]:
+        config, found = self.config, self.found
+        if config.has_initial:
+            for index, carried in enumerate(self.carried):
+                if self.needs[config.inputs + index]:
+                    total = carried if self.from_resets is None else carried + self.from_resets[index]
+                    found[config.inputs + index] = total
+        dtype = self.operands[0].dtype
+        return [None if g is None else g.to(dtype) for g in found]

@@ -1,0 +1,93 @@
+"""Refusing operands, lengths and resets that do not fit together, before any address is read."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ._config import Config
+from .cells import STORAGE_CODES
+
+
+def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows: torch.Size) -> None:
+    """Refuse lengths and resets of the wrong kind or shape; ``rows`` is the input's shape without features."""
+    if lengths is not None:
+        if not isinstance(lengths, Tensor):
+            raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
+        if lengths.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"lengths must be int64 or int32, got {lengths.dtype}")
+        if lengths.dim() != 1 or lengths.shape[0] != batch:
+            raise ValueError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
+    if resets is not None:
+        if not isinstance(resets, Tensor):
+            raise TypeError(f"resets must be a tensor, got {type(resets).__name__}")
+        if resets.dtype != torch.bool:
+            raise ValueError(f"resets must be bool, got {resets.dtype}")
+        if resets.shape != rows:
+            raise ValueError(f"resets must have shape {tuple(rows)}, got {tuple(resets.shape)}")
+
+
+def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | None) -> int:
+    """Refuse operands that do not fit together; B."""
+    x = operands[0]
+    dtype, device = x.dtype, x.device
+    if dtype not in STORAGE_CODES:
+        raise TypeError(f"expected float32, float64, bfloat16 or float16, got {dtype}")
+    dims = 3 if batch_sizes is None else 2
+    if x.dim() != dims:
+        raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
+    spec, directions = config.spec, len(config.reverse)
+    first = config.first_weight
+    rows, width = operands[first + 1].shape
+    hidden = rows // spec.gates
+    if batch_sizes is None:
+        batch = x.shape[1]
+    elif config.has_initial:
+        batch = operands[config.inputs].shape[1]
+    else:
+        batch = int(batch_sizes[0]) if len(batch_sizes) else 0
+    gate_rows = spec.gates * hidden
+    expected: list[tuple[int, ...]] = [x.shape] * config.inputs
+    if config.has_initial:
+        expected += [(directions, batch, width), (directions, batch, hidden)][: spec.states]
+    own: list[tuple[int, ...]] = [(gate_rows, x.shape[-1]), (gate_rows, width)]
+    if config.has_bias:
+        own += [(gate_rows,), (gate_rows,)]
+    if config.has_projection:
+        own.append((width, hidden))
+    elif width != hidden:
+        raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
+    expected += own * directions
+    for place, (t, shape) in enumerate(zip(operands, expected, strict=True)):
+        if t.shape != shape or t.dtype != dtype or t.device != device:
+            _refuse(config, place, t, shape, x)
+    return batch
+
+
+def _refuse(config: Config, place: int, t: Tensor, shape: tuple[int, ...], x: Tensor) -> NoReturn:
+    """Say what is wrong with the operand at this place, which should have this shape and the dtype and device of x."""
+    name = _name(config, place)
+    if t.shape != shape:
+        where = f"cell {config.spec.name}, input {tuple(x.shape)}"
+        raise RuntimeError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)} ({where})")
+    if t.dtype != x.dtype:
+        raise RuntimeError(f"{name} must have the dtype of the input, {x.dtype}, got {t.dtype}")
+    kind = "parameter" if place >= config.first_weight else "hidden"
+    raise RuntimeError(
+        f"Input and {kind} tensors are not at the same device, found input tensor at {x.device} and "
+        f"{kind} tensor at {t.device}"
+    )
+
+
+def _name(config: Config, place: int) -> str:
+    """What the operand at this place is called, for error texts."""
+    if place < config.inputs:
+        return "input"
+    if place < config.first_weight:
+        return ("h0", "c0")[place - config.inputs]
+    names = (
+        ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * config.has_bias + ["weight_hr"] * config.has_projection
+    )
+    return names[(place - config.first_weight) % config.weights]
