@@ -11,7 +11,7 @@ import torch
 from .timing import seconds_per_call
 
 _SIZES = {"cpu": 2048, "cuda": 8192}
-_SLOW = 0.5  # s; a machine that takes longer for one product gets a smaller one
+_SLOW = 0.5  # s; where the largest product takes longer (old machines, float16 on a CPU) a smaller one serves
 
 
 @contextlib.contextmanager
@@ -32,10 +32,10 @@ class Peak:
         self.device = device
         self.dtype = getattr(torch, dtype)
         self.samples: list[float] = []
-        self.size = _SIZES[device.type]
+        self.size = 64
         self._allocate()
-        if self._seconds() > _SLOW:
-            self.size //= 2
+        while self.size < _SIZES[device.type] and 8 * min(self._seconds(), self._seconds()) < _SLOW:
+            self.size *= 2
             self._allocate()
         self._seconds()
 
