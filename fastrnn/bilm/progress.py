@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from .training import TrainingError
+
 LOG_FILE = "log.jsonl"
 _WINDOW = 50  # steps over which speed and losses are averaged for the bar
 
@@ -66,16 +68,18 @@ class TrainingProgress:
         self._since_log.append(losses)
         spent = sum(entry[0] for entry in self._recent)
         speed = self._tokens_per_step * len(self._recent) / spent
-        share = sum(entry[2] for entry in self._recent) / spent
+        softmax = sum(entry[2] for entry in self._recent)
+        softmax, share = softmax / len(self._recent), softmax / spent
         remaining = timedelta(seconds=round((self._total - step) * spent / len(self._recent)))
         mean = _mean([entry[1] for entry in self._recent])
-        self._bar.update(self._task, completed=step, figures=self._figures(mean, speed, share, remaining))
+        self._bar.update(self._task, completed=step, figures=self._figures(mean, speed, softmax, share, remaining))
         if step % self._log_every == 0 or step == self._total:
             mean = _mean(self._since_log)
             self._since_log.clear()
             if not self.console.is_terminal:
                 self.console.print(
-                    f"step {step}/{self._total}  {self._figures(mean, speed, share, remaining)}", soft_wrap=True
+                    f"step {step}/{self._total}  {self._figures(mean, speed, softmax, share, remaining)}",
+                    soft_wrap=True,
                 )
             self.record(
                 step, loss_forward=mean[0], loss_backward=mean[1], tokens_per_second=speed, softmax_share=share,
@@ -85,8 +89,11 @@ class TrainingProgress:
     def record(self, step: int, **values: float) -> None:
         """Adds one line to the log."""
         if self._log:
-            self._log.write(json.dumps({"step": step, **values}) + "\n")
-            self._log.flush()
+            try:
+                self._log.write(json.dumps({"step": step, **values}) + "\n")
+                self._log.flush()
+            except OSError as error:
+                raise TrainingError(f"step {step}: cannot write {LOG_FILE}: {error}") from error
         if self._writer:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
@@ -94,10 +101,12 @@ class TrainingProgress:
     def note(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False)
 
-    def _figures(self, losses: tuple[float, float], speed: float, share: float, remaining: timedelta) -> str:
+    def _figures(
+        self, losses: tuple[float, float], speed: float, softmax: float, share: float, remaining: timedelta
+    ) -> str:
         return (
             f"{speed:,.0f} tokens/s  {remaining} left  {self._loss_name} forward {losses[0]:.3f} "
-            f"backward {losses[1]:.3f}  softmax {share:.0%} of the time"
+            f"backward {losses[1]:.3f}  softmax {softmax * 1e3:.0f} ms a step, {share:.0%}"
         )
 
 

@@ -113,6 +113,8 @@ def _train(
         if world.rank == 0:
             save_checkpoint(folder, trainer.done, {"identity": identity, "trainer": state}, run.keep)
 
+    if trainer.done >= total and world.rank == 0:
+        _export(trainer, folder)  # a run may have been killed after its last checkpoint
     progress = TrainingProgress(
         folder if world.rank == 0 else None, total=total, done=trainer.done, tokens_per_step=per_step,
         loss_name="sampled-softmax loss" if options.softmax == "sampled" else "loss", log_every=run.log_every,
@@ -259,11 +261,17 @@ def _stop_requests(world: World) -> Iterator[Any]:
     Processes of a group would stop at different steps; they die at once and resume from their last checkpoint.
     """
     asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:  # twice: now
+            raise KeyboardInterrupt
+        asked.append(number)
+
     if world.size > 1:
         yield lambda: False
         return
     try:
-        before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in _SIGNALS}
+        before = {number: signal.signal(number, ask) for number in _SIGNALS}
     except ValueError:  # not the main thread: signals are not ours to take
         yield lambda: False
         return

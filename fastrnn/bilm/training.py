@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .data import TrainingData
+from .data import Batch, TrainingData
 from .language_model import Clock, LanguageModel
 from .model import detach_state
 from .optimizer import OPTIMIZERS, SPARSE, clip_by_global_norm, make_optimizer
@@ -130,6 +130,8 @@ class Trainer:
         self._optimizer = make_optimizer(options.optimizer, model.parameters(), options.learning_rate)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self._clock = Clock(self.device)
+        self._ahead: tuple[list[Batch], tuple[Negatives, Negatives] | None] | None = None  # the next window, if made
+        self._position: dict[str, Any] = {}  # where the data stood before it
 
     def step(self) -> StepResult:
         """Makes one optimiser step.
@@ -138,15 +140,11 @@ class Trainer:
             TrainingError: a loss or gradient is not finite. The parameters are those of the step before.
         """
         options = self.options
-        inputs, targets = next(self.data)
-        negatives = self._draw()
+        batches, negatives = self._ahead or self._prepare()
         self._clock.reset()
         self._optimizer.zero_grad(set_to_none=True)
         losses = torch.zeros(2, device=self.device)
-        for part in range(options.accumulate):
-            start = (self.world.rank * options.accumulate + part) * options.batch
-            rows = slice(start, start + options.batch)
-            batch = self.data.spell(inputs[:, rows], targets[:, rows])
+        for part, batch in enumerate(batches):
             last = part + 1 == options.accumulate
             with self._without_exchange() if not last else contextlib.nullcontext():
                 with self._autocast():
@@ -164,6 +162,9 @@ class Trainer:
             losses /= self.world.size
         self._scaler.unscale_(self._optimizer)
         norm = clip_by_global_norm(self.model.parameters(), options.clip or math.inf)
+        # A GPU is still at work here: the time to make the next window, before its results are waited for.
+        self._position = self._data_state()
+        self._ahead = self._prepare()
         forward, backward, gradient_norm = torch.cat([losses, norm.view(1)]).tolist()
         self._refuse_non_finite(forward, backward, gradient_norm)
         self._scaler.step(self._optimizer)
@@ -171,11 +172,20 @@ class Trainer:
         self.done += 1
         return StepResult((forward, backward), gradient_norm, self._softmax_seconds())
 
-    def _draw(self) -> tuple[Negatives, Negatives] | None:
+    def _prepare(self) -> tuple[list[Batch], tuple[Negatives, Negatives] | None]:
+        """The next window of this process, a batch for each part of the step, and the words drawn for it."""
+        options = self.options
+        inputs, targets = next(self.data)
+        starts = (self.world.rank * options.accumulate + part for part in range(options.accumulate))
+        rows = [slice(start * options.batch, (start + 1) * options.batch) for start in starts]
+        batches = [self.data.spell(inputs[:, own], targets[:, own]) for own in rows]
         if not self._samplers:
-            return None
+            return batches, None
         forward, backward = (sampler.draw().to(self.device) for sampler in self._samplers)
-        return forward, backward
+        return batches, (forward, backward)
+
+    def _data_state(self) -> dict[str, Any]:
+        return {"data": self.data.state(), "samplers": [sampler.state() for sampler in self._samplers]}
 
     def _to_device(self, array: Any) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -221,14 +231,14 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
-            "data": self.data.state(),
-            "samplers": [sampler.state() for sampler in self._samplers],
+            **(self._position if self._ahead else self._data_state()),
             "processes": processes,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Puts back what :meth:`state` returned, in a trainer made with the same arguments."""
         self.done = state["done"]
+        self._ahead = None
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
