@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .cache import TokenVectors
 from .characters import BOS, EOS
-from .chunks import InMemory, contextualize_in_chunks
+from .chunks import Emit, InMemory, contextualize_in_chunks
 from .mix import LayerNorm, ScalarMix
 from .model import BiLanguageModel, State, detach_state
 
@@ -164,10 +164,9 @@ class Elmo(nn.Module):
         self.reset_states()
 
     def cache_vocabulary(self, tokens: Iterable[str], remember: int = 0) -> None:
-        """Keep the context-free vectors of ``tokens``, and of the first ``remember`` others met; for input given as
-        text.
+        """Keep the context-free vectors of ``tokens`` and of the first ``remember`` others that are met.
 
-        Vectors are made at the first use and again whenever the biLM's weights have changed.
+        For input given as text. Vectors are made at the first use, and again whenever the biLM's weights have changed.
         """
         if self.token_vectors is None:
             raise ValueError("this biLM reads words: its token vectors are a table already")
@@ -221,39 +220,45 @@ class Elmo(nn.Module):
     def _mixed(self, token: Tensor, lengths: Tensor, valid: Tensor, inside: Tensor, train: bool) -> list[Tensor]:
         """The mixes [T, B, 2P], before padding and sentence marks are taken out."""
         state = self._state(token, self.stateful)
-        chunked = not train and self.chunk_length is not None and len(token) > self.chunk_length
-        at_once = chunked and not any(
-            mix.layer_norm or (torch.is_grad_enabled() and mix.weights.requires_grad) for mix in self.mixes
-        )
-        with torch.set_grad_enabled(train):
-            if not chunked:
+        in_chunks = not train and self.chunk_length is not None and len(token) > self.chunk_length
+        mixed = None
+        if not in_chunks:
+            with torch.set_grad_enabled(train):
                 layers, final = self.bilm.contextualize(token, state, lengths=lengths)
-            else:
-                coefficients = [mix.coefficients().tolist() for mix in self.mixes] if at_once else []
-                twice = torch.cat([token, token], dim=-1)
-                sums = [twice * c[0] for c in coefficients]
-                count = 0 if at_once else self.bilm.options.layers
-                layers = [torch.empty_like(twice) for _ in range(count)]
-                if at_once:
-                    del twice
+        elif any(
+            mix.layer_norm or (torch.is_grad_enabled() and any(p.requires_grad for p in mix.parameters()))
+            for mix in self.mixes
+        ):
+            layers = [token.new_empty(*token.shape[:2], self.width) for _ in range(self.bilm.options.layers)]
 
-                def emit(index: int, start: int, stop: int, rows: Tensor) -> None:
-                    for total, c in zip(sums, coefficients, strict=True):
-                        total[start:stop].add_(rows, alpha=c[index])
-                    if layers:
-                        layers[index - 1][start:stop] = rows
+            def keep(index: int, start: int, stop: int, rows: Tensor) -> None:
+                layers[index - 1][start:stop] = rows
 
-                sequences = (InMemory(token if at_once else token.clone()), InMemory(token.clone()))
-                final = contextualize_in_chunks(
-                    self.bilm, sequences, len(token), self.chunk_length, emit, state=state, lengths=lengths
-                )
+            final = self._in_chunks((token.clone(), token.clone()), lengths, state, keep)
+        else:  # no layer is needed as a whole: add each to the sums as it comes
+            coefficients = [mix.coefficients().tolist() for mix in self.mixes]
+            mixed = [torch.cat([token * c[0]] * 2, dim=-1) for c in coefficients]
+
+            def add(index: int, start: int, stop: int, rows: Tensor) -> None:
+                for total, c in zip(mixed, coefficients, strict=True):
+                    total[start:stop].add_(rows, alpha=c[index])
+
+            final = self._in_chunks((token, token.clone()), lengths, state, add)
         if self.stateful:
             self.carried.put(final)
-        if at_once:
-            return sums
+        if mixed is not None:
+            return mixed
         layers = [torch.cat([token, token], dim=-1), *layers]
         masks = {None: valid, "allennlp": valid, "bilm_tf": inside}
         return [mix(layers, masks[mix.layer_norm]) for mix in self.mixes]
+
+    def _in_chunks(self, inputs: tuple[Tensor, Tensor], lengths: Tensor, state: State | None, emit: Emit) -> State:
+        """Run the layers in pieces over two copies of the token vectors, which are overwritten."""
+        sequences = InMemory(inputs[0]), InMemory(inputs[1])
+        steps = len(inputs[0])
+        return contextualize_in_chunks(
+            self.bilm, sequences, steps, self.chunk_length, emit, state=state, lengths=lengths
+        )
 
 
 def tokens_of(

@@ -37,7 +37,7 @@ class _Layers(click.ParamType):
 @click.argument("sentences", type=_FILE)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--options", type=_FILE, help="options.json of the original's two files.")
-@click.option("--weights", type=_FILE, required=True, help="The hdf5 weights, or a .safetensors file of fastrnn alone.")
+@click.option("--weights", type=_FILE, required=True, help="The hdf5 weights, or .safetensors or .th.")
 @click.option("--vocabulary", type=_FILE, help="Word models: the words, one a line.")
 @click.option("--all", "kind", flag_value="all", default=True, help="All layers, (L+1, tokens, 2P). The default.")
 @click.option("--top", "kind", flag_value="top", help="The top layer, (tokens, 2P).")
@@ -117,16 +117,6 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def _model(settings: dict):
-    from . import native, official
-
-    if settings["weights"].suffix == ".safetensors":
-        return native.load(settings["weights"])
-    if settings["options"] is None:
-        raise click.UsageError("--options is needed: the options.json that belongs to the weights")
-    return official.load(settings["options"], settings["weights"])
-
-
 def _fingerprint(sentences: Path, settings: dict) -> str:
     """Of the text, the weights and everything in the settings that changes the numbers or their order."""
     digest = hashlib.sha256()
@@ -154,6 +144,7 @@ def _run(sentences: Path, output: Path, settings: dict) -> None:
     import numpy as np
     import torch
 
+    from .convert_command import read_elmo
     from .embed import Embedder
     from .embedding_file import EmbeddingFile
 
@@ -162,7 +153,8 @@ def _run(sentences: Path, output: Path, settings: dict) -> None:
         raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
     lines = read_lines(sentences)
     tokens = [line.split() for line in lines]
-    model = _model(settings).to(device=device, dtype=getattr(torch, settings["compute"])).requires_grad_(False)
+    model = read_elmo(settings["weights"], settings["options"]).bilm
+    model = model.to(device=device, dtype=getattr(torch, settings["compute"])).requires_grad_(False)
     words = None if settings["vocabulary"] is None else read_lines(settings["vocabulary"])
     try:
         embedder = Embedder(
