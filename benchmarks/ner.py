@@ -87,7 +87,7 @@ def entity_f1(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> 
 
 
 def layers_of(model: LanguageModel, sentences: Sequence[Sentence], batch: int = 64) -> list[Tensor]:
-    """All layers of every sentence [L + 1, n, 2P], each from a zero state."""
+    """All layers of every sentence [L + 1, n, 2P], each from the biLM's start state."""
     import torch
 
     from fastrnn.bilm.characters import batch_to_ids
@@ -98,7 +98,7 @@ def layers_of(model: LanguageModel, sentences: Sequence[Sentence], batch: int = 
         for start in range(0, len(order), batch):
             places = order[start : start + batch]
             ids = batch_to_ids([sentences[place].words for place in places], model.max_characters)
-            output = model.bilm(ids)
+            output = model.bilm(ids, model.start_of(len(places)))
             layers = torch.stack([output.representation(index) for index in range(len(output.layers) + 1)])
             for row, place in enumerate(places):
                 found[place] = layers[:, 1 : 1 + len(sentences[place].words), row].clone()
@@ -112,9 +112,9 @@ class Settings:
     embedding: int = 50
     hidden: int = 64
     dropout: float = 0.5
-    batch: int = 32
+    batch: int = 16
     epochs: int = 12
-    rate: float = 2e-3
+    rate: float = 5e-3
 
 
 @dataclass(frozen=True)

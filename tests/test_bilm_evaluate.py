@@ -38,13 +38,14 @@ def make_model(kind: str = "full") -> LanguageModel:
     with torch.no_grad():  # far from uniform, so that every token has its own probability
         for parameter in model.head.parameters():
             parameter.normal_()
+    model.warm_up([["a", "stranger"], [], ["c"]])
     return model.eval()
 
 
 def log_probabilities(model: LanguageModel, sentence: list[str]) -> tuple[Tensor, Tensor]:
-    """Both directions of one sentence by the model's own inference: boundaries added, state zero."""
+    """Both directions of one sentence by the model's own inference, which adds the boundaries."""
     ids = batch_to_ids([sentence], 10) if sentence else torch.zeros(1, 0, 10, dtype=torch.int64)
-    top = model.bilm(ids).layers[-1][:, 0]
+    top = model.bilm(ids, model.start).layers[-1][:, 0]
     numbers = [0, *(model.vocabulary.index.get(word, 2) for word in sentence), 1]
     forward = model.head.log_probabilities(top[:-1, :6])[range(len(numbers) - 1), numbers[1:]]
     backward = model.head.log_probabilities(top[1:, 6:])[range(len(numbers) - 1), numbers[:-1]]
@@ -220,3 +221,22 @@ def test_errors_are_one_line(
     assert result.exit_code in (1, 2)
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_start_is_the_state_behind_the_text() -> None:
+    """After warming up on some sentences, a sentence scores as it does behind them in one stream, in both directions."""
+    model = make_model()
+    opening, sentence = [["a", "stranger"], [], ["c"]], ["d", "e"]
+    (found,) = score_sentences(model, [sentence])
+    stream = [word for words in opening for word in ("<S>", *words)] + ["<S>", *sentence]
+    reverse = [word for words in opening for word in ("</S>", *reversed(words))] + ["</S>", *reversed(sentence)]
+    tokens = [model.bilm.encode(batch_to_ids([words], 10)[0])[:, None] for words in (stream, reverse)]
+    layers, _ = model.bilm.contextualize(tuple(tokens), reverse=(False, False))
+    numbers = {word: number for number, word in enumerate(WORDS)}
+    for values, targets, half in (
+        (found.forward, [*sentence, "</S>"], layers[-1][-3:, 0, :6]),
+        (found.backward[::-1].copy(), [*reversed(sentence), "<S>"], layers[-1][-3:, 0, 6:]),
+    ):
+        wanted = model.head.log_probabilities(half)[range(3), [numbers[word] for word in targets]].detach()
+        bound = tolerances.softmax(len(WORDS), 12)
+        tolerances.assert_close(torch.from_numpy(values), wanted, bound, relative=True)

@@ -1,4 +1,4 @@
-"""Log probabilities of held-out text under a biLM: each sentence from a zero state, over the whole vocabulary.
+"""Log probabilities of held-out text under a biLM, over the whole vocabulary, each sentence from one start state.
 
 So a sentence's figure depends on neither its neighbours nor the batch, and every token counts exactly once: of a
 sentence of n words each direction predicts n + 1 tokens, its words and the boundary it runs into.
@@ -140,7 +140,7 @@ def _score(model: LanguageModel, table: TokenTable, sentences: list[Sentence]) -
     inputs = vectors[pad_sequence([torch.from_numpy(place[own]) for own in rows]).to(device)]  # [T + 1, B, P]
     targets = pad_sequence([torch.from_numpy(table.targets(own)) for own in rows]).to(device)
     lengths = torch.tensor([len(own) - 1 for own in rows], device=device)
-    layers, _ = model.bilm.contextualize((inputs[:-1], inputs[1:]), lengths=lengths)
+    layers, _ = model.bilm.contextualize((inputs[:-1], inputs[1:]), model.start_of(len(rows)), lengths=lengths)
     active = torch.arange(len(inputs) - 1, device=device)[:, None] < lengths
     # Forward reads token t to predict t + 1, backward reads t + 1 to predict t.
     found = []

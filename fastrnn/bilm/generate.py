@@ -57,7 +57,7 @@ def generate(
     tokens = torch.from_numpy(given.astype(np.int64))[:, None].expand(-1, count)
     sentences = [list(prefix)[::-1] if backward else list(prefix) for _ in range(count)]
     open_rows = set(range(count))
-    state = None
+    state = model.start_of(count)
     while open_rows and max(map(len, sentences)) < max_tokens:
         characters = torch.from_numpy(table.characters[tokens.numpy()]).to(model.device)
         layers, state = model.bilm.contextualize(model.bilm.encode(characters), state, reverse=(False, False))

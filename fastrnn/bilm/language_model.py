@@ -7,7 +7,7 @@ A trained folder holds options.json and weights.hdf5 (the official format; LSTM 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import native, official
+from .characters import CharacterIds
 from .model import BiLanguageModel, State
 from .options import BiLMOptions
 from .softmax import Negatives, SoftmaxHead
@@ -22,7 +23,7 @@ from .vocabulary import Vocabulary
 
 MODEL_FILE, VOCABULARY_FILE = "model.safetensors", "vocab.txt"
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
-HEAD = "softmax."
+HEAD, START = "softmax.", "start."
 
 
 class Clock:
@@ -60,7 +61,12 @@ class Clock:
 
 
 class LanguageModel(nn.Module):
-    """A biLM and one softmax head for both directions."""
+    """A biLM and one softmax head for both directions.
+
+    Attributes:
+        start: the state of one row [.., 1, ..] from which evaluation and generation begin a sentence, or None: zero. In
+            training a sentence never begins from zero but after other text, and the model relies on that.
+    """
 
     def __init__(self, bilm: BiLanguageModel, head: SoftmaxHead, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -72,6 +78,28 @@ class LanguageModel(nn.Module):
         self.bilm = bilm
         self.head = head
         self.vocabulary = vocabulary
+        self.start: State | None = None
+
+    @torch.no_grad()
+    def warm_up(self, sentences: Sequence[Sequence[str]]) -> None:
+        """Makes the state behind some sentences, read by each direction as in training, the start of all others."""
+        vocabulary = self.vocabulary
+        begin, end = vocabulary.words[vocabulary.begin], vocabulary.words[vocabulary.end]
+        read: tuple[list[str], list[str]] = ([], [])
+        for sentence in sentences:
+            read[0].extend([begin, *sentence])
+            read[1].extend([end, *reversed(sentence)])
+        ids = CharacterIds(self.max_characters).batch(read).transpose(0, 1)
+        tokens = self.bilm.encode(ids.to(self.device))[:, :, None]
+        _, self.start = self.bilm.contextualize((tokens[:, 0], tokens[:, 1]), reverse=(False, False))
+
+    def start_of(self, rows: int) -> State | None:
+        """The start state for so many rows."""
+        if self.start is None:
+            return None
+        return tuple(
+            tuple(value.to(self.device).expand(-1, rows, -1).contiguous() for value in layer) for layer in self.start
+        )
 
     @property
     def max_characters(self) -> int:
@@ -129,6 +157,8 @@ class LanguageModel(nn.Module):
         """Writes the model into a folder, each file as a whole or not at all."""
         self.vocabulary.save(folder / VOCABULARY_FILE)
         extra = {HEAD + name: value.detach().cpu() for name, value in self.head.state_dict().items()}
+        for index, layer in enumerate(self.start or ()):
+            extra |= {f"{START}{index}.{place}": value for place, value in enumerate(layer)}
         native.save(folder / MODEL_FILE, self.bilm, extra)
         if self.bilm.options.cell == "lstm":
             official.save(self.bilm, folder / OPTIONS_FILE, folder / WEIGHTS_FILE)
@@ -154,7 +184,13 @@ class LanguageModel(nn.Module):
             raise ValueError(f"{path} holds a biLM without a softmax: it cannot predict words")
         head = SoftmaxHead("full" if "weight" in weights else "adaptive", bilm.width, len(vocabulary))
         head.load_state_dict(weights)
-        return cls(bilm, head, vocabulary).to(device).eval()
+        model = cls(bilm, head, vocabulary).to(device).eval()
+        if f"{START}0.0" in extra:
+            states = range(sum(name.startswith(f"{START}0.") for name in extra))
+            model.start = tuple(
+                tuple(extra[f"{START}{index}.{place}"] for place in states) for index in range(bilm.options.layers)
+            )
+        return model
 
 
 def new_language_model(options: BiLMOptions, kind: str, vocabulary: Vocabulary, *, sparse: bool) -> LanguageModel:

@@ -21,7 +21,7 @@ from .evaluate import Evaluation, evaluate, merge
 from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
 from .options import BiLMOptions
 from .progress import StepTimer, TrainingProgress
-from .text import Shard, find_files, read_sentences, scan
+from .text import Shard, find_files, read_sentences, read_shard, scan
 from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
 from .vocabulary import Vocabulary
 
@@ -113,7 +113,10 @@ def _train(
         if world.rank == 0:
             save_checkpoint(folder, trainer.done, {"identity": identity, "trainer": state}, run.keep)
 
+    # Sentences that the model reads before it is evaluated or used: enough to forget the zero state.
+    opening = read_shard(shards[0])[:_OPENING]
     if trainer.done >= total and world.rank == 0:
+        trainer.model.warm_up(opening)
         _export(trainer, folder)  # a run may have been killed after its last checkpoint
     progress = TrainingProgress(
         folder if world.rank == 0 else None, total=total, done=trainer.done, tokens_per_step=per_step,
@@ -126,6 +129,8 @@ def _train(
             result = trainer.step()
             progress.step(trainer.done, result.losses, timer.lap(), result.softmax_seconds, result.gradient_norm)
             ended = trainer.done % epoch == 0 or trainer.done == total
+            if ended:
+                trainer.model.warm_up(opening)
             if ended and held_out:
                 found = _evaluate(trainer.model, held_out, world)
                 progress.note(f"epoch {trainer.done / epoch:.4g}, held-out text, full softmax: {found}")
@@ -282,6 +287,7 @@ def _stop_requests(world: World) -> Iterator[Any]:
             signal.signal(number, handler)
 
 
+_OPENING = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 __all__ = ["CheckpointError", "Interrupted", "Run", "train"]
