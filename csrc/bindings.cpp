@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "build_info.h"
+#include "cuda/bindings_cuda.h"
 #include "rnn.h"
 
 namespace py = pybind11;
@@ -147,6 +148,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("cpu_forward", &fr::cpu_forward, py::call_guard<py::gil_scoped_release>());
   m.def("cpu_backward", &fr::cpu_backward, py::call_guard<py::gil_scoped_release>());
+  fr::bind_cuda(m);
   m.def("cpu_choose_instruction_set", &fr::cpu_choose_instruction_set);
   m.def("build_info", [] {
     py::dict info;

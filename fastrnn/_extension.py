@@ -33,12 +33,25 @@ if os.environ.get("FASTRNN_PLAN", "").startswith("cpu:"):
 
 
 def has_cuda() -> bool:
-    """True if this build has CUDA kernels and torch sees a GPU that they can run on."""
-    return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
+    """True if this build has CUDA kernels and torch sees a GPU that they can run on; build_info() says why not."""
+    return bool(_C.build_info()["cuda"]) and torch.cuda.is_available() and not _cuda_status()
+
+
+def _cuda_status() -> str:
+    """Why the current GPU cannot be used, in a sentence; empty if it can."""
+    if not _C.build_info()["cuda"]:
+        return "this build of fastrnn has no CUDA kernels (it found no nvcc, or FASTRNN_CUDA=off was set)"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    return _C.cuda_status(torch.cuda.current_device())
 
 
 def build_info() -> dict[str, str | int]:
-    """Version, compilers, CUDA architectures, CPU instruction sets compiled and chosen, and OpenMP threads."""
+    """Version, compilers, CUDA architectures, CPU instruction sets compiled and chosen, and OpenMP threads.
+
+    ``cuda_status`` is empty where a GPU can be used, and else says why not.
+    """
     from fastrnn import __version__
 
-    return {"version": __version__, **_C.build_info(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    info = {"version": __version__, **_C.build_info(), "cuda_status": _cuda_status()}
+    return {**info, "torch": torch.__version__, "threads": torch.get_num_threads()}
