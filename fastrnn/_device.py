@@ -1,6 +1,7 @@
 """The backends that run the kernels of csrc/cuda: on a GPU, and on the emulated device (CPU tensors, for tests).
 
-Both leave the input product to torch (csrc/rnn.h: ``input_gates``) and take scratch memory from it. Chosen by _backends.py.
+Both leave the input product to torch (csrc/rnn.h: ``input_gates``) and take scratch memory from it. Chosen by
+_backends.py.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ class Emulated(_Kernels):
 class Cuda(_Kernels):
     """The CUDA kernels on the current stream of ``device``."""
 
-    def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
+    def __init__(self, index: int) -> None:
         reason = _C.cuda_status(index)
         if reason:
             raise RuntimeError(reason)

@@ -1,0 +1,291 @@
+// The emulated device's own words: mma and ldmatrix lane maps element by element against the tables of the PTX manual, the
+// tile's swizzle, conversions, asynchronous copies, flags and barriers; and that each kind of broken kernel is caught.
+// usage: emulation_words_test [check | race NAME | fault NAME]
+//   check       everything that a plain build can decide; exit status 1 on failure
+//   race NAME   runs one kernel (correct, no_barrier, wrong_half, early_flag, late_copy): for a ThreadSanitizer build, which must be
+//               silent on `correct` and report the others
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../../csrc/cuda/launch.cuh"
+#include "../../csrc/cuda/tile.cuh"
+
+namespace {
+
+using namespace fr;
+using namespace fr::host;
+using emulation::Schedule;
+
+int g_failures = 0;
+void check(bool condition, const std::string& what) {
+  if (condition) return;
+  ++g_failures;
+  std::printf("FAIL %s\n", what.c_str());
+}
+
+template <class Kernel>
+std::string run(const typename Kernel::Params& params, LaunchShape shape, uint64_t seed = 0) {
+  Schedule schedule{seed};
+  try {
+    launch<Kernel>(shape, params, &schedule);
+  } catch (const emulation::Fault& fault) {
+    return fault.what();
+  }
+  return "";
+}
+
+struct KernelBase {
+  static constexpr int kMaxThreads = 1024;
+  static constexpr bool kCooperative = false;
+};
+
+// ---- mma: each lane fills its registers by the manual's formulas; the result must be the product -------------------------
+// The formulas are written out per element here as the manual prints them ("row = groupID for ai where 0 <= i < 2 || 4 <= i < 6"),
+// independently of the register-wise form in collectives.cpp.
+struct MmaParams {
+  const float* a;  // [16][depth]
+  const float* b;  // [depth][8]
+  float* d;        // [16][8]
+  int type;        // 0 bf16, 1 fp16, 2 tf32
+};
+struct MmaKernel : KernelBase {
+  static constexpr const char* kName = "mma_kernel";
+  using Params = MmaParams;
+  static void run(const MmaParams& p) {
+    const int lane = thread_index(), group = lane >> 2, in_group = lane % 4;
+    uint32_t a[4] = {}, b[2] = {};
+    if (p.type < 2) {
+      const auto encode = [&](float v) -> uint32_t { return p.type == 0 ? float_to_bf16_bits(v) : float_to_fp16_bits(v); };
+      for (int i = 0; i < 8; ++i) {
+        const int row = (i < 2 || (i >= 4 && i < 6)) ? group : group + 8;
+        const int column = i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8;
+        a[i / 2] |= encode(p.a[row * 16 + column]) << (16 * (i % 2));
+      }
+      for (int i = 0; i < 4; ++i) {
+        const int row = i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8;
+        b[i / 2] |= encode(p.b[row * 8 + group]) << (16 * (i % 2));
+      }
+    } else {
+      const auto bits = [](float v) { uint32_t u; std::memcpy(&u, &v, 4); return u; };
+      for (int i = 0; i < 4; ++i) {
+        const int row = (i == 0 || i == 2) ? group : group + 8, column = i < 2 ? in_group : in_group + 4;
+        a[i] = bits(p.a[row * 8 + column]);
+      }
+      for (int i = 0; i < 2; ++i) b[i] = bits(p.b[(i == 0 ? in_group : in_group + 4) * 8 + group]);
+    }
+    float d[4] = {1, 1, 1, 1};
+    if (p.type == 0) mma_bf16_m16n8k16(d, a, b);
+    else if (p.type == 1) mma_fp16_m16n8k16(d, a, b);
+    else mma_tf32_m16n8k8(d, a, b);
+    for (int i = 0; i < 4; ++i) {
+      const int row = i < 2 ? group : group + 8, column = in_group * 2 + (i & 1);
+      p.d[row * 8 + column] = d[i];
+    }
+  }
+};
+
+void check_mma() {
+  for (int type = 0; type < 3; ++type) {
+    const int depth = type == 2 ? 8 : 16;
+    std::vector<float> a(16 * depth), b(depth * 8), d(16 * 8);
+    for (size_t i = 0; i < a.size(); ++i) a[i] = float(int(i * 37 % 15) - 7);  // small integers: exact in every type
+    for (size_t i = 0; i < b.size(); ++i) b[i] = float(int(i * 23 % 13) - 6);
+    check(run<MmaKernel>({a.data(), b.data(), d.data(), type}, {1, 1, 1, 32, 0}).empty(), "mma runs");
+    for (int row = 0; row < 16; ++row)
+      for (int column = 0; column < 8; ++column) {
+        float want = 1;
+        for (int k = 0; k < depth; ++k) want += a[row * depth + k] * b[k * 8 + column];
+        check(d[row * 8 + column] == want, "mma type " + std::to_string(type) + " element " + std::to_string(row) + "," + std::to_string(column));
+      }
+  }
+}
+
+// ---- ldmatrix.x4 over a swizzled tile ------------------------------------------------------------------------------------
+struct MatrixParams { uint32_t* got; };
+struct MatrixKernel : KernelBase {
+  static constexpr const char* kName = "matrix_kernel";
+  using Params = MatrixParams;
+  static void run(const MatrixParams& p) {
+    unsigned char* tile = shared_memory(0, 16 * kRowBytes);
+    const int lane = thread_index();
+    for (int i = lane; i < 16 * kRowPieces * 4; i += 32) {
+      const int row = i / (kRowPieces * 4), piece = i / 4 % kRowPieces, word = i % 4;
+      const uint32_t value = row * 1000 + piece * 10 + word;
+      std::memcpy(tile + piece_offset(row, piece) + 4 * word, &value, 4);
+    }
+    block_sync();
+    uint32_t words[4];
+    load_matrix_x4(words, tile + piece_offset(lane / 8 % 2 * 8 + lane % 8, 2 + lane / 16));
+    for (int i = 0; i < 4; ++i) p.got[lane * 4 + i] = words[i];
+  }
+};
+void check_matrix() {
+  std::vector<uint32_t> got(128);
+  check(run<MatrixKernel>({got.data()}, {1, 1, 1, 32, 16 * kRowBytes}).empty(), "ldmatrix runs");
+  for (int lane = 0; lane < 32; ++lane)
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      // thread T holds row T/4, elements 2*(T%4), +1 (one word) of each matrix
+      const int row = matrix % 2 * 8 + lane / 4, piece = 2 + matrix / 2, word = lane % 4;
+      check(got[lane * 4 + matrix] == uint32_t(row * 1000 + piece * 10 + word), "ldmatrix lane " + std::to_string(lane));
+    }
+}
+
+// The eight rows that one matrix of a load names, and the eight rows a column of float4 reads touches, cover all 32 banks.
+void check_swizzle() {
+  for (int row0 : {0, 8, 16, 40})
+    for (int piece = 0; piece < kRowPieces; ++piece) {
+      unsigned banks = 0;
+      for (int row = row0; row < row0 + 8; ++row)
+        for (int word = 0; word < 4; ++word) banks |= 1u << ((piece_offset(row, piece) / 4 + word) % 32);
+      check(banks == 0xFFFFFFFFu, "swizzle: rows from " + std::to_string(row0) + " piece " + std::to_string(piece));
+    }
+  std::vector<bool> used(64 * kRowPieces);
+  for (int row = 0; row < 64; ++row)
+    for (int piece = 0; piece < kRowPieces; ++piece) {
+      const int place = piece_offset(row, piece) / kPieceBytes;
+      check(piece_offset(row, piece) % kPieceBytes == 0 && place < int(used.size()) && !used[place], "swizzle is one to one");
+      used[place] = true;
+    }
+}
+
+void check_conversions() {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float half = fp16_bits_to_float(uint16_t(bits));
+    if (half == half) check(float_to_fp16_bits(half) == bits, "fp16 round trip " + std::to_string(bits));
+    const float brain = to_state(BFloat16{uint16_t(bits)});
+    if (brain == brain) check(float_to_bf16_bits(brain) == bits, "bf16 round trip " + std::to_string(bits));
+  }
+  check(float_to_fp16_bits(65519.f) == 0x7BFF && float_to_fp16_bits(65520.f) == 0x7C00, "fp16 overflow");
+  check(float_to_fp16_bits(1.0f + 1.0f / 2048) == 0x3C00 && float_to_fp16_bits(1.0f + 3.0f / 2048) == 0x3C02, "fp16 ties to even");
+  check(float_to_bf16_bits(1.0f + 1.0f / 256) == 0x3F80 && float_to_bf16_bits(1.0f + 3.0f / 256) == 0x3F82, "bf16 ties to even");
+  check((float_to_bf16_bits(NAN) & 0x7FFF) > 0x7F80 && (float_to_fp16_bits(NAN) & 0x7FFF) > 0x7C00, "NaN stays NaN");
+  check(round_to_tf32(0x3F801000u) == 0x3F802000u && round_to_tf32(0x3F800FFFu) == 0x3F800000u, "tf32 rounds to nearest");
+}
+
+// ---- a small persistent recurrent kernel, correct and broken ----------------------------------------------------------------
+// h[t+1][i] = (h[t][i] + h[t][(i + 1) % n]) / 2 over all blocks' slices, exchanged through global memory and flags; within a
+// block the old state is staged in shared memory, twice, by asynchronous copies.
+enum class Broken { kNo, kNoBarrier, kWrongHalf, kEarlyFlag, kLateCopy, kNoFlag, kDiverges, kOffByOne, kTooMuchShared };
+struct LoopParams {
+  float* h;         // [2][n]
+  unsigned* flags;  // [blocks]
+  int steps, n;
+  Broken broken;
+};
+struct LoopKernel : KernelBase {
+  static constexpr const char* kName = "loop_kernel";
+  static constexpr bool kCooperative = true;
+  using Params = LoopParams;
+  static void run(const LoopParams& p) {
+    const int thread = thread_index(), block = block_x(), blocks = grid_x(), each = block_threads();
+    const int bytes = p.n * 4 + (p.broken == Broken::kTooMuchShared ? 4 : 0);
+    float* staged = reinterpret_cast<float*>(shared_memory(0, size_t(2) * bytes));
+    if (p.broken == Broken::kDiverges) {
+      if (thread % 2) warp_sync();
+      else warp_shuffle(0, 0);
+    }
+    for (int step = 0; step < p.steps; ++step) {
+      const float* from = p.h + step % 2 * p.n;
+      const int half = step % 2 * p.n;
+      for (int i = 4 * thread; i < p.n; i += 4 * each) copy_async(staged + half + i, from + i, 16);
+      commit_copies();
+      if (p.broken != Broken::kLateCopy) wait_copies<0>();
+      if (p.broken != Broken::kNoBarrier) block_sync();
+      const int i = block * each + thread;
+      const float value = (staged[half + i] + staged[half + (i + 1) % p.n + (p.broken == Broken::kOffByOne ? p.n : 0)]) / 2;
+      if (p.broken == Broken::kEarlyFlag && thread == 0) store_release(p.flags + block, step + 1);
+      p.h[(p.broken == Broken::kWrongHalf ? step : step + 1) % 2 * p.n + i] = value;  // others still read the old half
+      block_sync();  // all of this block's slice is written before its flag
+      if (p.broken != Broken::kEarlyFlag && p.broken != Broken::kNoFlag && thread == 0) store_release(p.flags + block, step + 1);
+      if (thread < blocks) wait_until([&] { return load_acquire(p.flags + thread) > unsigned(step); });
+      block_sync();
+    }
+  }
+};
+
+struct LoopResult {
+  std::string fault;
+  bool right;
+};
+LoopResult run_loop(Broken broken, uint64_t seed) {
+  const int blocks = 3, threads = 64, n = blocks * threads, steps = 5;
+  std::vector<float> h(2 * n, NAN), want(n), next(n);
+  std::vector<unsigned> flags(blocks, 0);
+  for (int i = 0; i < n; ++i) h[i] = want[i] = float(i * 7 % 31);
+  for (int step = 0; step < steps; ++step) {
+    for (int i = 0; i < n; ++i) next[i] = (want[i] + want[(i + 1) % n]) / 2;
+    want.swap(next);
+  }
+  LoopResult result;
+  result.fault = run<LoopKernel>({h.data(), flags.data(), steps, n, broken}, {blocks, 1, 1, threads, 2 * n * 4}, seed);
+  result.right = true;
+  for (int i = 0; i < n; ++i) result.right = result.right && h[steps % 2 * n + i] == want[i];
+  return result;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void check_loop() {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    const LoopResult result = run_loop(Broken::kNo, seed);
+    check(result.fault.empty() && result.right, "the correct loop kernel, seed " + std::to_string(seed) + " " + result.fault);
+  }
+  const auto wrong_in_some_seed = [](Broken broken) {
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      const LoopResult result = run_loop(broken, seed);
+      if (!result.fault.empty() || !result.right) return true;
+    }
+    return false;
+  };
+  check(wrong_in_some_seed(Broken::kLateCopy), "copies that nobody waits for give wrong numbers");
+  check(wrong_in_some_seed(Broken::kNoBarrier), "a missing barrier gives wrong numbers in some order");
+  check(wrong_in_some_seed(Broken::kWrongHalf), "writing the half that is read gives wrong numbers");
+  const std::string never = run_loop(Broken::kNoFlag, 1).fault;
+  check(contains(never, "can never end") && contains(never, "a signal at emulation_words_test.cpp:"), "a missing flag is reported: " + never);
+  check(contains(run_loop(Broken::kDiverges, 0).fault, "different collectives"), "diverging lanes are reported");
+  const std::string beyond = run_loop(Broken::kTooMuchShared, 0).fault;
+  check(contains(beyond, "of 1536 bytes"), "shared memory beyond the launch is reported: " + beyond);
+}
+
+// Threads that leave before a barrier: the others' wait is reported with its line.
+struct EarlyReturn : KernelBase {
+  static constexpr const char* kName = "early_return";
+  struct Params {};
+  static void run(const Params&) {
+    if (thread_index() == 3) return;
+    block_sync();
+  }
+};
+void check_early_return() {
+  const std::string fault = run<EarlyReturn>({}, {1, 1, 1, 64, 0});
+  check(contains(fault, "63 threads wait for block_sync at emulation_words_test.cpp:") && contains(fault, "1 threads have returned"),
+        "an early return before a barrier is reported: " + fault);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "check", name = argc > 2 ? argv[2] : "correct";
+  if (mode == "race") {
+    const std::pair<const char*, Broken> kinds[] = {{"correct", Broken::kNo}, {"no_barrier", Broken::kNoBarrier},
+        {"wrong_half", Broken::kWrongHalf}, {"early_flag", Broken::kEarlyFlag}, {"late_copy", Broken::kLateCopy}, {"off_by_one", Broken::kOffByOne}};
+    for (const auto& [known, broken] : kinds)
+      if (name == known) {
+        const LoopResult result = run_loop(broken, 3);
+        std::printf("%s: %s %s\n", known, result.right ? "right" : "wrong", result.fault.c_str());
+        return 0;
+      }
+    return 2;
+  }
+  check_mma();
+  check_matrix();
+  check_swizzle();
+  check_conversions();
+  check_loop();
+  check_early_return();
+  std::printf("%d failures\n", g_failures);
+  return g_failures ? 1 : 0;
+}

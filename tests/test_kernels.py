@@ -1,0 +1,318 @@
+"""The CUDA kernels without a GPU: emulated runs in three builds, faults that the nets must catch, and what ptxas says.
+
+The C++ programs are tests/cpp/emulation_*.cpp; they are compiled here with plain compiler commands, once a session and
+build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
+CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+NVCC = shutil.which("nvcc")
+INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
+SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
+# Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
+LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}
+FLAGS = ["-std=c++17", "-g1", "-Wno-unknown-pragmas"]
+ENVIRONMENT = {
+    **os.environ,
+    "ASAN_OPTIONS": "detect_leaks=0",  # a fiber abandoned by a fault leaves what is on its stack
+    "UBSAN_OPTIONS": "halt_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1 exitcode=66",
+}
+
+pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+
+
+def compile_all(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
+    """Compile {object name: arguments}, two at a time; the objects."""
+    running: list[tuple[str, subprocess.Popen]] = []
+
+    def finish() -> None:
+        name, process = running.pop(0)
+        text = process.communicate()[0]
+        assert process.returncode == 0, f"{name}: {text}"
+
+    for name, arguments in jobs.items():
+        if len(running) == 2:
+            finish()
+        command = [CXX, *FLAGS, *arguments, "-o", str(folder / name)]
+        running.append((name, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
+    while running:
+        finish()
+    return [str(folder / name) for name in jobs]
+
+
+def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Compile jobs for the sources of these names; all but the scheduler and the collectives are sanitized."""
+    jobs = {}
+    for name in names:
+        tested = [LEVEL[kind], *SANITIZERS[kind]]
+        if name in ("scheduler", "collectives"):
+            jobs[f"{name}.o"] = ["-O1", "-c", str(csrc / "emulation" / f"{name}.cpp")]
+        elif name == "rnn_emulated":
+            jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
+        elif name == "step":
+            jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / f"{name}.cpp")]
+        elif name in INSTANCES:
+            jobs[f"{name}.o"] = [*tested, "-x", "c++", "-c", str(csrc / "cuda" / "inst" / f"{name}.cu")]
+        else:
+            jobs[f"{name}.o"] = [*SANITIZERS[kind], "-O1" if name == "emulation_words_test" else "-O0", "-c",
+                                 str(ROOT / "tests" / "cpp" / f"{name}.cpp")]  # fmt: skip
+    return jobs
+
+
+def link(kind: str, parts: list[str], program: Path) -> Path:
+    subprocess.run([CXX, *SANITIZERS[kind], *parts, "-o", str(program)], check=True)
+    return program
+
+
+def execute(program: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(program), *arguments], capture_output=True, text=True, env=ENVIRONMENT, errors="replace", timeout=600
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+SOURCES = {
+    "emulation_step_test": ("scheduler", "collectives", *INSTANCES, "step", "rnn_emulated", "emulation_step_test"),
+    "emulation_words_test": ("scheduler", "collectives", "emulation_words_test"),
+}
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """(kind, test name) -> (program, its object files by name), built on first use."""
+    built: dict[tuple[str, str], tuple[Path, dict[str, str]]] = {}
+    root = tmp_path_factory.mktemp("emulated")
+
+    def get(kind: str, test: str) -> tuple[Path, dict[str, str]]:
+        if (kind, test) not in built:
+            folder = root / f"{kind}-{test}"
+            folder.mkdir()
+            parts = compile_all(folder, objects(kind, CSRC, SOURCES[test]))
+            built[kind, test] = link(kind, parts, folder / test), {Path(part).stem: part for part in parts}
+        return built[kind, test]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "kind, arguments", [("plain", ["all", "0", "1", "2"]), ("address", ["quick", "0", "1"]), ("thread", ["quick", "1"])]
+)
+def test_step_kernels(programs, kind, arguments):
+    code, text = execute(programs(kind, "emulation_step_test")[0], *arguments)
+    assert code == 0, text[-4000:]
+    assert " 0 failures" in text
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+def test_words(programs, kind):
+    code, text = execute(programs(kind, "emulation_words_test")[0])
+    assert code == 0, text[-4000:]
+
+
+@pytest.mark.parametrize("name", ["no_barrier", "early_flag", "wrong_half"])
+def test_races_are_reported(programs, name):
+    program = programs("thread", "emulation_words_test")[0]
+    assert execute(program, "race", "correct")[0] == 0
+    code, text = execute(program, "race", name)
+    assert code == 66 and "data race" in text and "emulation_words_test.cpp" in text, text[-3000:]
+
+
+def test_overrun_is_reported(programs):
+    code, text = execute(programs("address", "emulation_words_test")[0], "race", "off_by_one")
+    assert code != 0 and "heap-buffer-overflow" in text, text[-3000:]
+
+
+class Mutant(NamedTuple):
+    """One way to break the shipped kernel, the build that must catch it, and what it must say."""
+
+    file: str
+    old: str
+    new: str
+    kind: str
+    message: str
+
+
+_BARRIER = "\n      block_sync();"
+_LAST_SUM = "sums.value[m][row_tile][i];\n          }"
+_VALID = "static_cast<int>(left)"
+_BYTES = "std::max(stages, partial);"
+_IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
+_OVERRUN = "heap-buffer-overflow"
+MUTANTS = {
+    "stage written while it is read": Mutant(
+        "step.cuh", "(1 - stage) * stage_bytes", "stage * stage_bytes", "plain", "FAIL"
+    ),
+    "copies not waited for": Mutant("step.cuh", "wait_copies<0>();", "", "plain", "FAIL"),
+    "no barrier before the product": Mutant(
+        "step.cuh", "wait_copies<0>();\n        block_sync();", "wait_copies<0>();", "thread", "data race"
+    ),
+    "no barrier after the row tables": Mutant(
+        "step.cuh",
+        "fill_table(thread, threads);" + _BARRIER,
+        "fill_table(thread, threads);",
+        "thread",
+        "data race|SEGV",
+    ),
+    "no barrier after the partial sums": Mutant("step.cuh", _LAST_SUM + _BARRIER, _LAST_SUM, "thread", "data race"),
+    "one row too many": Mutant("step.cuh", _IN_RANGE, _IN_RANGE.replace("b >=", "b >"), "address", _OVERRUN),
+    "one piece of depth too many": Mutant(
+        "step.cuh", _VALID + " : kPieceDepth;", _VALID + " + 1 : kPieceDepth;", "address", _OVERRUN
+    ),
+    "swizzle of seven": Mutant("tile.cuh", "(row & 7)", "(row % 7)", "plain", "FAIL"),
+    "wrong accumulator row": Mutant("step.cuh", "lane / 4 + i / 2 * 8,", "lane / 4 + i % 2 * 8,", "plain", "FAIL"),
+    "reset forgotten in backward": Mutant(
+        "step_phases.cuh", "if (!after.cut) return gradient;", "return gradient;", "plain", "FAIL"
+    ),
+    "shared memory too small": Mutant(
+        "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_broken_kernels_are_caught(programs, name, tmp_path):
+    file, old, new, kind, message = MUTANTS[name]
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    source = tmp_path / "csrc" / "cuda" / file
+    text = source.read_text()
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
+    source.write_text(text.replace(old, new))
+    _, parts = programs(kind, "emulation_step_test")
+    # the kernel with the fewest helpers, judged by its own loop and finite differences
+    replaced = compile_all(
+        tmp_path, objects(kind, tmp_path / "csrc", ("step",) if file == "step.cpp" else ("step_fp64",))
+    )
+    program = link(kind, list((parts | {Path(part).stem: part for part in replaced}).values()), tmp_path / "mutant")
+    found = ""
+    for case in ("lstm float64 T4 B3", "lstm float64 T3 B17"):
+        code, text = execute(program, "all", case, "1")
+        found += text if code else ""
+    assert re.search(message, found), f"not caught: {found[-2000:]}"
+
+
+# ---- what the compiler makes of them ---------------------------------------------------------------------------------
+ARCHITECTURES = ("80", "90", "100", "120")
+REGISTER_BUDGET = {
+    "step_bf16": 192,
+    "step_fp16": 192,
+    "step_tf32": 192,
+    "step_fp32": 192,
+    "step_fp64": 255,
+    "transpose": 64,
+}
+KERNELS = {"transpose": 3}  # step_*: one for each number of gate rows, 1 to 4
+SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
+BYTES_BUDGET = 40 << 20
+
+INSTRUCTIONS = {
+    "step_bf16": "HMMA.16816.F32.BF16",
+    "step_fp16": "HMMA.16816.F32",
+    "step_tf32": "HMMA.1688.F32.TF32",
+    "step_fp32": "FFMA",
+    "step_fp64": "DFMA",
+}
+
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")
+
+
+class Compiled:
+    """One inst/*.cu for all architectures: object file, ptxas' words, CPU seconds."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+        codes.append("-gencode=arch=compute_90,code=compute_90")
+        self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
+        before = time.perf_counter(), os.times()
+        done = subprocess.run(
+            [NVCC, "-std=c++17", "-O3", *codes, "-Xptxas", "-v", "-c", str(source), "-o", str(self.path)],
+            capture_output=True,
+            text=True,
+        )
+        after = os.times()
+        assert done.returncode == 0, done.stderr
+        self.words = done.stderr
+        self.seconds = sum(after[2:4]) - sum(before[1][2:4])
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cubins")
+    made: dict[str, Compiled] = {}
+
+    def get(name: str) -> Compiled:
+        if name not in made:
+            made[name] = Compiled(name, folder)
+        return made[name]
+
+    return get
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", INSTANCES)
+def test_ptxas(compiled, name):
+    words = compiled(name).words
+    assert "warning" not in words, words
+    entries = re.findall(
+        r"Compiling entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        words,
+        re.S,
+    )
+    assert len(entries) == KERNELS.get(name, 4) * len(ARCHITECTURES), words
+    for kernel, arch, *numbers in entries:
+        stack, stores, loads, registers = map(int, numbers)
+        assert (stack, stores, loads) == (0, 0, 0), f"{kernel} {arch}: {numbers}"
+        assert registers <= REGISTER_BUDGET[name], f"{kernel} {arch} uses {registers} registers"
+
+
+@needs_nvcc
+def test_compile_budgets(compiled):
+    made = [compiled(name) for name in INSTANCES]
+    assert sum(one.seconds for one in made) < SECONDS_BUDGET
+    assert sum(one.path.stat().st_size for one in made) < BYTES_BUDGET
+
+
+def disassemble(path: Path, arch: str) -> str:
+    """SASS of an object file, from the PyPI package nvidia-cuda-cuobjdump or a toolkit."""
+    tool = shutil.which("cuobjdump")
+    if tool is None:
+        import sys
+
+        found = [p for entry in sys.path for p in Path(entry or ".").glob("nvidia/*/bin/cuobjdump")]
+        if not found:
+            pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+        tool = str(found[0])
+    folder = str(Path(tool).parent)  # it calls nvdisasm, which lies beside it
+    environment = {**os.environ, "PATH": folder + os.pathsep + os.environ["PATH"]}
+    done = subprocess.run(
+        [tool, "-sass", "-arch", f"sm_{arch}", str(path)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0 and "Function" in done.stdout, done.stderr
+    return done.stdout
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name, wanted", INSTRUCTIONS.items())
+def test_instructions(compiled, name, wanted, arch):
+    sass = disassemble(compiled(name).path, arch)
+    for function in sass.split("Function : ")[1:]:
+        assert wanted in function, f"no {wanted} in {function.splitlines()[0]}"
+        assert "LDGSTS" in function, "no asynchronous copies"
+        assert not re.search(r"\b(LDL|STL)\b", function), "local memory"
+        if wanted.startswith("HMMA"):
+            assert "LDSM" in function, "no ldmatrix"
