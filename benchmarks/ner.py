@@ -2,7 +2,7 @@
 
 The same small BiLSTM tagger is trained with three inputs, over several seeds:
 
-- words: trained word embeddings;
+- words: trained embeddings of words and of their shapes (case, digits, punctuation; Collobert et al. 2011);
 - + tokens: besides, the biLM's context-free token vectors (its layer 0: what the character CNN alone brings);
 - + ELMo: besides, a learned mix of all layers of the biLM, which stays frozen.
 """
@@ -86,6 +86,26 @@ def entity_f1(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> 
     return 200 * correct / (total_gold + total_found) if correct else 0.0
 
 
+SHAPES = ("other", "lower", "title", "upper", "digit", "punctuation", "at", "hash")
+
+
+def shape(word: str) -> int:
+    """Number of a word's shape."""
+    if word[0] in "@#" and len(word) > 1:
+        name = "at" if word[0] == "@" else "hash"
+    elif any(character.isdigit() for character in word):
+        name = "digit"
+    elif not any(character.isalpha() for character in word):
+        name = "punctuation"
+    elif word.islower():
+        name = "lower"
+    elif word.isupper() and len(word) > 1:
+        name = "upper"
+    else:
+        name = "title" if word[0].isupper() and word[1:].islower() or len(word) == 1 else "other"
+    return SHAPES.index(name)
+
+
 def layers_of(model: LanguageModel, sentences: Sequence[Sentence], batch: int = 64) -> list[Tensor]:
     """All layers of every sentence [L + 1, n, 2P], each from the biLM's start state."""
     import torch
@@ -110,8 +130,9 @@ class Settings:
     """The tagger's sizes and training."""
 
     embedding: int = 50
+    shape: int = 8
     hidden: int = 64
-    dropout: float = 0.5
+    dropout: float = 0.3
     batch: int = 16
     epochs: int = 12
     rate: float = 5e-3
@@ -155,26 +176,29 @@ def train_tagger(
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(len(words) + 1, settings.embedding)
+            self.shape = nn.Embedding(len(SHAPES), settings.shape)
             self.mix = ScalarMix(mixed[0]) if layers else None
-            self.recurrent = fastrnn.LSTM(settings.embedding + mixed[2], settings.hidden, bidirectional=True)
+            width = settings.embedding + settings.shape + mixed[2]
+            self.recurrent = fastrnn.LSTM(width, settings.hidden, bidirectional=True)
             self.predict = nn.Linear(2 * settings.hidden, len(tags))
             self.drop = nn.Dropout(settings.dropout)
 
-        def forward(self, ids: Tensor, lengths: Tensor, vectors: Tensor | None) -> Tensor:
-            x = self.embedding(ids)  # [n, B, E]
+        def forward(self, ids: Tensor, shapes: Tensor, lengths: Tensor, vectors: Tensor | None) -> Tensor:
+            x = torch.cat([self.embedding(ids), self.shape(shapes)], dim=-1)  # [n, B, E]
             if self.mix is not None:
                 x = torch.cat([x, self.mix(list(vectors), ids >= 0)], dim=-1)
             x, _ = self.recurrent(self.drop(x), lengths=lengths)
             return self.predict(self.drop(x))
 
-    def batch_of(part: str, places: list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def batch_of(part: str, places: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        shapes = [torch.tensor([shape(word) for word in data[part][place].words]) for place in places]
         ids = [torch.tensor([words.get(word, 0) for word in data[part][place].words]) for place in places]
         lengths = torch.tensor([len(row) for row in ids])
         vectors = None
         if layers:
             rows = pad_sequence([layers[part][place].transpose(0, 1) for place in places])  # [n, B, K, W]
             vectors = rows.permute(2, 0, 1, 3)
-        return pad_sequence(ids), lengths, vectors
+        return pad_sequence(ids), pad_sequence(shapes), lengths, vectors
 
     def batches(part: str) -> list[list[int]]:
         order = sorted(range(len(data[part])), key=lambda place: len(data[part][place].words))

@@ -224,7 +224,7 @@ def test_errors_are_one_line(
 
 
 def test_start_is_the_state_behind_the_text() -> None:
-    """After warming up on some sentences, a sentence scores as it does behind them in one stream, in both directions."""
+    """After warming up on some sentences, a sentence scores as it does behind them in one stream, both ways."""
     model = make_model()
     opening, sentence = [["a", "stranger"], [], ["c"]], ["d", "e"]
     (found,) = score_sentences(model, [sentence])
