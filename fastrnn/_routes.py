@@ -113,6 +113,6 @@ def _gradients(
     """Backward by the route that fits; not always forward's (double backward, batched gradients)."""
     if torch.is_grad_enabled() or _transformed() or any(map(_batched, gradients)):
         return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
-    if _observed() or not _plain(gradients) or operands[0].device.type not in _DEVICES:
+    if _observed() or not _plain(gradients):
         return gradients_operator(config, operands, rows, result, gradients, needs)
     return _backward.backward(config, operands, rows, result, gradients, needs)

@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict] = {
     "resets_both": dict(resets=True, reverse=BOTH),
     "resets_to_initial": dict(resets=True, reset_to_initial=True, reverse=BOTH),
     "resets_no_initial": dict(resets=True, reset_to_initial=True, initial=False, reverse=BOTH),
+    "lengths_resets_to_zero": dict(lengths=True, resets=True, reverse=BOTH),
     "lengths_resets": dict(lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
     "packed": dict(packed=True),
     "packed_both": dict(packed=True, reverse=BOTH),

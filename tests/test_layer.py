@@ -9,7 +9,7 @@ import torch
 from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
 
 from fastrnn import _backward, _raw, functional
-from fastrnn.cells import CELLS
+from fastrnn.cells import CELLS, Parameters
 
 COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
 SEVERAL = [
@@ -69,6 +69,16 @@ def test_backward_in_ranges(cell, option, device, monkeypatch):
     shape = (9, 4, 5, 9, 4)
     monkeypatch.setattr(_backward, "RANGE_BYTES", 8 * 3 * shape[1] * 70)
     check(make_call(cell, option, shape, torch.float64, device), torch.float64, shape[0], shape[2] + shape[3] + 2)
+
+
+def test_gradients_add_up_in_float_over_ranges(device, monkeypatch):
+    """600 ranges of one step, each with gradients of 1: a bfloat16 sum would stop at 256."""
+    monkeypatch.setattr(_backward, "RANGE_BYTES", 1)
+    zeros = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16, device=device)  # noqa: E731
+    own = Parameters(zeros(1, 1), zeros(1, 1), zeros(1) + 1, zeros(1))
+    wanted = [own.weight_ih.requires_grad_(), own.bias_ih.requires_grad_(), own.bias_hh.requires_grad_()]
+    output, _ = functional.layer("rnn_relu", zeros(600, 1, 1) + 1, None, (own,))
+    assert [g.item() for g in torch.autograd.grad(output.sum(), wanted)] == [600] * 3
 
 
 def test_ranges_are_many_and_cover_all_rows(monkeypatch):

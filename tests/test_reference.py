@@ -95,14 +95,15 @@ def by_segments(call):
     return torch.cat(outputs, -1), tuple(torch.cat(s) for s in zip(*finals, strict=True))
 
 
-@pytest.mark.parametrize("option", ["lengths", "resets", "resets_to_initial", "both"])
+@pytest.mark.parametrize("option", ["lengths", "resets", "resets_to_initial", "both", "both_to_initial"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_lengths_and_resets_mean_separate_runs(cell, option):
     options = {
         "lengths": dict(lengths=True),
         "resets": dict(resets=True),
         "resets_to_initial": dict(resets=True, reset_to_initial=True),
-        "both": dict(lengths=True, resets=True, reset_to_initial=True),
+        "both": dict(lengths=True, resets=True),
+        "both_to_initial": dict(lengths=True, resets=True, reset_to_initial=True),
     }[option]
     call = make_call(cell, dict(reverse=BOTH, **options), (7, 6, 3, 4, 2))
     ours, final = call.reference()
