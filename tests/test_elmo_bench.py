@@ -32,7 +32,8 @@ def test_providers_agree(device):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-def test_the_command(tmp_path, device):
+def test_the_command(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(elmo_models, "words", lambda count, words=elmo_models.words: words(20))
     path = tmp_path / "elmo.json"
     given = ["--batch=2", "--repeats=1", "--budget=0", f"--json={path}", f"--device={device}"]
     result = CliRunner().invoke(main, ["bench", "elmo", *SIZES, *given])

@@ -85,11 +85,12 @@ def embed(sentences: Path, output: Path, **settings) -> None:
     from 0; a blank line gives an array of no tokens. "sentence_to_index" holds a JSON object from sentences to keys, as
     AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is given again.
     """
+    from .embedding_file import remove_unfinished
     from .files import WeightsError
 
     if settings.pop("overwrite"):
-        for ending in ("", ".partial", ".progress"):
-            output.with_name(output.name + ending).unlink(missing_ok=True)
+        output.unlink(missing_ok=True)
+        remove_unfinished(output)
     if output.exists():
         raise click.ClickException(f"{output} exists; remove it or pass --overwrite")
     if not output.parent.is_dir():

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .elmo import CarriedState
-from .files import WeightsError, replacing, reserve, write_all
+from .files import WeightsError, reserve, write_all
 
 
 class EmbeddingFile:
@@ -53,10 +53,10 @@ class EmbeddingFile:
         self.state: dict[str, torch.Tensor] = {}
         if self.partial.exists() and self.progress.exists():
             self._resume()
+            self._offsets = self._find_offsets()
         else:
-            self._lay_out(sentence_to_index)
+            self._offsets = self._lay_out(sentence_to_index)
             self.checkpoint(0)
-        self._offsets = self._find_offsets()
         self._file = open(self.partial, "r+b", buffering=0)  # noqa: SIM115
 
     def __enter__(self) -> EmbeddingFile:
@@ -65,7 +65,8 @@ class EmbeddingFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _lay_out(self, sentence_to_index: Mapping[str, str]) -> None:
+    def _lay_out(self, sentence_to_index: Mapping[str, str]) -> np.ndarray:
+        """Make the file with room for every array, and tell their places: -1 for an empty one."""
         import h5py
 
         creating = self.path.with_name(self.path.name + ".creating")  # one name, so that leftovers are overwritten
@@ -80,14 +81,19 @@ class EmbeddingFile:
                 layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the place in the file is fixed now
                 layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
                 kind = h5py.h5t.py_create(self.dtype)
-                for number, shape in enumerate(self.shapes):
-                    h5py.h5d.create(file.id, str(number).encode(), kind, h5py.h5s.create_simple(shape), layout)
+                places = [
+                    h5py.h5d.create(
+                        file.id, str(number).encode(), kind, h5py.h5s.create_simple(shape), layout
+                    ).get_offset()
+                    for number, shape in enumerate(self.shapes)
+                ]
             with open(creating, "r+b") as raw:
                 reserve(raw.fileno(), creating.stat().st_size)
                 os.fsync(raw.fileno())
             os.replace(creating, self.partial)
         finally:
             creating.unlink(missing_ok=True)
+        return _places(places)
 
     def _resume(self) -> None:
         from safetensors import SafetensorError, safe_open
@@ -106,7 +112,7 @@ class EmbeddingFile:
         self.done = int(head["done"])
 
     def _find_offsets(self) -> np.ndarray:
-        """Place in the file of each sentence's array; -1 where it is empty."""
+        """As :meth:`_lay_out` told them when the file was made."""
         import h5py
 
         try:
@@ -116,7 +122,7 @@ class EmbeddingFile:
                 ]
         except (OSError, KeyError) as error:
             raise WeightsError(f"{self.partial}: damaged: {error}; remove it to start again") from error
-        return np.array([-1 if offset is None else offset for offset in found], np.int64)
+        return _places(found)
 
     def write(self, number: int, layer: int, start: int, rows: np.ndarray) -> None:
         """Put rows [n, 2P] of one layer of a sentence's array into their place."""
@@ -138,8 +144,9 @@ class EmbeddingFile:
             for state in carried.rows.values():
                 for index, values in enumerate(state):
                     tensors |= {f"{index}.{place}": value.contiguous().cpu() for place, value in enumerate(values)}
-        with replacing(self.progress) as temporary:
-            save_file(tensors, temporary, metadata={"fingerprint": self.fingerprint, "done": str(done)})
+        new = self.progress.with_name(self.progress.name + ".new")
+        save_file(tensors, new, metadata={"fingerprint": self.fingerprint, "done": str(done)})
+        os.replace(new, self.progress)
 
     def restore(self, carried: CarriedState, device: torch.device) -> None:
         """Put the recorded state back."""
@@ -155,4 +162,14 @@ class EmbeddingFile:
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self.partial, self.path)
-        self.progress.unlink(missing_ok=True)
+        remove_unfinished(self.path)
+
+
+def _places(offsets: Sequence[int | None]) -> np.ndarray:
+    return np.array([-1 if offset is None else offset for offset in offsets], np.int64)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what an unfinished run, killed at any point, has left beside ``path``."""
+    for ending in (".partial", ".progress", ".progress.new", ".creating"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
