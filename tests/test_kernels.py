@@ -212,7 +212,7 @@ REGISTER_BUDGET = {
     "step_tf32": 192,
     "step_fp32": 192,
     "step_fp64": 255,
-    "transpose": 64,
+    "transpose": 80,
 }
 KERNELS = {"transpose": 3}  # step_*: one for each number of gate rows, 1 to 4
 SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two

@@ -23,6 +23,8 @@ constexpr double kBlockExchange = 0.05, kClusterExchange = 0.4, kGridExchange = 
 constexpr double kTensorShare = 0.65, kVectorShare = 0.6;
 constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest accumulators and addresses
 constexpr int64_t kSharedReserve = 16 * kKiB;  // row tables, input gates under way
+constexpr int64_t kStagedAtMost = 64 * kKiB;   // of the state on one SM; more rows take pieces of at least
+constexpr int64_t kLeastStagedRow = 2 * 128;   // two slices of 128 bytes each
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
 constexpr int kPersistentThreads = 256;
 
@@ -112,10 +114,14 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   return c;
 }
 
-// Bytes of weights that stay on one SM beside the staged state of `rows` rows (two buffers, as they are exchanged).
+// Bytes of the state of `rows` rows staged on one SM: whole, twice (as it is exchanged), or in pieces of the depth.
+int64_t staged_bytes(const Work& work, int64_t rows) {
+  return std::min(2 * rows * work.width * work.element, std::max<int64_t>(kStagedAtMost, rows * kLeastStagedRow));
+}
+
+// Bytes of weights that stay on one SM beside the staged state of `rows` rows.
 int64_t resident_limit(const Work& work, const DeviceLimits& limits, int64_t rows) {
-  const int64_t staged = 2 * rows * work.width * work.element;
-  const int64_t shared = limits.shared_per_block - kSharedReserve - staged;
+  const int64_t shared = limits.shared_per_block - kSharedReserve - staged_bytes(work, rows);
   return shared < 0 ? -1 : limits.registers_per_sm * 4 / kRegisterShare + shared;
 }
 
@@ -130,7 +136,7 @@ std::string no_tensor_refusal(const Work& work, const DeviceLimits& limits) {
 void cost_resident(Candidate& c, const Work& work, const DeviceLimits& limits, int sms_each, double exchange, double read_rate) {
   c.resident_bytes = divide_up(work.weight_bytes, sms_each);
   const int64_t registers = limits.registers_per_sm * 4 / kRegisterShare;
-  c.shared_bytes = std::max<int64_t>(0, c.resident_bytes - registers) + 2 * c.rows_per_group * work.width * work.element + kSharedReserve;
+  c.shared_bytes = std::max<int64_t>(0, c.resident_bytes - registers) + staged_bytes(work, c.rows_per_group) + kSharedReserve;
   const int64_t waves = divide_up(static_cast<int64_t>(c.groups) * work.r.directions * sms_each, limits.sms);
   for (StepCost* cost : {&c.forward, &c.backward}) {
     const bool backward = cost == &c.backward;

@@ -1,0 +1,205 @@
+"""How a layer runs on a GPU and what a time step should cost there: ``fastrnn explain`` and ``fastrnn.explain``.
+
+The plan and its model are csrc/cuda/plan.cpp; this prints them. Works without a GPU for the cards that have a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+
+from ._device import rnn_allows_tf32
+from ._extension import _C, has_cuda
+from .cells import CELLS, STORAGE_CODES
+
+_PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "pointwise")
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "tf32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The plan of one layer.
+
+    Attributes:
+        title: the layer in words.
+        strategy: the chosen one.
+        reasons: one sentence for each strategy.
+        candidates: per strategy its partition, bytes and predicted microseconds a step, as csrc/cuda/plan.h names them.
+        limits: of the device.
+        training: whether backward counts.
+    """
+
+    title: str
+    strategy: str
+    reasons: tuple[str, ...]
+    candidates: tuple[dict[str, Any], ...]
+    limits: dict[str, Any]
+    training: bool = field(default=False)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        return next(c for c in self.candidates if c["strategy"] == self.strategy)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        limits = self.limits
+        yield f"{self.title} on {limits['name']}: {self.strategy}"
+        yield (
+            f"  {limits['sms']} SMs, {limits['shared_per_block'] >> 10} KiB of shared memory a block, "
+            f"clusters of up to {limits['max_cluster']}, {limits['l2_bytes'] >> 20} MiB of L2"
+        )
+        yield from (f"  {reason}" for reason in self.reasons)
+        yield ""
+        yield (
+            f"  {'us a step':<12}{'forward':>9}{'backward':>10}  {'bound':<11}{'blocks':>7}{'cluster':>8}{'groups':>7}"
+            f"{'rows':>6}{'resident':>11}{'shared':>11}"
+        )
+        for c in self.candidates:
+            forward, backward = c["forward"], c["backward"]
+            if c["refusal"]:
+                yield f"  {c['strategy']:<12}{'-':>9}{'-':>10}  cannot run"
+                continue
+            state = "" if c["built"] else "  (not built yet)"
+            yield (
+                f"  {c['strategy']:<12}{forward['total']:>9.2f}{backward['total']:>10.2f}  {forward['bound']:<11}"
+                f"{c['blocks']:>7}{c['cluster']:>8}{c['groups']:>7}{c['rows_per_group']:>6}"
+                f"{c['resident_bytes'] / 1024:>7.1f} KiB{c['shared_bytes'] / 1024:>7.1f} KiB{state}"
+            )
+        yield ""
+        yield "  parts of a step of the chosen strategy, predicted, us"
+        yield "  " + " " * 10 + "".join(f"{part:>12}" for part in _PARTS)
+        for name in ("forward", "backward") if self.training else ("forward",):
+            yield f"  {name:<10}" + "".join(f"{self.chosen[name][part]:>12.3f}" for part in _PARTS)
+
+
+def explain_layer(
+    cell: str,
+    *,
+    hidden: int,
+    batch: int,
+    steps: int = 1,
+    projection: int = 0,
+    dtype: torch.dtype = torch.float32,
+    tf32: bool = False,
+    directions: int = 1,
+    training: bool = False,
+    card: str = "H100",
+    strategy: str = "",
+) -> Explanation:
+    """The plan of one layer.
+
+    Args:
+        cell: key of :data:`fastrnn.cells.CELLS`.
+        hidden: H.
+        batch: B.
+        steps: T.
+        projection: P, with lstm_projected.
+        dtype: of input and weights.
+        tf32: whether float32 products may use TF32.
+        directions: D.
+        training: whether backward counts.
+        card: A100, H100, H200, L40S, RTX4090, B200, or cuda:N for a GPU of this machine.
+        strategy: ask for one; empty: the plan chooses.
+
+    Raises:
+        ValueError: an unknown card, cell or size, or a strategy that cannot run: with the limit that fails.
+    """
+    if cell not in CELLS:
+        raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
+    code, storage = CELLS[cell].code, STORAGE_CODES[dtype]
+    plan = _C.plan(code, storage, tf32, steps, batch, hidden, projection, directions, training, strategy, card)
+    kind = "tf32" if tf32 and dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    title = f"{cell} {kind} H={hidden}" + (f" P={projection}" if projection else "") + f" B={batch}"
+    title += " both directions" if directions == 2 else ""
+    title += " training" if training else " inference"
+    return Explanation(
+        title, plan["strategy"], tuple(plan["reasons"]), tuple(plan["candidates"]), plan["limits"], training
+    )
+
+
+def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> Explanation:
+    """The plan of a module's layers for an input like ``x`` (all its layers have the same).
+
+    Args:
+        module: fastrnn.LSTM, GRU or RNN (or torch.nn's, for comparison).
+        x: [T, B, I], or [B, T, I] if the module has the batch first.
+        card: see :func:`explain_layer`; None: the GPU that ``x`` is on or the first of this machine, else an H100.
+    """
+    kind = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}[module.mode]
+    if module.proj_size:
+        kind = "lstm_projected"
+    if kind == "gru" and not getattr(module, "reset_after", True):
+        kind = "gru_reset_before"
+    if card is None:
+        card = f"cuda:{x.device.index}" if x.is_cuda else "cuda:0" if has_cuda() else "H100"
+    steps, batch = (x.shape[1], x.shape[0]) if module.batch_first else (x.shape[0], x.shape[1])
+    return explain_layer(
+        kind,
+        hidden=module.hidden_size,
+        batch=batch,
+        steps=steps,
+        projection=module.proj_size,
+        dtype=module.weight_ih_l0.dtype,
+        tf32=rnn_allows_tf32(),
+        directions=2 if module.bidirectional else 1,
+        training=module.training,
+        card=card,
+    )
+
+
+@click.command()
+@click.option("--cell", type=click.Choice(tuple(CELLS)), default="lstm", show_default=True)
+@click.option("--hidden", type=click.IntRange(1), required=True, help="H.")
+@click.option("--batch", type=click.IntRange(1), required=True, help="B.")
+@click.option("--time", "steps", type=click.IntRange(1), default=256, show_default=True, help="T.")
+@click.option("--projection", type=click.IntRange(0), default=0, help="P, with lstm_projected.")
+@click.option("--dtype", type=click.Choice(tuple(_DTYPES)), default="bfloat16", show_default=True)
+@click.option("--bidirectional", is_flag=True, help="Both directions in one launch.")
+@click.option("--training", is_flag=True, help="Count backward too.")
+@click.option("--card", default="H100", show_default=True, help="A100, H100, H200, L40S, RTX4090, B200 or cuda:N.")
+@click.option("--plan", default="", help="Ask for a strategy: step, block, cluster, grid or streaming.")
+def command(
+    cell: str,
+    hidden: int,
+    batch: int,
+    steps: int,
+    projection: int,
+    dtype: str,
+    bidirectional: bool,
+    training: bool,
+    card: str,
+    plan: str,
+) -> None:
+    """Show how a layer runs on a GPU, and what a time step should cost there (predicted, not measured)."""
+    if cell == "lstm" and projection:
+        cell = "lstm_projected"
+    try:
+        explanation = explain_layer(
+            cell,
+            hidden=hidden,
+            batch=batch,
+            steps=steps,
+            projection=projection,
+            dtype=_DTYPES[dtype],
+            tf32=dtype == "tf32",
+            directions=2 if bidirectional else 1,
+            training=training,
+            card=card,
+            strategy=plan,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(explanation)

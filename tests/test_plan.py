@@ -1,0 +1,141 @@
+"""The launch plan: every plan of thousands of shapes and all cards is legal, resident and the same when asked again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import fastrnn
+from fastrnn._extension import _C
+from fastrnn.cells import CELLS
+from fastrnn.explain import command, explain, explain_layer
+
+CARDS = {card["name"]: card for card in _C.cards()}
+STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
+SHAPES_A_CARD = 600
+
+
+def _plan(
+    cell: str,
+    dtype: int,
+    tf32: bool,
+    batch: int,
+    hidden: int,
+    projection: int,
+    directions: int,
+    training: bool,
+    card: str,
+    strategy: str = "",
+) -> dict:
+    return _C.plan(CELLS[cell].code, dtype, tf32, 16, batch, hidden, projection, directions, training, strategy, card)
+
+
+def _shapes(seed: str):
+    generator = random.Random(seed)
+    sizes = [1, 2, 7, 8, 16, 31, 64, 100, 128, 192, 255, 256, 300, 512, 768, 1000, 1024, 1536, 2048, 4096, 8192]
+    for _ in range(SHAPES_A_CARD):
+        cell = generator.choice(list(CELLS))
+        hidden = generator.choice(sizes)
+        yield dict(
+            cell=cell,
+            dtype=generator.randrange(4),
+            tf32=generator.random() < 0.5,
+            batch=generator.choice([1, 2, 3, 8, 16, 17, 20, 64, 100, 256, 1000, 4096]),
+            hidden=hidden,
+            projection=generator.randint(1, hidden) if cell == "lstm_projected" else 0,
+            directions=generator.randint(1, 2),
+            training=generator.random() < 0.5,
+        )
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_every_plan_is_legal(card):
+    limits = CARDS[card]
+    for shape in _shapes(card):
+        plan = _plan(**shape, card=card)
+        assert plan == _plan(**shape, card=card)
+        assert [c["strategy"] for c in plan["candidates"]] == list(STRATEGIES)
+        assert len(plan["reasons"]) == len(STRATEGIES)
+        chosen = next(c for c in plan["candidates"] if c["strategy"] == plan["strategy"])
+        assert chosen["built"] and not chosen["refusal"], shape
+        for c in plan["candidates"]:
+            assert c["forward"]["total"] > 0 and c["backward"]["total"] > 0
+            assert c["threads"] <= 1024 and c["threads"] % 32 == 0
+            if c["refusal"]:
+                continue
+            assert 1 <= c["blocks"] < 2**31
+            assert c["shared_bytes"] <= limits["shared_per_block"], (shape, c)
+            assert c["cluster"] <= limits["max_cluster"]
+            assert c["rows_per_group"] * c["groups"] >= shape["batch"]
+            if c["strategy"] == "grid":  # blocks that wait for each other must all be on the device at once
+                assert c["blocks"] <= limits["sms"], (shape, c)
+            if c["strategy"] in ("cluster", "grid", "block"):
+                room = limits["shared_per_block"] + limits["registers_per_sm"] * 4
+                assert c["resident_bytes"] <= room
+
+
+@pytest.mark.parametrize("hidden", [5, 64, 512, 2048])
+def test_tile_does_not_depend_on_the_batch_in_its_sums(hidden):
+    """The depth is split by H alone, so that a row's result is the same in any batch (step_tile in step.cpp)."""
+    threads = {}
+    for batch in (1, 16, 33, 64, 65, 256):
+        step = _plan("lstm", 2, False, batch, hidden, 0, 1, False, "H100")["candidates"][0]
+        threads[batch] = step["threads"]
+    depth_warps = {5: 1, 64: 1, 512: 4, 2048: 4}[hidden]
+    assert threads[1] == 32 * depth_warps
+    assert all(count % (32 * depth_warps) == 0 for count in threads.values())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_forced_plan_that_cannot_run(strategy):
+    with pytest.raises(ValueError, match=f'strategy "{strategy}" cannot run here: float64 runs in step only'):
+        _plan("lstm", 1, False, 4, 64, 0, 1, False, "H100", strategy)
+
+
+def test_forced_plan_says_the_limit():
+    with pytest.raises(ValueError, match=r"take 8192\.0 KiB, one SM holds \d+\.\d KiB"):
+        _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")
+    with pytest.raises(ValueError, match="no thread-block clusters"):
+        _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "cluster")
+    with pytest.raises(ValueError, match="is not one of step, block, cluster, grid, streaming"):
+        _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "fast")
+    with pytest.raises(ValueError, match='no table for "T4", there are A100, H100'):
+        _plan("lstm", 2, False, 4, 256, 0, 1, False, "T4")
+
+
+def test_weights_that_fit_are_found_resident():
+    """The table of sizes that fit: one SM to H=128, a cluster to 512, the grid to 2048 in 16 bit on an H100."""
+
+    def fits(hidden: int, dtype: int = 2) -> list[str]:
+        plan = _plan("lstm", dtype, True, 16, hidden, 0, 1, False, "H100")
+        return [c["strategy"] for c in plan["candidates"] if not c["refusal"]]
+
+    assert "block" in fits(128) and "block" not in fits(512)
+    assert "cluster" in fits(512) and "cluster" not in fits(2048)
+    assert "grid" in fits(2048) and "grid" not in fits(2048, dtype=0)
+    assert "streaming" in fits(4096)
+
+
+def test_explain_command():
+    arguments = ["--cell", "lstm", "--hidden", "1024", "--batch", "64", "--dtype", "bfloat16", "--card", "H100"]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert "lstm bfloat16 H=1024 B=64 inference on H100" in result.output
+    assert all(word in result.output for word in (*STRATEGIES, "exchange", "broadcast", "arithmetic", "memory"))
+    refused = CliRunner().invoke(command, [*arguments, "--plan", "block"])
+    assert refused.exit_code == 1 and "one SM holds" in refused.output
+    unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])
+    assert unknown.exit_code == 1 and "no table" in unknown.output
+
+
+def test_explain_module():
+    module = fastrnn.LSTM(8, 512, bidirectional=True).bfloat16()
+    explanation = explain(module, torch.zeros(3, 4, 8), card="A100")
+    assert explanation.title == "lstm bfloat16 H=512 B=4 both directions training"
+    assert explanation.limits["name"] == "A100"
+    assert explain_layer("gru", hidden=8, batch=1).strategy == "step"
+    with pytest.raises(ValueError, match="unknown cell"):
+        explain_layer("lstn", hidden=8, batch=1)
