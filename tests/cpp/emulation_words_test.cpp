@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/cuda/launch.cuh"
-#include "../../csrc/cuda/tile.cuh"
+#include "lane_maps.cuh"
 
 namespace {
 
@@ -42,95 +41,11 @@ struct KernelBase {
   static constexpr bool kCooperative = false;
 };
 
-// ---- mma: each lane fills its registers by the manual's formulas; the result must be the product -------------------------
-// The formulas are written out per element here as the manual prints them ("row = groupID for ai where 0 <= i < 2 || 4 <= i < 6"),
-// independently of the register-wise form in collectives.cpp.
-struct MmaParams {
-  const float* a;  // [16][depth]
-  const float* b;  // [depth][8]
-  float* d;        // [16][8]
-  int type;        // 0 bf16, 1 fp16, 2 tf32
-};
-struct MmaKernel : KernelBase {
-  static constexpr const char* kName = "mma_kernel";
-  using Params = MmaParams;
-  static void run(const MmaParams& p) {
-    const int lane = thread_index(), group = lane >> 2, in_group = lane % 4;
-    uint32_t a[4] = {}, b[2] = {};
-    if (p.type < 2) {
-      const auto encode = [&](float v) -> uint32_t { return p.type == 0 ? float_to_bf16_bits(v) : float_to_fp16_bits(v); };
-      for (int i = 0; i < 8; ++i) {
-        const int row = (i < 2 || (i >= 4 && i < 6)) ? group : group + 8;
-        const int column = i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8;
-        a[i / 2] |= encode(p.a[row * 16 + column]) << (16 * (i % 2));
-      }
-      for (int i = 0; i < 4; ++i) {
-        const int row = i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8;
-        b[i / 2] |= encode(p.b[row * 8 + group]) << (16 * (i % 2));
-      }
-    } else {
-      const auto bits = [](float v) { uint32_t u; std::memcpy(&u, &v, 4); return u; };
-      for (int i = 0; i < 4; ++i) {
-        const int row = (i == 0 || i == 2) ? group : group + 8, column = i < 2 ? in_group : in_group + 4;
-        a[i] = bits(p.a[row * 8 + column]);
-      }
-      for (int i = 0; i < 2; ++i) b[i] = bits(p.b[(i == 0 ? in_group : in_group + 4) * 8 + group]);
-    }
-    float d[4] = {1, 1, 1, 1};
-    if (p.type == 0) mma_bf16_m16n8k16(d, a, b);
-    else if (p.type == 1) mma_fp16_m16n8k16(d, a, b);
-    else mma_tf32_m16n8k8(d, a, b);
-    for (int i = 0; i < 4; ++i) {
-      const int row = i < 2 ? group : group + 8, column = in_group * 2 + (i & 1);
-      p.d[row * 8 + column] = d[i];
-    }
-  }
-};
-
-void check_mma() {
-  for (int type = 0; type < 3; ++type) {
-    const int depth = type == 2 ? 8 : 16;
-    std::vector<float> a(16 * depth), b(depth * 8), d(16 * 8);
-    for (size_t i = 0; i < a.size(); ++i) a[i] = float(int(i * 37 % 15) - 7);  // small integers: exact in every type
-    for (size_t i = 0; i < b.size(); ++i) b[i] = float(int(i * 23 % 13) - 6);
-    check(run<MmaKernel>({a.data(), b.data(), d.data(), type}, {1, 1, 1, 32, 0}).empty(), "mma runs");
-    for (int row = 0; row < 16; ++row)
-      for (int column = 0; column < 8; ++column) {
-        float want = 1;
-        for (int k = 0; k < depth; ++k) want += a[row * depth + k] * b[k * 8 + column];
-        check(d[row * 8 + column] == want, "mma type " + std::to_string(type) + " element " + std::to_string(row) + "," + std::to_string(column));
-      }
-  }
-}
-
-// ---- ldmatrix.x4 over a swizzled tile ------------------------------------------------------------------------------------
-struct MatrixParams { uint32_t* got; };
-struct MatrixKernel : KernelBase {
-  static constexpr const char* kName = "matrix_kernel";
-  using Params = MatrixParams;
-  static void run(const MatrixParams& p) {
-    unsigned char* tile = shared_memory(0, 16 * kRowBytes);
-    const int lane = thread_index();
-    for (int i = lane; i < 16 * kRowPieces * 4; i += 32) {
-      const int row = i / (kRowPieces * 4), piece = i / 4 % kRowPieces, word = i % 4;
-      const uint32_t value = row * 1000 + piece * 10 + word;
-      std::memcpy(tile + piece_offset(row, piece) + 4 * word, &value, 4);
-    }
-    block_sync();
-    uint32_t words[4];
-    load_matrix_x4(words, tile + piece_offset(lane / 8 % 2 * 8 + lane % 8, 2 + lane / 16));
-    for (int i = 0; i < 4; ++i) p.got[lane * 4 + i] = words[i];
-  }
-};
-void check_matrix() {
-  std::vector<uint32_t> got(128);
-  check(run<MatrixKernel>({got.data()}, {1, 1, 1, 32, 16 * kRowBytes}).empty(), "ldmatrix runs");
-  for (int lane = 0; lane < 32; ++lane)
-    for (int matrix = 0; matrix < 4; ++matrix) {
-      // thread T holds row T/4, elements 2*(T%4), +1 (one word) of each matrix
-      const int row = matrix % 2 * 8 + lane / 4, piece = 2 + matrix / 2, word = lane % 4;
-      check(got[lane * 4 + matrix] == uint32_t(row * 1000 + piece * 10 + word), "ldmatrix lane " + std::to_string(lane));
-    }
+// ---- lane maps ----------------------------------------------------------------------------------------------------------
+void check_lanes() {
+  Schedule schedule{0};
+  std::vector<std::vector<unsigned char>> memory;
+  check_lane_maps(&schedule, [&](int bytes) { memory.emplace_back(bytes); return static_cast<void*>(memory.back().data()); }, [] {}, check);
 }
 
 // The eight rows that one matrix of a load names, and the eight rows a column of float4 reads touches, cover all 32 banks.
@@ -280,8 +195,7 @@ int main(int argc, char** argv) {
       }
     return 2;
   }
-  check_mma();
-  check_matrix();
+  check_lanes();
   check_swizzle();
   check_conversions();
   check_loop();

@@ -1,0 +1,25 @@
+// The lane maps of lane_maps.cuh on a real GPU: prints "0 failures" if hardware and the PTX manual's tables agree.
+// Built and run by benchmarks/gpu_check.py.
+#include <cstdio>
+
+#include "lane_maps.cuh"
+
+int main() {
+  int failures = 0;
+  const auto allocate = [](int bytes) {
+    void* memory = nullptr;  // 1.5 KiB in all, visible to both sides, given back with the process
+    fr::gpu::check(cudaMallocHost(&memory, bytes), "cudaMallocHost", "", {});
+    return memory;
+  };
+  const auto wait = [] { fr::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", "", {}); };
+  try {
+    fr::gpu::check_lane_maps(nullptr, allocate, wait, [&](bool condition, const std::string& what) {
+      if (!condition) ++failures, std::printf("FAIL %s\n", what.c_str());
+    });
+  } catch (const std::exception& error) {
+    std::printf("FAIL %s\n", error.what());
+    return 1;
+  }
+  std::printf("%d failures\n", failures);
+  return failures ? 1 : 0;
+}
