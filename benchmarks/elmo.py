@@ -6,6 +6,7 @@ Against the layers as AllenNLP ran them (a loop over steps) and torch.nn.LSTM wi
 from __future__ import annotations
 
 import json as json_format
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def run(
     place = torch.device(device)
     torch.manual_seed(0)
     results = []
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         model = BiLanguageModel(BiLMOptions(**sizes)).requires_grad_(False).to(place, getattr(torch, dtype))
         vocabulary = words(5000)
         sentences = text(vocabulary, batch, length)

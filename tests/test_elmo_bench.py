@@ -31,7 +31,6 @@ def test_providers_agree(device):
                 tolerances.assert_close(values, found["step loop"], tolerances.ELMO_SAME, name)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_the_command(tmp_path, device, monkeypatch):
     monkeypatch.setattr(elmo_models, "words", lambda count, words=elmo_models.words: words(20))
     path = tmp_path / "elmo.json"

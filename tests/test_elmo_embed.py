@@ -86,7 +86,14 @@ def test_contents(tmp_path, files):
 
 
 @pytest.mark.parametrize(
-    ("argument", "weights"), [("--top", (0, 0, 1)), ("--average", (1 / 3,) * 3), ("--mix=0.5,-1,2", (0.5, -1, 2))]
+    ("argument", "weights"),
+    [
+        ("--top", (0, 0, 1)),
+        ("--average", (1 / 3,) * 3),
+        ("--mix=0.5,-1,2", (0.5, -1, 2)),
+        ("--mix=1,0,0", (1, 0, 0)),
+        ("--mix=0,0,0", (0, 0, 0)),
+    ],
 )
 @pytest.mark.parametrize("pieces", [[], ["--chunk-length=7"]])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

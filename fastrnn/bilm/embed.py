@@ -62,8 +62,11 @@ class Selection:
         twice = torch.cat([token, token], dim=-1)
         if self.weights is None:
             return torch.stack([twice, *layers])
-        kept = [(w, layer) for w, layer in zip(self.weights, [twice, *layers], strict=True) if w]
-        return sum((layer * w if w != 1 else layer for w, layer in kept), start=torch.zeros((), dtype=token.dtype))
+        total = torch.zeros_like(twice)
+        for weight, layer in zip(self.weights, [twice, *layers], strict=True):
+            if weight:
+                total.add_(layer, alpha=weight)
+        return total
 
 
 def plan(lengths: Sequence[int], tokens_per_batch: int, chunk_length: int) -> list[list[int]]:
