@@ -13,6 +13,7 @@ rows behind. So the loop works on whole arrays and a word is spelled once.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,15 +158,16 @@ class SentenceStream:
     def _load(self) -> None:
         assert self._shard is not None
         first, last = self._ends
-        boundary = self._table.words(np.array([first, last]))
-        words: list[str] = []
+        rows = array("i")
         lengths = []
         for sentence in read_shard(self._shards[self._shard]):
-            words.append(boundary[0])
-            words += reversed(sentence) if self._reverse else sentence
-            words.append(boundary[1])
+            if self._reverse:
+                sentence.reverse()
+            rows.append(first)
+            rows.extend(map(self._table.__getitem__, sentence))
+            rows.append(last)
             lengths.append(len(sentence) + 2)
-        self.rows = self._table.rows(words)
+        self.rows = np.frombuffer(rows, np.int32)
         self._starts = np.concatenate([[0], np.cumsum(lengths)])
         count = len(lengths)
         self._order = self._random.permutation(count) if self._shuffle else np.arange(count)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def _train(
             save_checkpoint(folder, trainer.done, {"identity": identity, "trainer": state}, run.keep)
 
     # Sentences that the model reads before it is evaluated or used: enough to forget the zero state.
-    opening = read_shard(shards[0])[:_OPENING]
+    opening = list(islice(read_shard(shards[0]), _OPENING))
     if trainer.done >= total and world.rank == 0:
         trainer.model.warm_up(opening)
         _export(trainer, folder)  # a run may have been killed after its last checkpoint

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,15 +85,17 @@ def _read_bytes(path: Path | str) -> bytes:
 
 def _lines(text: str) -> list[str]:
     # Only the line ends of text files; str.splitlines also cuts at form feeds and U+2028, which occur inside sentences.
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
     return lines
 
 
-def read_sentences(path: Path | str) -> list[list[str]]:
+def read_sentences(path: Path | str) -> Iterator[list[str]]:
     """Reads a text file: a list of tokens per line."""
-    return [line.split() for line in _lines(_decode(path, _read_bytes(path)))]
+    return (line.split() for line in _lines(_decode(path, _read_bytes(path))))
 
 
 def scan(paths: Iterable[Path | str]) -> list[Shard]:
@@ -101,14 +103,13 @@ def scan(paths: Iterable[Path | str]) -> list[Shard]:
     shards = []
     for path in paths:
         content = _read_bytes(path)
-        text = _decode(path, content)
-        shards.append(
-            Shard(str(path), len(content), _digest(content), sentences=len(_lines(text)), words=len(text.split()))
-        )
+        lines = _lines(_decode(path, content))
+        words = sum(len(line.split()) for line in lines)
+        shards.append(Shard(str(path), len(content), _digest(content), sentences=len(lines), words=words))
     return shards
 
 
-def read_shard(shard: Shard) -> list[list[str]]:
+def read_shard(shard: Shard) -> Iterator[list[str]]:
     """Reads a shard again: a list of tokens per line.
 
     Raises:
@@ -121,7 +122,7 @@ def read_shard(shard: Shard) -> list[list[str]]:
             f"{' (same size, other text)' if len(content) == shard.size else ''}. "
             "Put the old file back to go on, or start a new run in another folder"
         )
-    return [line.split() for line in _lines(_decode(shard.path, content))]
+    return (line.split() for line in _lines(_decode(shard.path, content)))
 
 
 def _digest(content: bytes) -> str:
