@@ -1,0 +1,234 @@
+"""Everything that only a GPU can tell, in one command of about 8 minutes: builds, tests, measures, writes down.
+
+usage: python -m benchmarks.gpu_check --out DIR [--only STAGE ...]
+
+Needs nvcc, cmake, ninja, pybind11 and torch, and a checkout. Stages run one after the other, each as its own process
+with its own time budget; one that fails or runs out of time does not stop the next. DIR gets each stage's output, and
+summary.json and summary.md with the times of fastrnn beside torch.nn's (cuDNN).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU = Path(__file__).resolve().parent / "gpu"
+TESTS = ("tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
+_GRACE = 5  # s between the budget of a program that watches its own time and its end by force
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: seconds it may take, and its commands, given the output folder and the card's architecture."""
+
+    name: str
+    what: str
+    seconds: int
+    commands: Callable[[Path, str], list[list[str]]]
+
+
+def nvcc() -> str:
+    """nvcc from CUDA_HOME or PATH."""
+    home = os.environ.get("CUDA_HOME")
+    found = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc")
+    if not found or not Path(found).is_file():
+        raise RuntimeError("no nvcc on PATH or in CUDA_HOME")
+    return found
+
+
+def _build(out: Path, arch: str) -> list[list[str]]:
+    return [[sys.executable, "setup.py", "build_ext", "--inplace"]]
+
+
+def _compile_and_run(source: str, name: str, level: str) -> Callable[[Path, str], list[list[str]]]:
+    def commands(out: Path, arch: str) -> list[list[str]]:
+        program = str(out / name)
+        code = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+        return [[nvcc(), "-std=c++17", level, code, str(ROOT / source), "-o", program], [program]]
+
+    return commands
+
+
+def _python(*arguments: str) -> Callable[[Path, str], list[list[str]]]:
+    return lambda out, arch: [[sys.executable, *(a.replace("{out}", str(out)) for a in arguments)]]
+
+
+def _sanitizer(out: Path, arch: str) -> list[list[str]]:
+    tool = shutil.which("compute-sanitizer") or str(Path(nvcc()).parent / "compute-sanitizer")
+    if not Path(tool).is_file():
+        raise RuntimeError("no compute-sanitizer beside nvcc or on PATH")
+    watched = [sys.executable, "-m", "benchmarks.gpu.small", "--quick"]
+    return [
+        [tool, "--tool", kind, "--error-exitcode", "9", "--kernel-name", "kernel_substring=fr3gpu", *watched]
+        for kind in ("memcheck", "racecheck", "synccheck")
+    ]
+
+
+_LANES, _PROBE = "tests/cpp/gpu_lanes_test.cu", "benchmarks/gpu/probe.cu"
+
+
+def _times(provider: str) -> Callable[[Path, str], list[list[str]]]:
+    return _python("-m", "benchmarks.gpu.times", provider, f"{{out}}/{provider}.json", "--seconds", "60")
+
+
+STAGES = (
+    Stage("build", "the extension for this card", 110, _build),
+    Stage("lanes", "lane maps of mma and ldmatrix", 15, _compile_and_run(_LANES, "lanes", "-O2")),
+    Stage("small", "every cell and type against the CPU core", 25, _python("-m", "benchmarks.gpu.small")),
+    Stage("torch", "times of torch.nn (cuDNN)", 70, _times("torch")),
+    Stage("fastrnn", "times of fastrnn on the same cases", 70, _times("fastrnn")),
+    Stage("probe", "latencies and bandwidths of the chip", 70, _compile_and_run(_PROBE, "probe", "-O3")),
+    Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "-x", "--device", "cuda", *TESTS)),
+    Stage("sanitizer", "memcheck, racecheck, synccheck", 90, _sanitizer),
+)
+
+
+def architecture() -> tuple[str, str]:
+    """(name, compute capability like "90") of the first GPU, asked in another process; ("", reason) without one."""
+    code = (
+        "import torch; assert torch.cuda.is_available(); p = torch.cuda.get_device_properties(0); "
+        "print(p.name); print(f'{p.major}{p.minor}')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode != 0:
+        return "", "no GPU that torch can use"
+    name, arch = done.stdout.split("\n")[:2]
+    return name, arch
+
+
+def run_stage(stage: Stage, out: Path, arch: str) -> dict[str, object]:
+    """Run one stage; its record for the summary. Its output goes to OUT/<stage>.log."""
+    begin = time.perf_counter()
+    record: dict[str, object] = {"stage": stage.name, "what": stage.what}
+    environment = {**os.environ, "FASTRNN_CUDA": "on", "FASTRNN_CUDA_ARCHS": arch, "PYTHONPATH": str(ROOT)}
+    with open(out / f"{stage.name}.log", "w") as log:
+        try:
+            for command in stage.commands(out, arch):
+                log.write("$ " + " ".join(command) + "\n")
+                log.flush()
+                left = stage.seconds - (time.perf_counter() - begin)
+                done = subprocess.run(
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=max(left, 1) + _GRACE,
+                )
+                if done.returncode != 0:
+                    raise RuntimeError(f"exit status {done.returncode} of {Path(command[0]).name}")
+            record["status"] = "ok"
+        except subprocess.TimeoutExpired:
+            record["status"] = f"out of time after {stage.seconds} s"
+        except (RuntimeError, OSError) as error:
+            record["status"] = str(error)
+    record["seconds"] = round(time.perf_counter() - begin, 1)
+    return record
+
+
+def _load(path: Path) -> dict:
+    return json.loads(path.read_text()) if path.is_file() else {"rows": []}
+
+
+def compare(out: Path) -> list[dict[str, object]]:
+    """Per case both times, ratio, us a step, predicted us a step, and both errors against float64."""
+    theirs = {row["key"]: row for row in _load(out / "torch.json")["rows"]}
+    rows = []
+    for own in _load(out / "fastrnn.json")["rows"]:
+        other = theirs.get(own["key"], {})
+        both = "ms" in own and "ms" in other
+        rows.append(
+            {
+                "case": own["key"],
+                "torch_ms": other.get("ms"),
+                "fastrnn_ms": own.get("ms"),
+                "ratio": other["ms"] / own["ms"] if both else None,
+                "us_per_step": own.get("us_per_step"),
+                "predicted_us_per_step": own.get("predicted_us_per_step"),
+                "torch_error": other.get("error"),
+                "fastrnn_error": own.get("error"),
+                "failure": own.get("failure") or other.get("failure"),
+            }
+        )
+    return rows
+
+
+def _number(value: object, digits: str = ".3f") -> str:
+    return "" if value is None else format(value, digits)
+
+
+def markdown(record: dict[str, object]) -> str:
+    """The summary as a page."""
+    lines = [f"# GPU check: {record['card']}", "", "| stage | what | status | s |", "|---|---|---|---|"]
+    lines += [f"| {s['stage']} | {s['what']} | {s['status']} | {s['seconds']} |" for s in record["stages"]]
+    cases = record["cases"]
+    if cases:
+        lines += ["", "| case | torch ms | fastrnn ms | ratio | us/step | predicted | torch error | fastrnn error |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
+    for row in cases:
+        shown = [row["case"], _number(row["torch_ms"]), _number(row["fastrnn_ms"]), _number(row["ratio"], ".2f")]
+        shown += [_number(row["us_per_step"], ".2f"), _number(row["predicted_us_per_step"], ".2f")]
+        shown += [_number(row["torch_error"], ".1e"), _number(row["fastrnn_error"], ".1e")]
+        lines.append("| " + " | ".join(shown) + " |" + (f" {row['failure']}" if row["failure"] else ""))
+    return "\n".join(lines) + "\n"
+
+
+def plot(cases: list[dict[str, object]], path: Path) -> None:
+    """Speed relative to torch.nn, a bar a case."""
+    shown = [row for row in cases if row["ratio"] is not None]
+    if not shown:
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.22 * len(shown)))
+    axes.barh([row["case"] for row in shown], [row["ratio"] for row in shown])
+    axes.axvline(1, color="black", linewidth=1)
+    axes.invert_yaxis()
+    axes.set_xlabel("torch.nn's time / fastrnn's")
+    axes.tick_params(labelsize=6)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--only", nargs="+", choices=[stage.name for stage in STAGES], help="run these stages alone")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    out = options.out.resolve()
+    card, arch = architecture()
+    record: dict[str, object] = {"card": card or arch, "command": " ".join(sys.argv), "stages": [], "cases": []}
+    for stage in STAGES:
+        if options.only and stage.name not in options.only:
+            continue
+        if card:
+            done = run_stage(stage, out, arch)
+        else:
+            done = {"stage": stage.name, "what": stage.what, "status": "no GPU", "seconds": 0}
+        record["stages"].append(done)
+        print(f"{done['stage']:<10} {done['seconds']:>6} s  {done['status']}", flush=True)
+        record["cases"] = compare(out)
+        (out / "summary.json").write_text(json.dumps(record, indent=1))
+        (out / "summary.md").write_text(markdown(record))
+    try:
+        plot(record["cases"], out / "summary.png")
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+    return 0 if all(done["status"] in ("ok", "no GPU") for done in record["stages"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The GPU command, as far as a machine without a GPU allows: stages, budgets, failures, the comparison."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from fastrnn.benchmarks import gpu_check
+from fastrnn.benchmarks.gpu.times import cases
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+def _check(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])
+    return gpu_check.main()
+
+
+def test_without_gpu(monkeypatch, tmp_path, capsys):
+    assert _check(monkeypatch, "--out", str(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("no GPU") == len(gpu_check.STAGES)
+    record = json.loads((tmp_path / "summary.json").read_text())
+    assert record["card"] == "no GPU that torch can use" and record["cases"] == []
+    assert "| probe |" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_failed_stage_does_not_stop_the_next(monkeypatch, tmp_path):
+    def stage(name: str, seconds: int, code: str) -> gpu_check.Stage:
+        return gpu_check.Stage(name, name, seconds, lambda out, arch: [[sys.executable, "-c", code]])
+
+    def refuses(out, arch):
+        raise RuntimeError("no compute-sanitizer")
+
+    stages = (
+        stage("fails", 20, "import sys; sys.exit(3)"),
+        stage("hangs", 0, "import time; time.sleep(60)"),
+        gpu_check.Stage("missing", "missing", 5, refuses),
+        stage("works", 20, "import os; print(os.environ['FASTRNN_CUDA_ARCHS'])"),
+    )
+    monkeypatch.setattr(gpu_check, "STAGES", stages)
+    monkeypatch.setattr(gpu_check, "_GRACE", 0)
+    monkeypatch.setattr(gpu_check, "architecture", lambda: ("H100", "90"))
+    assert _check(monkeypatch, "--out", str(tmp_path)) == 1
+    record = json.loads((tmp_path / "summary.json").read_text())
+    statuses = {done["stage"]: done["status"] for done in record["stages"]}
+    assert statuses["fails"].startswith("exit status 3") and statuses["hangs"].startswith("out of time")
+    assert statuses["missing"] == "no compute-sanitizer" and statuses["works"] == "ok"
+    assert (tmp_path / "works.log").read_text().endswith("90\n")
+
+
+def test_comparison(tmp_path):
+    key = "LSTM bf16 T128 B16 H512 forward one"
+    theirs = {"rows": [{"key": key, "ms": 2.0, "error": 1e-3}]}
+    own = {
+        "rows": [{"key": key, "ms": 0.5, "us_per_step": 3.9, "predicted_us_per_step": 3.0, "error": 1e-3}, {"key": "x"}]
+    }
+    (tmp_path / "torch.json").write_text(json.dumps(theirs))
+    (tmp_path / "fastrnn.json").write_text(json.dumps(own))
+    rows = gpu_check.compare(tmp_path)
+    assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None
+    page = gpu_check.markdown({"card": "H100", "stages": [], "cases": rows})
+    assert f"| {key} | 2.000 | 0.500 | 4.00 | 3.90 | 3.00 | 1.0e-03 | 1.0e-03 |" in page
+    gpu_check.plot(rows, tmp_path / "summary.png")
+    assert (tmp_path / "summary.png").stat().st_size > 0
+
+
+def test_cases_begin_with_the_most_telling():
+    listed = list(cases())
+    assert listed[0].key == "LSTM fp16 T1024 B16 H768 forward one"
+    assert {case.hidden for case in listed} >= {128, 256, 512, 768, 1024, 2048, 4096}
+    assert {case.batch for case in listed} >= {1, 16, 64, 256}
+    assert {case.layout for case in listed} == {"one", "both", "deep", "packed"}
+    assert any(case.graph for case in listed)
