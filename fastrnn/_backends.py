@@ -6,15 +6,23 @@ where the caller computes it) and makes the call. `select` is the one place that
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
+from ._device import Cuda, Emulated
 from ._extension import _C
 
 
 class Backend(Protocol):
     """What _raw.py and _backward.py ask of a backend."""
+
+    # Whether the core multiplies the input by W_ih itself; if not, the caller fills ``input_gates`` by `input_product`.
+    computes_input_gates: bool
+
+    def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
     def forward(self, args: Any) -> None: ...
 
@@ -23,6 +31,8 @@ class Backend(Protocol):
 
 class Cpu:
     """The CPU core: it computes the input product itself."""
+
+    computes_input_gates = True
 
     def forward(self, args: Any) -> None:
         args.threads = torch.get_num_threads()
@@ -33,11 +43,18 @@ class Cpu:
         _C.cpu_backward(args)
 
 
-_CPU = Cpu()
+_CPU = Emulated.from_environment() or Cpu()  # FASTRNN_PLAN=emulate:...: the CUDA kernels on the host, for tests
+
+
+@cache
+def _cuda(index: int) -> Cuda:
+    return Cuda(index)
 
 
 def select(device: torch.device) -> Backend:
     """The backend for tensors on ``device``."""
     if device.type == "cpu":
         return _CPU
+    if device.type == "cuda":
+        return _cuda(torch.cuda.current_device() if device.index is None else device.index)
     raise NotImplementedError(f"fastrnn runs on cpu, got a tensor on {device}")

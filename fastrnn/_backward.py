@@ -134,12 +134,15 @@ class _Backward:
         call, config, layout, result = self.call, self.config, self.layout, self.result
         args, batch, two = call.args, layout.batch, config.spec.states == 2
         args.first_step, args.last_step = piece[:2]
-        structs = []
+        backend, structs = select(self.operands[0].device), []
         for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
             struct = _C.BackwardDirection()
             struct.reverse = config.reverse[d]
             call.weights(struct, self.operands, d)
-            struct.input = call.rows(self.operands[d if config.inputs > 1 else 0])
+            if backend.computes_input_gates:
+                struct.input = call.rows(self.operands[d if config.inputs > 1 else 0])
+            elif config.spec.saved and result.gates is None:
+                struct.input_gates = call.input_gates(backend, self.operands, d, *piece[2:])
             struct.output = rows_of(result.output, d * layout.width)
             if self.initial is not None:
                 struct.h0 = part(self.initial[0], d)
@@ -168,7 +171,7 @@ class _Backward:
                 struct.d_projected = buffer_rows(d_projected, batch)
             structs.append(struct)
         args.direction = structs
-        select(self.operands[0].device).backward(args)
+        backend.backward(args)
 
     def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], single: bool) -> None:
         """What is parallel in time: gradients of input, weights and biases over the range."""

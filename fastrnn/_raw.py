@@ -68,12 +68,15 @@ def forward(
         if c_n is not None:
             cells = allocate((directions, layout.rows, hidden), dtype=states)
 
-    structs = []
+    backend, structs = select(x.device), []
     for d, reverse in enumerate(config.reverse):
         struct = _C.ForwardDirection()
         struct.reverse = reverse
         call.weights(struct, operands, d)
-        struct.input = call.rows(operands[d if config.inputs > 1 else 0])
+        if backend.computes_input_gates:
+            struct.input = call.rows(operands[d if config.inputs > 1 else 0])
+        else:
+            struct.input_gates = call.input_gates(backend, operands, d)
         struct.output = rows_of(output, d * width)
         struct.h_n = part(h_n, d)
         if c_n is not None:
@@ -88,6 +91,6 @@ def forward(
             struct.cells = buffer_rows(cells, batch, d)
         structs.append(struct)
     call.args.direction = structs
-    select(x.device).forward(call.args)
+    backend.forward(call.args)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))
     return Result(output, final, gates, cells)

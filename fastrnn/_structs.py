@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._backends import Backend
 from ._config import Config, Rows
 from .cells import STORAGE_CODES, state_dtype
 from .reference import storage_bound
@@ -137,6 +138,17 @@ class Call:
             t = t.contiguous()
             self.keep.append(t)
         return t.data_ptr(), t.stride(0)
+
+    def input_gates(
+        self, backend: Backend, operands: Sequence[Tensor], d: int, first: int = 0, last: int | None = None
+    ) -> tuple[int, int, int]:
+        """Rows of the input part of the gates of direction ``d``, rows first to last, by the backend's product."""
+        config = self.config
+        x = operands[d if config.inputs > 1 else 0].reshape(-1, self.layout.input)[first:last]
+        at = config.first_weight + d * config.weights
+        gates = backend.input_product(x, operands[at], operands[at + 2] if config.has_bias else None)
+        self.keep.append(gates)
+        return buffer_rows(gates, self.layout.batch)
 
     def initial(self, operands: Sequence[Tensor]) -> list[Tensor] | None:
         """h0 and c0 as the core takes them: contiguous, c0 in the state type."""
