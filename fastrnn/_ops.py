@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _backward, _raw
 from ._config import Config, Rows, reference_gradients
@@ -41,6 +42,12 @@ def layer_op(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """output, h_n, c_n, gates, cells; the last three are empty where there are none."""
+    if forward_ad._current_level >= 0:
+        # A graph compiled outside the level runs on dual tensors inside it, and an operator would drop their tangents.
+        raise RuntimeError(
+            "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside the "
+            "dual level (or torch.func.jvp), or call the layer uncompiled"
+        )
     config = _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute)
     rows = Rows(batch, lengths, resets, batch_sizes)
     result = _raw.forward(config, operands, rows, save)

@@ -36,6 +36,12 @@ def _transformed() -> bool:
     )
 
 
+@torch.compiler.assume_constant_result
+def _transformed_while_compiling() -> bool:
+    """The same while torch.compile traces: it enters transforms for real and guards on those around it by itself."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def _observed() -> bool:
     """A dispatch mode wants to see operators."""
     return torch._C._len_torch_dispatch_stack() > 0
@@ -67,6 +73,8 @@ def run(
                 save = True
                 break
     if torch.compiler.is_compiling():
+        if _transformed_while_compiling():
+            return call_reference(config, operands, rows)
         return run_operator(config, operands, rows, save)
     if _transformed():
         return call_reference(config, operands, rows)

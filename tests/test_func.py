@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tolerances as tol
 import torch
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 import fastrnn
@@ -116,3 +117,36 @@ def test_hessian_and_jacfwd(device):
     expected = torch.autograd.functional.hessian(loss, x)
     tol.assert_close(found, expected, tol.SAME_FLOAT64, relative=True)
     tol.assert_close(jacfwd(loss)(x), grad(loss)(x), tol.SAME_FLOAT64, relative=True)
+
+
+COMPILED = {
+    "per_sample_gradients": lambda loss, x: vmap(grad(loss), in_dims=1)(x),
+    "jvp": lambda loss, x: jvp(lambda x: loss(x, 1), (x,), (x,))[1],
+    "vmap": lambda loss, x: vmap(loss, in_dims=1)(x),
+}
+
+
+@pytest.mark.parametrize("transform", COMPILED)
+def test_transforms_inside_compile(transform, device):
+    """torch.compile traces transforms with wrapped tensors, which an operator would take as ordinary ones."""
+    module = fastrnn.GRU(3, 4, dtype=torch.float64, device=device)
+    x, _, _ = inputs(device)
+
+    def loss(x, expand=0):
+        return module(x if expand else x.unsqueeze(1))[0].square().sum()
+
+    run = lambda x: COMPILED[transform](loss, x)  # noqa: E731
+    torch.compiler.reset()
+    found = torch.compile(run, fullgraph=True, backend="aot_eager")(x)
+    tol.assert_close(found, run(x), tol.SAME_FLOAT64, relative=True)
+
+
+def test_dual_tensors_in_a_graph_compiled_without_them(device):
+    """No silent loss of tangents: what was compiled outside of a dual level refuses to run inside it."""
+    module = fastrnn.GRU(3, 4, device=device).requires_grad_(False)
+    x = torch.randn(5, 2, 3, device=device)
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="eager")
+    compiled(x)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode AD"):
+        compiled(forward_ad.make_dual(x, x))

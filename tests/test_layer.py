@@ -3,6 +3,9 @@ backward."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import tolerances as tol
 import torch
@@ -245,3 +248,24 @@ def test_lengths_of_int32_and_on_the_wrong_side(device):
     expected = call.run(functional.layer)[0]
     call.options["lengths"] = call.options["lengths"].int()
     assert torch.equal(call.run(functional.layer)[0], expected)
+
+
+MEMORY = """
+import resource, sys, torch, fastrnn
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+torch.set_num_threads(1)
+module = getattr(fastrnn, sys.argv[1])(8, 64)
+with torch.no_grad():
+    x = torch.zeros(100_000, 4, 8)
+    module(x[:100])
+    before = peak()
+    output, _ = module(x)
+print(peak() - before - output.numel() * 4)
+"""
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_inference_memory_is_flat_in_steps(kind):
+    """100,000 steps need room for their output and no more than the 64 MiB of a chunk; the gates would take 400 MB."""
+    run = subprocess.run([sys.executable, "-c", MEMORY, kind], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 64 << 20
