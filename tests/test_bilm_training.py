@@ -1,12 +1,10 @@
-"""Training a biLM: steps, resume, distribution, and what can go wrong in a run."""
+"""Steps of biLM training: resume bit for bit, divided batches, distribution, the original's own test."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,52 +13,28 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from rich.console import Console
+from bilm_small import (
+    MODEL,
+    OPTIONS,
+    QUIET,
+    assert_same_parameters,
+    command,
+    new_run,
+    new_trainer,
+    run_program,
+    write_corpus,
+)
 
-from fastrnn.bilm import official
-from fastrnn.bilm.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from fastrnn.bilm.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fastrnn.bilm.evaluate import evaluate
-from fastrnn.bilm.language_model import LanguageModel, new_language_model
-from fastrnn.bilm.options import BiLMOptions, CharacterOptions
+from fastrnn.bilm.options import CharacterOptions
 from fastrnn.bilm.run import Run, train
-from fastrnn.bilm.text import TextError, scan
-from fastrnn.bilm.training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
-from fastrnn.bilm.vocabulary import Vocabulary
-
-CHARACTERS = CharacterOptions(embedding_dim=4, filters=((1, 4), (2, 8)), highways=1, max_characters=10)
-MODEL = BiLMOptions(hidden=12, projection=6, layers=2, characters=CHARACTERS)
-OPTIONS = TrainingOptions(batch=2, unroll=4, negatives=5, seed=1)
-QUIET = Console(quiet=True)
+from fastrnn.bilm.training import TrainingOptions
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards and a vocabulary: 2 x 20 sentences of about 5 words."""
-    folder = tmp_path_factory.mktemp("corpus")
-    random = np.random.default_rng(0)
-    words = [f"w{number}" for number in range(12)]
-    for shard in range(2):
-        sentences = [" ".join(random.choice(words, random.integers(2, 9))) for _ in range(20)]
-        (folder / f"shard{shard}.txt").write_text("\n".join(sentences) + "\n")
-    (folder / "vocab.txt").write_text("\n".join(["<S>", "</S>", "<UNK>", *words[:9]]) + "\n")
-    return folder
-
-
-def new_trainer(corpus: Path, options: TrainingOptions = OPTIONS, model_options: BiLMOptions = MODEL) -> Trainer:
-    torch.manual_seed(options.seed)
-    vocabulary = Vocabulary.load(corpus / "vocab.txt")
-    model = new_language_model(model_options, options.softmax, vocabulary, sparse=sparse_gradients(options, World()))
-    return Trainer(model, scan(sorted(corpus.glob("shard*"))), options)
-
-
-def assert_same_parameters(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    for (name, value), expected in zip(found.state_dict().items(), wanted.state_dict().values(), strict=True):
-        assert torch.equal(value, expected), name
-
-
-def new_run(corpus: Path, folder: Path, **changes: object) -> Run:
-    run = Run(train=[str(corpus / "shard*")], vocabulary=str(corpus / "vocab.txt"), folder=str(folder), device="cpu")
-    return replace(run, steps=12, checkpoint_every=4, **changes)
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +105,7 @@ def test_gradient_is_of_the_loss_times_the_window(corpus: Path) -> None:
     np.testing.assert_allclose(fresh.step().gradient_norm, norm.item(), rtol=tolerances.DIVIDED_BATCH)
 
 
-def test_dropout_is_on_every_layer_and_the_softmax(corpus: Path) -> None:
-    """Dropping all but nothing of the input leaves losses alone; dropping changes them, each time differently."""
+def test_dropout_draws_anew(corpus: Path) -> None:
     model = new_trainer(corpus).model
     trainer = new_trainer(corpus)
     batch = trainer.data.spell(*next(trainer.data))
@@ -170,25 +143,6 @@ def test_killed_run_ends_with_the_same_bits(corpus: Path, tmp_path: Path) -> Non
     assert steps == sorted(set(steps))
 
 
-def command(corpus: Path, folder: Path, *more: str, batch: int = 2) -> list[str]:
-    return [
-        "train-bilm", "--train", str(corpus / "shard*"), "--vocab", str(corpus / "vocab.txt"), "--out", str(folder),
-        "--dim", "12", "--projection", "6", "--filters", "1:4,2:8", "--char-dim", "4", "--highways", "1",
-        "--max-characters", "10", "--batch", str(batch), "--unroll", "4", "--negatives", "5", "--seed", "1",
-        "--steps", "12", "--checkpoint-every", "4", "--log-every", "1", "--device", "cpu", *more,
-    ]  # fmt: skip
-
-
-def run_program(program: str, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_two_processes_train_as_one_with_the_doubled_batch(corpus: Path, tmp_path: Path) -> None:
     script = tmp_path / "fastrnn_main.py"
     script.write_text("from fastrnn.cli import main\nmain()\n")
@@ -209,132 +163,6 @@ def test_two_processes_train_as_one_with_the_doubled_batch(corpus: Path, tmp_pat
         curves.append([list(entry.values())[:3] for entry in entries if entry["step"] != 6 or "loss_forward" in entry])
     assert len(curves[0]) == 13  # twelve steps and the held-out text
     np.testing.assert_allclose(curves[1], curves[0], rtol=tolerances.DIVIDED_BATCH)
-
-
-def test_steps_follow_from_the_text(corpus: Path, tmp_path: Path) -> None:
-    predictions = sum(shard.predictions for shard in scan(corpus.glob("shard*")))
-    run = replace(new_run(corpus, tmp_path), steps=None, epochs=2)
-    train(run, MODEL, OPTIONS, QUIET)
-    assert list_checkpoints(tmp_path)[-1][0] == 2 * (predictions // (2 * 4))
-    with pytest.raises(TrainingError, match="less than a step of 500 x 4"):
-        train(run, MODEL, replace(OPTIONS, batch=500), QUIET)
-
-
-def test_folder_of_a_finished_run(corpus: Path, tmp_path: Path) -> None:
-    """The official files hold the trained weights; the same command does nothing; more steps go on."""
-    model = train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET)
-    assert_same_parameters(official.load(tmp_path / "options.json", tmp_path / "weights.hdf5"), model.bilm)
-    loaded = LanguageModel.load(tmp_path)
-    assert_same_parameters(loaded, model)
-    assert len(list_checkpoints(tmp_path)) == 2
-    assert not list(tmp_path.glob("*.tmp"))
-    assert_same_parameters(train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET), model)
-    longer = train(replace(new_run(corpus, tmp_path), steps=13), MODEL, OPTIONS, QUIET)
-    assert list_checkpoints(tmp_path)[-1][0] == 13
-    assert not torch.equal(longer.head.weight, model.head.weight)
-    with pytest.raises(TrainingError, match="another unroll: 4 there, 5 now"):
-        train(new_run(corpus, tmp_path), MODEL, replace(OPTIONS, unroll=5), QUIET)
-
-
-def test_start_from_official_weights(corpus: Path, tmp_path: Path) -> None:
-    source = train(new_run(corpus, tmp_path / "source"), MODEL, OPTIONS, QUIET)
-    run = new_run(corpus, tmp_path / "more", start_from=str(tmp_path / "source"))
-    tuned = train(run, MODEL, replace(OPTIONS, learning_rate=0.0), QUIET)
-    assert_same_parameters(tuned.bilm, source.bilm)
-    assert not torch.equal(tuned.head.weight, source.head.weight)
-
-
-def test_sampled_loss_is_never_called_a_perplexity(corpus: Path, tmp_path: Path) -> None:
-    console = Console(record=True, width=200)
-    train(new_run(corpus, tmp_path, log_every=1), MODEL, OPTIONS, console)
-    text = console.export_text()
-    assert "sampled-softmax loss forward" in text
-    assert "tokens/s" in text and "left" in text and "softmax" in text
-    assert "perplexity" not in text
-    held_out = replace(new_run(corpus, tmp_path / "held"), held_out=[str(corpus / "shard0.txt")])
-    train(held_out, MODEL, OPTIONS, console)
-    lines = [line for line in console.export_text().splitlines() if "perplexity" in line]
-    assert lines and all("held-out text, full softmax" in line for line in lines)
-
-
-def test_bar_on_a_terminal(corpus: Path, tmp_path: Path) -> None:
-    console = Console(record=True, width=200, force_terminal=True)
-    train(new_run(corpus, tmp_path), MODEL, OPTIONS, console)
-    assert "12/12" in console.export_text()
-
-
-def test_loss_that_is_not_finite(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Trainer.step
-
-    def poisoned(self: Trainer):
-        if self.done == 6:
-            self.model.bilm.encoder.embedding.data.fill_(float("nan"))
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "step", poisoned)
-    with pytest.raises(TrainingError, match="step 7: the loss is not finite"):
-        train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET)
-    step_saved, path = list_checkpoints(tmp_path)[-1]
-    assert step_saved == 4
-    assert all(value.isfinite().all() for value in load_checkpoint(path)["trainer"]["model"].values())
-
-
-def test_shard_that_changes_stops_the_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in corpus.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    step = Trainer.step
-
-    def meddling(self: Trainer):
-        if self.done == 5:
-            for path in tmp_path.glob("shard*"):
-                path.write_text("other text\n" * 20)
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "step", meddling)
-    with pytest.raises(TextError, match="changed during the run"):
-        train(replace(new_run(tmp_path, tmp_path / "out"), steps=500), MODEL, OPTIONS, QUIET)
-    monkeypatch.undo()
-    with pytest.raises(TrainingError, match="another training text"):
-        train(new_run(tmp_path, tmp_path / "out"), MODEL, OPTIONS, QUIET)
-
-
-def test_full_disk(corpus: Path, tmp_path: Path) -> None:
-    """A checkpoint that does not fit leaves the one before untouched and nothing half-written."""
-    good = save_checkpoint(tmp_path, 1, {"value": torch.ones(10)}, keep=1)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(
-            CheckpointError, match="cannot write the checkpoint of step 2 .*last good one is checkpoint-0"
-        ):
-            save_checkpoint(tmp_path, 2, {"value": torch.ones(1_000_000)}, keep=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(tmp_path.iterdir()) == [good]
-    assert load_checkpoint(good)["step"] == 1
-
-
-def test_damaged_checkpoint(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, {"value": torch.ones(1000)}, keep=1)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot read .*checkpoint-000000001.pt"):
-        load_checkpoint(path)
-
-
-def test_interrupt_writes_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    program = (
-        "import os, signal; from fastrnn.bilm import training; from fastrnn.cli import main\n"
-        "step = training.Trainer.step\n"
-        "def interrupted(self):\n"
-        "    if self.done == 5: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return step(self)\n"
-        "training.Trainer.step = interrupted\n"
-        "main()"
-    )
-    done = run_program(program, command(corpus, tmp_path))
-    assert done.returncode == 130, done.stderr
-    assert "stopped after step 6" in done.stderr
-    assert list_checkpoints(tmp_path)[-1][0] == 6
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ _MODEL_OPTIONS = (
     click.option("--dim", default=4096, show_default=True, help="Cells of a layer and direction."),
     click.option("--projection", default=512, show_default=True, help="Width of token vectors and outputs."),
     click.option("--layers", default=2, show_default=True),
+    click.option("--cell", default="lstm", show_default=True, type=click.Choice(["lstm", "gru"]),
+                 help="A GRU has no projection (--dim equal to --projection), and the official format cannot hold it."),
     click.option("--cell-clip", default=3.0, show_default=True, help="Bound of the cell state; 0: none."),
     click.option("--proj-clip", default=3.0, show_default=True, help="Bound of the projected output; 0: none."),
     click.option("--skip/--no-skip", "skip_connections", default=True, help="Add a layer's input to its output."),
@@ -139,7 +141,8 @@ def train_bilm(**values: Any) -> None:
             activation=values["activation"], max_characters=values["max_characters"],
         )  # fmt: skip
         model_options = BiLMOptions(
-            hidden=values["dim"], projection=values["projection"], layers=values["layers"],
+            hidden=values["dim"], projection=values["projection"], layers=values["layers"], cell=values["cell"],
+            projected=values["cell"] == "lstm" and values["dim"] != values["projection"],
             cell_clip=values["cell_clip"], proj_clip=values["proj_clip"],
             skip_connections=values["skip_connections"], characters=characters,
         )  # fmt: skip
