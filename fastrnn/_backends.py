@@ -24,7 +24,8 @@ class Backend(Protocol):
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    def forward(self, args: Any) -> None: ...
+    # A caller that fills ``input_gates`` may do so for the steps [first, last) in processing order alone, in turn.
+    def forward(self, args: Any, first: int = 0, last: int = 0) -> None: ...
 
     def backward(self, args: Any) -> None: ...
 
@@ -34,7 +35,7 @@ class Cpu:
 
     computes_input_gates = True
 
-    def forward(self, args: Any) -> None:
+    def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
         args.threads = torch.get_num_threads()
         _C.cpu_forward(args)
 

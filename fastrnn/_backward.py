@@ -177,23 +177,26 @@ class _Backward:
         """What is parallel in time: gradients of input, weights and biases over the range."""
         config, layout, operands = self.config, self.layout, self.operands
         first_step, last_step, first_row, last_row = piece
-        d_gates, d_recurrent, h_prev, inner, d_projected = (
-            None if t is None else t[: last_row - first_row] for t in buffer
-        )
+        if not single:  # a range may have fewer rows than the buffers
+            buffer = [None if t is None else t[: last_row - first_row] for t in buffer]
+        d_gates, d_recurrent, h_prev, inner, d_projected = buffer
         place = d if config.inputs > 1 else 0
         at = config.first_weight + d * config.weights
         need_input, need = self.needs[place], self.needs[at : at + config.weights]
         if need_input:
             if self.found[place] is None:
                 self.found[place] = torch.empty_like(operands[place], memory_format=torch.contiguous_format)
-            target = self.found[place].view(layout.rows, layout.input)[first_row:last_row]
+            target = self.found[place].view(layout.rows, layout.input)
+            target = target if single else target[first_row:last_row]
             if d > 0 and place == 0:
                 target.addmm_(d_gates, operands[at])
             else:
                 torch.mm(d_gates, operands[at], out=target)
         if need[0]:
             x = operands[place]
-            x = x[first_step:last_step].reshape(-1, layout.input) if layout.offsets is None else x[first_row:last_row]
+            if not single:
+                x = x[first_step:last_step] if layout.offsets is None else x[first_row:last_row]
+            x = x.reshape(-1, layout.input)
             self._add(at, d_gates.t() @ x, single)
         hidden = layout.hidden
         if need[1]:
@@ -233,4 +236,4 @@ class _Backward:
                     total = carried if self.from_resets is None else carried + self.from_resets[index]
                     found[config.inputs + index] = total
         dtype = self.operands[0].dtype
-        return [None if g is None else g.to(dtype) for g in found]
+        return [g if g is None or g.dtype == dtype else g.to(dtype) for g in found]

@@ -45,8 +45,8 @@ def layer_op(
     if forward_ad._current_level >= 0:
         # A graph compiled outside the level runs on dual tensors inside it, and an operator would drop their tangents.
         raise RuntimeError(
-            "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside the "
-            "dual level (or torch.func.jvp), or call the layer uncompiled"
+            "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside "
+            "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
     config = _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute)
     rows = Rows(batch, lengths, resets, batch_sizes)

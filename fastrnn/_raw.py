@@ -7,12 +7,12 @@ are the autograd Function and the operators. Backward is in _backward.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._backends import select
+from ._backends import Backend, select
 from ._config import Config, Rows, call_reference
 from ._extension import _C
 from ._structs import Call, buffer_rows, check_lengths, layout_of, part, rows_of
@@ -26,6 +26,28 @@ class Result(NamedTuple):
     final: tuple[Tensor, ...]  # [D, B, R], [D, B, H]
     gates: Tensor | None  # [D, N, saved*H] storage
     cells: Tensor | None  # [D, N, H] state type
+
+
+# Where the caller makes the input part of the gates, it makes it for so many steps at a time that it stays below this.
+PIECE_BYTES = 64 << 20
+
+
+def _forward_in_pieces(backend: Backend, call: Call, structs: list[Any], operands: Sequence[Tensor]) -> None:
+    """The call in pieces of steps in processing order, each with its own part of the input product."""
+    config, layout = call.config, call.layout
+    row_bytes = config.spec.gates * layout.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
+    each = max(1, PIECE_BYTES // (row_bytes * layout.batch))
+    starts = None if layout.offsets is None else [*layout.offsets.tolist(), layout.rows]
+    for first in range(0, layout.steps, each):
+        last = min(first + each, layout.steps)
+        kept = len(call.keep)
+        for d, struct in enumerate(structs):
+            span = (layout.steps - last, layout.steps - first) if struct.reverse else (first, last)
+            begin, end = (t * layout.batch if starts is None else starts[t] for t in span)
+            struct.input_gates = call.input_gates(backend, operands, d, begin, end)
+        call.args.direction = structs
+        backend.forward(call.args, first, last)
+        del call.keep[kept:]
 
 
 def forward(
@@ -75,8 +97,6 @@ def forward(
         call.weights(struct, operands, d)
         if backend.computes_input_gates:
             struct.input = call.rows(operands[d if config.inputs > 1 else 0])
-        else:
-            struct.input_gates = call.input_gates(backend, operands, d)
         struct.output = rows_of(output, d * width)
         struct.h_n = part(h_n, d)
         if c_n is not None:
@@ -90,7 +110,10 @@ def forward(
         if cells is not None:
             struct.cells = buffer_rows(cells, batch, d)
         structs.append(struct)
-    call.args.direction = structs
-    backend.forward(call.args)
+    if backend.computes_input_gates:
+        call.args.direction = structs
+        backend.forward(call.args)
+    else:
+        _forward_in_pieces(backend, call, structs, operands)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))
     return Result(output, final, gates, cells)

@@ -24,7 +24,7 @@ from ._ops import gradients_operator, run_operator
 from .cells import States
 
 _PLAIN = {Tensor, Parameter}
-_DEVICES = {"cpu"}
+_DEVICES = {"cpu", "cuda"}
 
 
 def _transformed() -> bool:

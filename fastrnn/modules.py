@@ -177,6 +177,7 @@ _FORWARD_DOC = """
             of this row; the state is cut before it, and so are gradients.
         reset_to_initial: a reset restores hx, not zero.
     and returns output [T, B, D*R] in the layout of the input and the final states in the layout of hx.
+    Under autocast the results have autocast's type (torch.nn.GRU on a CPU alone returns float32 there).
     torch.nn takes the first two of these arguments; parameters, names and numbers are the same.
 """
 

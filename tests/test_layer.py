@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tolerances as tol
@@ -201,6 +202,9 @@ def test_bit_for_bit(cell, dtype, device):
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
+    tensors = list(call.tensors().values())
+    first, second = (torch.autograd.grad(weighted_sum(*call.run(functional.layer)), tensors) for _ in range(2))
+    assert all(map(torch.equal, first, second)), "gradients differ from run to run"
     for rows in (slice(3, 4), slice(5, 12)):
         output, final = functional.layer(
             cell, call.inputs[0][:, rows], tuple(s[:, rows] for s in call.initial), call.parameters, reverse=BOTH,
@@ -243,7 +247,16 @@ def test_inference_memory_does_not_grow_with_gates():
         _raw.forward = original
 
 
-def test_lengths_of_int32_and_on_the_wrong_side(device):
+def test_calls_from_several_threads_at_once():
+    """Nothing is shared between calls."""
+    call = make_call("lstm", "lengths_resets", SHAPES[2], torch.float32)
+    expected = call.run(functional.layer)[0]
+    with ThreadPoolExecutor(4) as pool:
+        for output in pool.map(lambda _: call.run(functional.layer)[0], range(40)):
+            assert torch.equal(output, expected)
+
+
+def test_lengths_of_int32(device):
     call = make_call("gru", "lengths", device=device)
     expected = call.run(functional.layer)[0]
     call.options["lengths"] = call.options["lengths"].int()
