@@ -57,7 +57,7 @@ struct DirectionWork {
   Barrier* barrier;
 };
 
-// A thread's part: these rows of this direction, and of each width the `part`-th of `parts` shares of its units.
+// A thread's part of the work: these rows of this direction, and of each width the `part`-th of `parts` shares of its units.
 struct Part {
   int direction;
   int64_t row_begin, row_end;
@@ -104,7 +104,7 @@ inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typ
   for (int64_t panel = units.begin / P::kUnits; panel < panel_end; ++panel)
     for (int64_t row0 = 0; row0 < count; row0 += kTileRows) {
       const int64_t size = count - row0 < kTileRows ? count - row0 : kTileRows;
-      P::run(matrix, panel, rows + row0, size, tile);
+      P::run(matrix, panel, rows + row0, size, tile, P::kColumns);
       pointwise(panel, row0, size);
     }
 }
@@ -112,10 +112,10 @@ inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typ
 // The memory of one thread.
 struct Scratch {
   void* tile;        // [kTileRows][max columns] state type
-  void* gates;       // [chunk rows][gates][own units, padded] state type: the input product of the steps at hand
+  void* gates;       // [chunk rows][panels of own units][columns] state type: the input product of the steps at hand
   void* converted;   // [chunk rows][I] operand type: the input converted, 16 bit without native dot only
   const void** pointers;  // [4 * B + chunk rows]
-  int64_t* indices;  // [2 * B + chunk rows]
+  int64_t* indices;  // [2 * B]
   int64_t chunk_steps;
 };
 

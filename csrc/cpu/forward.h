@@ -23,8 +23,6 @@ struct Forward {
   static constexpr bool kProjected = std::is_same_v<Cell, LstmProjected>;
   static constexpr bool kOutputIsOperand = std::is_same_v<O, S>;
 
-  static int64_t own_width(UnitRange units) { return (units.end - units.begin + kLanes - 1) / kLanes * kLanes; }
-
   // One thread's share of what must be ready before any step: packed weights, and the initial state as operands.
   static void pack(const Call& call, const DirectionWork& work, const void* h0, int index, int count) {
     pack_share<Input>(work.input, index, count);
@@ -56,7 +54,7 @@ struct Forward {
   const int64_t batch = call.shape.batch, hidden = call.shape.hidden, width = call.shape.width();
   const UnitRange units = unit_range(part, hidden, kLanes);        // of H
   const UnitRange out_units = unit_range(part, width, kLanes);     // of R
-  const int64_t own = own_width(units);                            // units per gate in scratch.gates
+  const int64_t own = Input::panels(units.end - units.begin) * Input::kColumns;  // of a row in scratch.gates
   T* const tile = static_cast<T*>(scratch.tile);
   T* const input_gates = static_cast<T*>(scratch.gates);
   const int64_t capacity = batch;
@@ -64,9 +62,8 @@ struct Forward {
   const T** const c_current = reinterpret_cast<const T**>(scratch.pointers + capacity);
   const O** const operand = reinterpret_cast<const O**>(scratch.pointers + 2 * capacity);  // of the active rows
   const O** const inner_operand = reinterpret_cast<const O**>(scratch.pointers + 3 * capacity);
-  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * capacity);  // [chunk rows]
-  int64_t* const rows = scratch.indices;              // the active rows of a step
-  int64_t* const slots = scratch.indices + capacity;  // [chunk rows]: of the input product's rows, their place in input_gates
+  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * capacity);  // [chunk rows], active ones
+  int64_t* const rows = scratch.indices;  // the active rows of a step
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
 
@@ -95,12 +92,13 @@ struct Forward {
     for (int64_t index = 0; index < steps; index += scratch.chunk_steps) {
       const int64_t end = index + scratch.chunk_steps < steps ? index + scratch.chunk_steps : steps;
       input_product(index, end);
-      for (int64_t i = index; i < end; ++i) step(step_at(i), (i - index) * (part.row_end - part.row_begin));
+      T* gates = input_gates;
+      for (int64_t i = index; i < end; ++i) gates += step(step_at(i), gates) * own;
     }
     if (!gates_only) finish();
   }
 
-  // ---- the input part of the gates for the steps [begin, end) of the processing order ----
+  // ---- the input part of the gates for the active rows of the steps [begin, end) of the processing order, in that order ----
 
   void input_product(int64_t begin, int64_t end) {
     int64_t count = 0;
@@ -119,26 +117,26 @@ struct Forward {
           }
           input_rows[count] = to;
         }
-        slots[count++] = (i - begin) * (part.row_end - part.row_begin) + b - part.row_begin;
+        ++count;
       }
     }
-    for_each_tile<Input>(work.input, units, input_rows, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
-      const int64_t unit0 = panel * Input::kUnits - units.begin;
-      for (int64_t row = 0; row < size; ++row) {
-        T* to = input_gates + slots[row0 + row] * kGates * own + unit0;
-        const T* from = tile + row * Input::kColumns;
-        for (int gate = 0; gate < kGates; ++gate)
-          for (int group = 0; group < Input::kGroups && unit0 + group * kLanes < own; ++group)
-            store_full(to + gate * own + group * kLanes, load_full<V>(from + (gate * Input::kGroups + group) * kLanes));
-      }
-    });
+    if (units.begin >= units.end) return;
+    const int64_t panel0 = units.begin / Input::kUnits;
+    for (int64_t panel = 0; panel < own / Input::kColumns; ++panel)
+      Input::run(work.input, panel0 + panel, input_rows, count, input_gates + panel * Input::kColumns, own);
+  }
+
+  // Where the input part of a gate of the unit lies in a row of scratch.gates.
+  int64_t place(int64_t unit, int gate) const {
+    const int64_t own_unit = unit - units.begin;
+    return own_unit / Input::kUnits * Input::kColumns + (gate * Input::kGroups + own_unit % Input::kUnits / kLanes) * kLanes;
   }
 
   static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
-  // ---- one step ----
+  // ---- one step; `gates`: the input part for its active rows, whose number it returns ----
 
-  void step(int64_t t, int64_t slot0) {
+  int64_t step(int64_t t, T* gates) {
     const int64_t here = call.batch_at(t);
     int64_t count = 0;
     for (int64_t b = part.row_begin; b < part.row_end; ++b) {
@@ -153,15 +151,13 @@ struct Forward {
     }
     // Rebuilding, the parts that share rows have each converted their units of the states.
     if (!kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
-    const auto slot_of = [&](int64_t b) { return input_gates + (slot0 + b - part.row_begin) * kGates * own; };
-
     for_each_tile<First>(work.first, units, operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
       for (int64_t row = 0; row < size; ++row) {
         const int64_t b = rows[row0 + row];
         for (int group = 0; group < First::kGroups; ++group) {
           const int64_t unit = panel * First::kUnits + group * kLanes;
           if (unit >= units.end) break;
-          first_phase(t, b, unit, group, tile + row * First::kColumns, slot_of(b) + unit - units.begin);
+          first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
         }
       }
     });
@@ -174,8 +170,7 @@ struct Forward {
           for (int group = 0; group < Second::kGroups; ++group) {
             const int64_t unit = panel * Second::kUnits + group * kLanes;
             if (unit >= out_units.end) break;
-            second_phase(t, b, unit, tile + row * Second::kColumns + group * kLanes,
-                         slot_of(b) + (kProjected ? 0 : unit - units.begin));
+            second_phase(t, b, unit, tile + row * Second::kColumns + group * kLanes, gates + (row0 + row) * own);
           }
         }
       });
@@ -187,6 +182,7 @@ struct Forward {
       if constexpr (Cell::kStates == 2) c_current[b] = static_cast<const T*>(work.cell) + b * hidden;
     }
     work.barrier->wait(part.parts);
+    return count;
   }
 
   // Points current[b] and c_current[b] at the state that row b's step t starts from.
@@ -220,7 +216,7 @@ struct Forward {
   void first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
     const int n = lanes_left(hidden - unit);
     Unit<V> u;
-    for (int gate = 0; gate < kGates; ++gate) u.input[gate] = load_full<V>(input + gate * own);
+    for (int gate = 0; gate < kGates; ++gate) u.input[gate] = load_full<V>(input + place(unit, gate));
     for (int gate = 0; gate < First::kGates; ++gate)
       u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
     if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
@@ -236,7 +232,7 @@ struct Forward {
     if constexpr (Cell::kProducts == 2) {
       store_operand<S>(static_cast<O*>(work.inner) + b * hidden + unit, u.inner, n);
       // The second phase needs z again: it takes the place of the gate's input part, which is spent.
-      if constexpr (!kProjected) store_full(input + own, u.saved[1]);
+      if constexpr (!kProjected) store_full(input + place(unit, 1), u.saved[1]);
     } else {
       finish_unit(t, b, unit, n, u.h);
     }
@@ -247,8 +243,8 @@ struct Forward {
     Unit<V> u;
     u.recurrent[kProjected ? 0 : 2] = load_full<V>(sums);
     if constexpr (!kProjected) {
-      u.input[2] = load_full<V>(input + 2 * own);
-      u.saved[1] = load_full<V>(input + own);
+      u.input[2] = load_full<V>(input + place(unit, 2));
+      u.saved[1] = load_full<V>(input + place(unit, 1));
       u.h_prev = load<V>(current[b] + unit, n);
     }
     if constexpr (Cell::kProducts == 2) Cell::forward1(u, clips);

@@ -120,24 +120,27 @@ struct Product {
 
   // ---- the product ----
 
-  // tile[row][vector][lane] = bias + sum_k rows[row][k] * panel, for `count` rows. Rows are contiguous, of `depth` operands.
-  static void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count, T* tile) {
+  // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` rows of `depth` operands each.
+  static void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count, T* out, int64_t out_stride) {
     const int64_t depth = matrix.source.depth;
-    if (matrix.panels) {
-      const char* base = static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth);
-      const O* weights = reinterpret_cast<const O*>(base + kColumns * sizeof(T));
-      start(reinterpret_cast<const T*>(base), count, tile);
+    alignas(64) T fly_bias[kColumns];
+    const T* bias = fly_bias;
+    if (matrix.panels) bias = reinterpret_cast<const T*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
+    else pack_bias(matrix.source, panel, fly_bias);
+    if (depth == 0) {
+      for (int64_t row = 0; row < count; ++row)
+        for (int vector = 0; vector < kVectors; ++vector)
+          store_full(out + row * out_stride + vector * kLanes, load_full<V>(bias + vector * kLanes));
+    } else if (matrix.panels) {
+      const O* weights = reinterpret_cast<const O*>(bias + kColumns);
       for (int64_t k = 0; k < depth; k += kDepthBlock)
-        block(rows, count, k, k + kDepthBlock < depth ? k + kDepthBlock : depth, weights + k * kColumns, tile);
+        block(rows, count, k, k + kDepthBlock < depth ? k + kDepthBlock : depth, weights + k * kColumns, bias, out, out_stride);
     } else {
-      alignas(64) T bias[kColumns];
       alignas(64) O weights[kFlyBlock * kColumns];
-      pack_bias(matrix.source, panel, bias);
-      start(bias, count, tile);
       for (int64_t k = 0; k < depth; k += kFlyBlock) {
         const int64_t end = k + kFlyBlock < depth ? k + kFlyBlock : depth;
         pack_block(matrix.source, panel, k, end, weights);
-        block(rows, count, k, end, weights, tile);
+        block(rows, count, k, end, weights, bias, out, out_stride);
       }
     }
   }
@@ -148,33 +151,32 @@ struct Product {
     else to = to_float(from);
   }
 
-  static void start(const T* bias, int64_t count, T* tile) {
-    for (int64_t row = 0; row < count; ++row)
-      for (int vector = 0; vector < kVectors; ++vector)
-        store_full(tile + row * kColumns + vector * kLanes, load_full<V>(bias + vector * kLanes));
-  }
-
-  // Adds k in [k0, k1) to the tile, in groups of rows as even as can be.
-  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, T* tile) {
+  // Adds k in [k0, k1) to the sums, in groups of rows as even as can be. The first block starts from the bias, the others from
+  // what the one before left.
+  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, const T* bias, T* out,
+                    int64_t out_stride) {
     int64_t groups = (count + kMaxRows - 1) / kMaxRows;
     for (int64_t row = 0; groups > 0; --groups) {
       const int64_t size = (count - row + groups - 1) / groups;
-      group<kMaxRows>(size, rows + row, k0, k1, weights, tile + row * kColumns);
+      T* to = out + row * out_stride;
+      group<kMaxRows>(size, rows + row, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride);
       row += size;
     }
   }
 
   template <int kRows>
-  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const O* weights, T* tile) {
+  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const O* weights, const T* from,
+                    int64_t from_stride, T* to, int64_t to_stride) {
     if constexpr (kRows > 1) {
-      if (size < kRows) return group<kRows - 1>(size, rows, k0, k1, weights, tile);
+      if (size < kRows) return group<kRows - 1>(size, rows, k0, k1, weights, from, from_stride, to, to_stride);
     }
-    micro_kernel<kRows>(rows, k0, k1, weights, tile);
+    micro_kernel<kRows>(rows, k0, k1, weights, from, from_stride, to, to_stride);
   }
 
-  // The loop that matters: kRows*kVectors sums in registers; per k, kVectors loads of weights, kRows broadcasts.
+  // The loop that matters: kRows*kVectors sums in registers; per k, kVectors loads of weights, kRows broadcasts. k0 < k1.
   template <int kRows>
-  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const O* weights, T* tile) {
+  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const O* weights,
+                                                     const T* from, int64_t from_stride, T* to, int64_t to_stride) {
     V sum[kRows][kVectors];
     const O* a[kRows];
 #pragma GCC unroll 8
@@ -182,7 +184,7 @@ struct Product {
       a[row] = rows[row] + k0;
 #pragma GCC unroll 4
       for (int vector = 0; vector < kVectors; ++vector)
-        sum[row][vector] = load_full<V>(tile + row * kColumns + vector * kLanes);
+        sum[row][vector] = load_full<V>(from + row * from_stride + vector * kLanes);
     }
     const int64_t depth = k1 - k0;
     if constexpr (kPairs) {
@@ -211,7 +213,8 @@ struct Product {
       if (depth % 2) step(depth / 2, [&](int row) { return static_cast<int32_t>(a[row][depth - 1].bits); });
 #endif
     } else {
-      for (int64_t k = 0; k < depth; ++k) {
+      int64_t k = 0;
+      do {
         V w[kVectors];
 #pragma GCC unroll 4
         for (int vector = 0; vector < kVectors; ++vector) w[vector] = load_full<V>(weights + k * kColumns + vector * kLanes);
@@ -221,13 +224,13 @@ struct Product {
 #pragma GCC unroll 4
           for (int vector = 0; vector < kVectors; ++vector) sum[row][vector] = sum[row][vector] + operand * w[vector];
         }
-      }
+      } while (++k < depth);
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
       for (int vector = 0; vector < kVectors; ++vector)
-        store_full(tile + row * kColumns + vector * kLanes, sum[row][vector]);
+        store_full(to + row * to_stride + vector * kLanes, sum[row][vector]);
   }
 
 #if defined(__AVX512F__)

@@ -256,15 +256,9 @@ void prepare(Team& team, const Shape& shape, const Options& options, int64_t fir
   team.threads = static_cast<int>(wanted);
 }
 
-// The most rows, and the widest share of H, that any part of a direction has.
-struct Extent {
-  int64_t rows, units;
-};
-Extent largest_part(const Team& team, int lanes) {
-  // The runtime may grant fewer threads than planned: one thread's part is then everything.
-  const int64_t hidden = team.call.shape.hidden;
-  return {team.call.shape.batch, (hidden + lanes - 1) / lanes * lanes};
-}
+// Hidden units in a row of scratch, padded to whole panels of any width. The runtime may grant fewer threads than planned: one
+// thread's part is then everything, so scratch is sized for that.
+int64_t padded_units(const Shape& shape, int lanes) { return (shape.hidden + 4 * lanes - 1) / (4 * lanes) * 4 * lanes; }
 
 MatrixSource source_of(const void* data, int64_t stride, int64_t gate_rows, const void* bias, int64_t units, int64_t depth) {
   return {data, stride, false, gate_rows, bias, units, depth};
@@ -305,22 +299,22 @@ struct Chunk {
   int64_t steps, rows;
 };
 Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell) {
-  const Extent extent = largest_part(team, backend.lanes);
-  const int64_t row_bytes = cell.gates * extent.units * backend.state_bytes;
+  const int64_t rows = team.call.shape.batch;
+  const int64_t row_bytes = cell.gates * padded_units(team.call.shape, backend.lanes) * backend.state_bytes;
   const int64_t range = team.call.last_step - team.call.first_step;
-  int64_t steps = kChunkBytes / (row_bytes * (extent.rows ? extent.rows : 1));
+  int64_t steps = kChunkBytes / (row_bytes * (rows ? rows : 1));
   if (steps > range) steps = range;
   if (steps < 1) steps = 1;
-  return {steps, steps * extent.rows};
+  return {steps, steps * rows};
 }
 
 void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk) {
   const Shape& s = team.call.shape;
   arena.want(scratch.tile, backend.tile_bytes);
   arena.want(scratch.pointers, (4 * s.batch + chunk.rows) * sizeof(void*));
-  arena.want(scratch.indices, (2 * s.batch + chunk.rows) * sizeof(int64_t));
+  arena.want(scratch.indices, 2 * s.batch * sizeof(int64_t));
   if (chunk.rows) {
-    arena.want(scratch.gates, chunk.rows * cell.gates * largest_part(team, backend.lanes).units * backend.state_bytes);
+    arena.want(scratch.gates, chunk.rows * cell.gates * padded_units(s, backend.lanes) * backend.state_bytes);
     if (!backend.output_is_operand) arena.want(scratch.converted, chunk.rows * s.input * backend.operand_bytes);
   }
   scratch.chunk_steps = chunk.steps;
