@@ -101,7 +101,7 @@ def test_dual(cell, raw):
     weights = torch.randn_like(output)
     (gradient,) = torch.autograd.grad(output, call.inputs, weights)
     left, right = (found * weights).sum(), (gradient * tangent).sum()
-    tol.assert_close(left, right, tol.SAME_FLOAT64 * x.numel())
+    tol.assert_close(left, right, tol.inner_product(x.numel()))
 
 
 def test_dual_weight(raw):

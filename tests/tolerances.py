@@ -52,6 +52,21 @@ SAME_FLOAT64 = 1e-12
 # The same for float32: torch.nn's and our results each carry `forward`'s error; T*K up to 400 in those tests.
 SAME_FLOAT32 = 2 * 4 * 400 * roundoff(torch.float32)
 
+# Losses of a few training steps with Adam in float64: it divides gradients by the root of their second moments, small
+# where gradients are, so errors grow by up to 1/sqrt(v) ~ 1e3 on the way into the weights.
+TRAINED_FLOAT64 = 1e3 * SAME_FLOAT64
+
+
+def inner_product(terms: int) -> float:
+    """Difference of two inner products that should be equal, of ``terms`` float64 values of size about 1."""
+    return terms * SAME_FLOAT64
+
+
+def both(dtype: torch.dtype, steps: int, terms: int, layers: int) -> float:
+    """Difference of two results that both err by `forward` in each of ``layers`` layers (torch.nn's and ours)."""
+    return 2 * layers * forward(dtype, steps, terms)
+
+
 # gradcheck in float64: central differences with step 1e-6 err by about u/1e-6 = 1e-10 plus third derivatives * 1e-12;
 # its own default bound leaves room for sums over elements.
 GRADCHECK = dict(eps=1e-6, atol=1e-5, rtol=1e-3)
