@@ -69,8 +69,8 @@ class Emulated(_Kernels):
         wide = state_dtype(x.dtype)
         return x.to(wide) @ weight.to(wide).t()
 
-    def forward(self, args: Any) -> None:
-        _C.emulated_forward(args, *self._options)
+    def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
+        _C.emulated_forward(args, *self._options, first, last)
 
     def backward(self, args: Any) -> None:
         _C.emulated_backward(args, *self._options)
@@ -102,15 +102,15 @@ class Cuda(_Kernels):
         finally:
             matmul.allow_tf32 = before
 
-    def _run(self, args: Any, workspace_bytes: int, call: Any) -> None:
+    def _run(self, args: Any, workspace_bytes: int, call: Any, *steps: int) -> None:
         with torch.cuda.device(self._device):
             args.stream = torch.cuda.current_stream().cuda_stream
             # Freed when this returns: the caching allocator hands it out again in the stream's order.
             workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
-            call(args, rnn_allows_tf32(), self._strategy, workspace.data_ptr())
+            call(args, rnn_allows_tf32(), self._strategy, workspace.data_ptr(), *steps)
 
-    def forward(self, args: Any) -> None:
-        self._run(args, _C.cuda_forward_workspace(args), _C.cuda_forward)
+    def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
+        self._run(args, _C.cuda_forward_workspace(args), _C.cuda_forward, first, last)
 
     def backward(self, args: Any) -> None:
         self._run(args, _C.cuda_backward_workspace(args), _C.cuda_backward)

@@ -12,12 +12,13 @@ namespace py = pybind11;
 namespace fr {
 namespace {
 
-CudaOptions cuda_options(bool tf32, const std::string& strategy, std::uintptr_t workspace) {
-  return {tf32, strategy, reinterpret_cast<void*>(workspace)};
+CudaOptions cuda_options(bool tf32, const std::string& strategy, std::uintptr_t workspace, int64_t first, int64_t last) {
+  return {tf32, strategy, first, last, reinterpret_cast<void*>(workspace)};
 }
 
-EmulationOptions emulation_options(bool tf32, const std::string& strategy, uint64_t seed) {
+EmulationOptions emulation_options(bool tf32, const std::string& strategy, uint64_t seed, int64_t first, int64_t last) {
   EmulationOptions options;
+  options.first = first, options.last = last;
   options.strategy = strategy, options.seed = seed, options.tf32 = tf32;
   return options;
 }
@@ -65,17 +66,17 @@ void bind_cuda(py::module_& m) {
   m.def("cuda_status", &cuda_status, "device"_a, "Empty if the device can run the kernels, else why not.");
   m.def("cuda_forward_workspace", &cuda_forward_workspace, "args"_a);
   m.def("cuda_backward_workspace", &cuda_backward_workspace, "args"_a);
-  m.def("cuda_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace) {
-          cuda_forward(args, cuda_options(tf32, strategy, workspace));
-        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, Release());
+  m.def("cuda_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace, int64_t first,
+                          int64_t last) { cuda_forward(args, cuda_options(tf32, strategy, workspace, first, last)); },
+        "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "first"_a = 0, "last"_a = 0, Release());
   m.def("cuda_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace) {
-          cuda_backward(args, cuda_options(tf32, strategy, workspace));
+          cuda_backward(args, cuda_options(tf32, strategy, workspace, 0, 0));
         }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, Release());
-  m.def("emulated_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed) {
-          emulated_forward(args, emulation_options(tf32, strategy, seed));
-        }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, Release());
+  m.def("emulated_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed, int64_t first, int64_t last) {
+          emulated_forward(args, emulation_options(tf32, strategy, seed, first, last));
+        }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, "first"_a = 0, "last"_a = 0, Release());
   m.def("emulated_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed) {
-          emulated_backward(args, emulation_options(tf32, strategy, seed));
+          emulated_backward(args, emulation_options(tf32, strategy, seed, 0, 0));
         }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, Release());
   m.def("cards", [] {
     py::list names;

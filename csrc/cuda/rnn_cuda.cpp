@@ -77,7 +77,7 @@ int64_t cuda_backward_workspace(const BackwardArgs& args) { return step_backward
 void cuda_forward(const ForwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
   if (!options.strategy.empty()) make_plan(request(args, options, false), limits);  // refuses what cannot run
-  step_forward(args, options.tf32, limits.shared_per_block, options.workspace, gpu::kStepKernels, args.stream);
+  step_forward(args, {options.first, options.last}, options.tf32, limits.shared_per_block, options.workspace, gpu::kStepKernels, args.stream);
 }
 
 void cuda_backward(const BackwardArgs& args, const CudaOptions& options) {

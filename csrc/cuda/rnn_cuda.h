@@ -13,6 +13,7 @@ namespace fr {
 struct CudaOptions {
   bool tf32 = false;           // float32 products may round their operands to TF32
   std::string strategy;        // "": the plan chooses
+  int64_t first = 0, last = 0; // of a forward call: a piece of the steps (Piece in step.h)
   void* workspace = nullptr;   // device memory, aligned to 256, free for others once the stream has passed the call
 };
 

@@ -229,9 +229,11 @@ int64_t step_forward_workspace(const ForwardArgs& args) {
   return workspace.used();
 }
 
-void step_forward(const ForwardArgs& args, bool tf32, int64_t shared_limit, void* scratch, const StepKernels& kernels,
-                  void* stream) {
+void step_forward(const ForwardArgs& args, const Piece& piece, bool tf32, int64_t shared_limit, void* scratch,
+                  const StepKernels& kernels, void* stream) {
   check_shape(args.shape, args.directions);
+  const int64_t last = piece.last > 0 ? piece.last : args.shape.steps;
+  check(0 <= piece.first && piece.first <= last && last <= args.shape.steps, "first, last: expected a piece of the steps");
   const Layout l(args.shape);
   const Launcher launch{l, math_of(args.shape.type, tf32), shared_limit, kernels, stream, args.directions};
   Workspace workspace(scratch);
@@ -247,13 +249,13 @@ void step_forward(const ForwardArgs& args, bool tf32, int64_t shared_limit, void
     const InnerBuffers buffers(l, workspace);
     d.inner = buffers.inner, d.carry = buffers.carry;
   }
-  for (int64_t s = 0; s < args.shape.steps; ++s) {
+  for (int64_t s = piece.first; s < last; ++s) {
     for (int i = 0; i < args.directions; ++i) {
       const ForwardDirection& from = args.direction[i];
       StepDirection& d = p.direction[i];
       const int64_t t = from.reverse ? args.shape.steps - 1 - s : s, before = from.reverse ? t + 1 : t - 1;
       d.here = l.step(t);
-      d.input_gates = l.at(from.input_gates, l.state, t);
+      d.input_gates = l.at(from.input_gates, l.state, t, from.reverse ? args.shape.steps - last : piece.first);
       d.output = l.at(from.output, l.element, t);
       d.output_before = l.at(from.output, l.element, before);
       d.gates = l.at(from.gates, l.element, t);

@@ -12,9 +12,16 @@ namespace fr {
 int64_t step_forward_workspace(const ForwardArgs& args);
 int64_t step_backward_workspace(const BackwardArgs& args);
 
+// A piece of a forward call: the steps [first, last) in processing order (for a reverse direction: counted from the end);
+// last 0: all. `input_gates` then holds the piece's rows alone, the row of its first step in time being row 0; everything
+// else is as for the whole. Pieces follow each other with the same arguments, first piece first.
+struct Piece {
+  int64_t first = 0, last = 0;
+};
+
 // shared_limit: bytes of shared memory that a block may have. Throw std::invalid_argument for a broken contract.
-void step_forward(const ForwardArgs& args, bool tf32, int64_t shared_limit, void* workspace, const StepKernels& kernels,
-                  void* stream);
+void step_forward(const ForwardArgs& args, const Piece& piece, bool tf32, int64_t shared_limit, void* workspace,
+                  const StepKernels& kernels, void* stream);
 void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, void* workspace, const StepKernels& kernels,
                    void* stream);
 

@@ -33,7 +33,7 @@ void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) 
   check_strategy(options);
   emulation::Schedule schedule{options.seed};
   const auto workspace = scratch(step_forward_workspace(args));
-  step_forward(args, options.tf32, options.shared_limit, workspace.get(), host::kStepKernels, &schedule);
+  step_forward(args, {options.first, options.last}, options.tf32, options.shared_limit, workspace.get(), host::kStepKernels, &schedule);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {

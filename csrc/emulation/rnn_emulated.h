@@ -13,6 +13,7 @@ struct EmulationOptions {
   std::string strategy = "step";
   uint64_t seed = 0;                   // of the order in which threads and blocks run
   bool tf32 = false;                   // float32 products on (emulated) tensor cores
+  int64_t first = 0, last = 0;         // of a forward call: a piece of the steps (Piece in cuda/step.h)
   int64_t shared_limit = 99 * 1024;    // of a block, as the smallest card served has it
 };
 

@@ -266,7 +266,7 @@ Problem make_problem(const Case& c, unsigned seed) {
 std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const Case& c = p.c;
   const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, saved = p.cell.saved * H;
-  const fr::EmulationOptions options{"step", seed, c.tf32, 99 * 1024};
+  const fr::EmulationOptions options{"step", seed, c.tf32, 0, 0, 99 * 1024};
   const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset); };
   const auto plain = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
   const auto state = [&](int64_t rows, int64_t columns, int64_t pad = 0) { return Buffer(c.type, Kind::kState, rows, columns, pad); };
