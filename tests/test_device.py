@@ -1,0 +1,128 @@
+"""The device backends on the emulated GPU: the CUDA kernels' own sources behind the public functions, on CPU tensors.
+
+Any other test file can be pointed at them as well: FASTRNN_PLAN=emulate:step pytest tests/test_layer.py
+"""
+
+from __future__ import annotations
+
+import pytest
+import tolerances as tol
+import torch
+from cases import BOTH, DTYPES, SHAPES, make_call, options_of
+from test_layer import check
+
+import fastrnn
+from fastrnn import _backends, _raw, functional
+from fastrnn._device import Emulated, rnn_allows_tf32
+from fastrnn.cells import CELLS
+
+COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
+SEED = 3  # threads and blocks run in another order than their indices
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    backend = Emulated("step", SEED)
+    monkeypatch.setattr(_backends, "_CPU", backend)
+    return backend
+
+
+@pytest.mark.parametrize("cell, option", COMBINATIONS)
+def test_every_cell_and_option(cell, option):
+    shape = SHAPES[1]
+    check(make_call(cell, option, shape, torch.float32), torch.float32, shape[0], shape[2] + shape[3] + 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_and_type(cell, dtype):
+    shape = SHAPES[2]
+    check(make_call(cell, "lengths_resets", shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
+
+
+@pytest.mark.parametrize("option", ["plain", "bidirectional", "lengths_resets", "packed_resets", "packed_both"])
+@pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "lstm_projected"])
+def test_pieces_of_steps(cell, option, monkeypatch):
+    """The input product in pieces of one or a few steps gives bit for bit what it gives at once."""
+    call = make_call(cell, option, (7, 4, 5, 9, 4), torch.float32)
+    output, final = call.run(functional.layer)
+    for limit in (1, 4 * 4 * 9 * 4 * 3):
+        monkeypatch.setattr(_raw, "PIECE_BYTES", limit)
+        again, again_final = call.run(functional.layer)
+        assert torch.equal(output, again)
+        assert all(torch.equal(a, b) for a, b in zip(final, again_final, strict=True))
+
+
+@pytest.mark.parametrize("hidden", [9, 70, 200])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_row_does_not_depend_on_its_batch(dtype, hidden):
+    """Bit for bit the same alone, among few and among many rows, which the plan gives other tiles."""
+    call = make_call("lstm", {"initial": False, "reverse": BOTH}, (3, 70, 5, hidden, 1), dtype)
+    with torch.no_grad():
+        whole, _ = call.run(functional.layer)
+        for rows in (1, 5, 40):
+            part, _ = functional.layer("lstm", call.inputs[0][:, :rows], None, call.parameters, reverse=BOTH)
+            assert torch.equal(part, whole[:, :rows]), rows
+
+
+def test_seeds_do_not_matter(monkeypatch):
+    call = make_call("gru", "lengths_resets", (4, 3, 5, 20, 1), torch.bfloat16)
+    results = []
+    for seed in range(4):
+        monkeypatch.setattr(_backends, "_CPU", Emulated("step", seed))
+        results.append(call.run(functional.layer)[0])
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradcheck(cell):
+    call = make_call(cell, "resets_to_initial", (3, 2, 2, 3, 2))
+    names = call.tensors()
+
+    def run(*tensors):
+        mapped = dict(zip(map(id, names.values()), tensors, strict=True))
+        output, final = call.map(lambda t: mapped[id(t)]).run(functional.layer)
+        return output, *final
+
+    assert torch.autograd.gradcheck(run, tuple(names.values()), fast_mode=True)
+
+
+def test_modules_run_on_it():
+    module, truth = fastrnn.LSTM(5, 18, num_layers=2, bidirectional=True), torch.nn.LSTM(5, 18, 2, bidirectional=True)
+    truth.load_state_dict(module.state_dict())
+    x = torch.randn(4, 3, 5)
+    torch.testing.assert_close(module(x)[0], truth(x)[0])
+
+
+def test_switch(monkeypatch):
+    for text, options in {
+        "emulate:step": (False, "step", 0),
+        "emulate:step:7": (False, "step", 7),
+        "emulate:step:7:tf32": (True, "step", 7),
+    }.items():
+        monkeypatch.setenv("FASTRNN_PLAN", text)
+        assert Emulated.from_environment()._options == options
+    monkeypatch.setenv("FASTRNN_PLAN", "cpu:baseline")
+    assert Emulated.from_environment() is None
+
+
+def test_unknown_strategy(monkeypatch):
+    monkeypatch.setattr(_backends, "_CPU", Emulated("fast"))
+    with pytest.raises(ValueError, match='strategy "fast" is not among those of the emulated device: step'):
+        make_call("lstm").run(functional.layer)
+
+
+def test_tf32_follows_torch(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert rnn_allows_tf32()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not rnn_allows_tf32()
+
+
+def test_tf32_rounds_operands(monkeypatch):
+    call = make_call("lstm", "plain", (3, 4, 5, 32, 1), torch.float32)
+    strict = call.run(functional.layer)[0]
+    monkeypatch.setattr(_backends, "_CPU", Emulated("step", tf32=True))
+    rounded = call.run(functional.layer)[0]
+    difference = (strict - rounded).abs().max().item()
+    assert 0 < difference < tol.TF32_BESIDE_FLOAT32
