@@ -138,6 +138,7 @@ ELMO_FLOAT16_FILE = 8 * roundoff(torch.float16)
 ELMO_FORGET_BIAS = 2 * 2 * roundoff(torch.float32)
 
 
-# Strict float32 beside TF32: operands of size up to 1 rounded to 10 bits (2^-11) in every term of a sum of up to 32 products
-# with weights below 1/sqrt(32), over 3 steps: 3 * sqrt(32) * 2^-11 = 2^-6.9, of which rounding of random sign leaves half.
+# Strict float32 beside TF32: operands of size up to 1 rounded to 10 bits (2^-11) in every term of a sum of up to 32
+# products with weights below 1/sqrt(32), over 3 steps: 3 * sqrt(32) * 2^-11 = 2^-6.9, of which rounding of random sign
+# leaves half.
 TF32_BESIDE_FLOAT32 = 2.0**-8
