@@ -114,7 +114,7 @@ def _table(results: list[Measured]):
     from rich.table import Table
 
     view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    view.add_column("part")
+    view.add_column("part", no_wrap=True)
     view.add_column("provider")
     for name in ("median", "spread", "tokens / s", "peak memory", "difference"):
         view.add_column(name, justify="right")
@@ -124,7 +124,7 @@ def _table(results: list[Measured]):
             view.add_row(
                 "" if index else f"{part}, {dtype}, B={batch}",
                 row.provider,
-                f"{row.seconds * 1e3:.4g} ms",
+                f"{row.seconds * 1e3:.1f} ms" if row.seconds < 1 else f"{row.seconds:.2f} s",
                 f"{100 * row.spread:.0f} %",
                 f"{row.tokens_per_second:,.0f}",
                 memory,

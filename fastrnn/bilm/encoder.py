@@ -17,7 +17,7 @@ from .characters import PADDING
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
 _TOKENS_AT_ONCE = 2048  # bounds the channels x tokens buffers of the highway layers
-_CPU_VALUES, _CUDA_VALUES = 1 << 19, 1 << 26  # values of one convolution's result: the CPU's should stay in its cache
+_CPU_VALUES, _CUDA_VALUES = 1 << 21, 1 << 26  # values of one result of a convolution: 8 MB stay in the cache of a CPU
 
 
 def unique_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
