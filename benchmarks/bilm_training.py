@@ -24,7 +24,7 @@ from .options import OUTPUT_FILE, require_device
 if TYPE_CHECKING:
     from fastrnn.bilm.options import BiLMOptions
     from fastrnn.bilm.text import Shard
-    from fastrnn.bilm.training import TrainingOptions
+    from fastrnn.bilm.training import Trainer, TrainingOptions
     from fastrnn.bilm.vocabulary import Vocabulary
 
     from .timing import Timing
@@ -141,7 +141,7 @@ def data_speed(shards: list[Shard], vocabulary: Vocabulary, batch: int, unroll: 
     return windows * batch * unroll / (time.process_time() - start)
 
 
-def measure(trainers: dict[str, object], steps: int) -> tuple[dict[str, Timing], dict[str, float]]:
+def measure(trainers: dict[str, Trainer], steps: int) -> tuple[dict[str, Timing], dict[str, float]]:
     """Times of a step by variant, one step of each in turn after one to warm up, and softmax shares."""
     from .timing import Timing
 
@@ -158,6 +158,35 @@ def measure(trainers: dict[str, object], steps: int) -> tuple[dict[str, Timing],
         {name: Timing.of(values) for name, values in seconds.items()},
         {name: softmax[name] / sum(values) for name, values in seconds.items()},
     )
+
+
+def measure_layers(trainers: dict[str, Trainer], steps: int) -> dict[str, Timing]:
+    """Times of the recurrent layers alone, forward and backward, both directions of a window, in turn."""
+    import torch
+
+    from .timing import Timing, seconds_per_call
+
+    def call(trainer: Trainer) -> Callable[[], None]:
+        bilm, options = trainer.model.bilm, trainer.options
+        inputs = torch.randn(2, options.unroll, options.batch, bilm.width, device=trainer.device, requires_grad=True)
+        state = bilm.zero_state(options.batch)
+
+        def run() -> None:
+            with trainer._autocast():
+                layers, _ = bilm.contextualize((inputs[0], inputs[1]), state, reverse=(False, False))
+            layers[-1].sum().backward()
+
+        return run
+
+    # The layers of "plain torch" are those of "nn.LSTM".
+    calls = {name: call(trainer) for name, trainer in trainers.items() if name != "plain torch"}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for step in range(steps + 1):
+        for name, run in calls.items():
+            elapsed = seconds_per_call(run, 1, trainers[name].device)
+            if step:
+                seconds[name].append(elapsed)
+    return {name: Timing.of(values) for name, values in seconds.items()}
 
 
 _SIZE = click.IntRange(min=1)
@@ -216,6 +245,7 @@ def bilm_training(
             for name in variants or VARIANTS
         }
         timings, softmax = measure(trainers, steps)
+        layers = measure_layers(trainers, steps)
     tokens = batch * unroll
     console = Console(highlight=False)
     facts = machine.describe(device)
@@ -226,16 +256,17 @@ def bilm_training(
         markup=False, soft_wrap=True,
     )  # fmt: skip
     console.print(f"data pipeline alone: {speed:,.0f} tokens/s of one core, both directions made")
-    console.print(_table(timings, softmax, tokens))
+    console.print(_table(timings, layers, softmax, tokens))
     if json:
         content = {
             "machine": facts, "data_tokens_per_second": speed, "tokens_per_step": tokens,
             "seconds_per_step": {name: timing.median for name, timing in timings.items()}, "softmax_share": softmax,
+            "seconds_of_layers": {name: timing.median for name, timing in layers.items()},
         }  # fmt: skip
         write_whole(json, lambda path: path.write_text(json_format.dumps(content, indent=1) + "\n"))
 
 
-def _table(timings: dict[str, Timing], softmax: dict[str, float], tokens: int):
+def _table(timings: dict[str, Timing], layers: dict[str, Timing], softmax: dict[str, float], tokens: int):
     from rich import box
     from rich.table import Table
 
@@ -246,6 +277,7 @@ def _table(timings: dict[str, Timing], softmax: dict[str, float], tokens: int):
         "spread": lambda name: f"{timings[name].spread:.0%}",
         "tokens/s": lambda name: f"{tokens / timings[name].median:,.0f}",
         "softmax": lambda name: f"{softmax[name]:.0%}",
+        "layers alone, ms": lambda name: f"{layers[name].median * 1e3:,.1f}" if name in layers else "",
         "fastrnn is faster by": lambda name: f"{timings[name].median / timings['fastrnn'].median:.2f}x",
     }
     if "fastrnn" not in timings:

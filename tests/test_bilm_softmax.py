@@ -138,7 +138,8 @@ def test_sparse_steps_are_the_dense_ones() -> None:
     for sparse in (False, True):
         torch.manual_seed(3)
         head = SoftmaxHead("sampled", WIDTH, WORDS, sparse=sparse)
-        optimizer = make_optimizer("adagrad", head.parameters(), None)
+        parameters = list(head.parameters())
+        optimizer = make_optimizer("adagrad", [] if sparse else parameters, None, parameters if sparse else [])
         sampler = LogUniformSampler(WORDS, 20, seed=2)
         for _ in range(3):
             optimizer.zero_grad()

@@ -13,12 +13,22 @@ OPTIMIZERS = {"adagrad": 0.2, "adamw": 1e-3}  # default learning rates
 SPARSE = ("adagrad",)  # those that take sparse gradients
 
 
-def make_optimizer(name: str, parameters: Iterable[Parameter], learning_rate: float | None) -> torch.optim.Optimizer:
-    """Adagrad (accumulators start at 1, constant rate) as the original, or AdamW."""
+def make_optimizer(
+    name: str, parameters: Iterable[Parameter], learning_rate: float | None, sparse: Iterable[Parameter] = ()
+) -> torch.optim.Optimizer:
+    """Adagrad (accumulators start at 1, constant rate) as the original, or AdamW.
+
+    Args:
+        parameters: those with dense gradients; updated in one pass over the memory each.
+        learning_rate: None: the optimiser's in :data:`OPTIMIZERS`.
+        sparse: those with sparse gradients, Adagrad only.
+    """
     rate = OPTIMIZERS[name] if learning_rate is None else learning_rate
+    groups = [{"params": list(parameters), "fused": True}, {"params": list(sparse)}]
+    groups = [group for group in groups if group["params"]]
     if name == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=rate, initial_accumulator_value=1.0)
-    return torch.optim.AdamW(parameters, lr=rate)
+        return torch.optim.Adagrad(groups, lr=rate, initial_accumulator_value=1.0)
+    return torch.optim.AdamW(groups, lr=rate)
 
 
 @torch.no_grad()

@@ -127,7 +127,9 @@ class Trainer:
                 # a cluster of the adaptive softmax has no gradient in a step without any of its words
                 find_unused_parameters=options.softmax == "adaptive",
             )  # fmt: skip
-        self._optimizer = make_optimizer(options.optimizer, model.parameters(), options.learning_rate)
+        sparse = list(model.head.parameters()) if model.head.sparse else []
+        dense = list(model.parameters() if not sparse else model.bilm.parameters())
+        self._optimizer = make_optimizer(options.optimizer, dense, options.learning_rate, sparse)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self._clock = Clock(self.device)
         self._ahead: tuple[list[Batch], tuple[Negatives, Negatives] | None] | None = None  # the next window, if made
