@@ -94,19 +94,17 @@ class _Backward:
     def run(self) -> list[Tensor | None]:
         directions = len(self.config.reverse)
         ranges = self._ranges(RANGE_BYTES // (self.row_bytes * directions))
-        if len(ranges) == 1 or directions == 1:
-            jobs = [(tuple(range(directions)), ranges)]
-        else:
-            # Each direction ends with another range first, so they go one after the other.
+        together = len(ranges) == 1 or directions == 1
+        if not together:  # each direction ends with another range first, so they go one after the other
             ranges = self._ranges(RANGE_BYTES // self.row_bytes)
-            jobs = [((d,), ranges) for d in range(directions)]
-        single = len(ranges) == 1
-        for own, ranges in jobs:
-            buffers = [self._allocate(max(r[3] - r[2] for r in ranges)) for _ in own]
-            for piece in ranges if self.config.reverse[own[0]] else reversed(ranges):
+        self.single = len(ranges) == 1
+        for own in [tuple(range(directions))] if together else [(d,) for d in range(directions)]:
+            buffers = [self._allocate(max(last - first for _, _, first, last in ranges)) for _ in own]
+            order = ranges if self.config.reverse[own[0]] else ranges[::-1]
+            for piece in order:
                 self._core(own, piece, buffers)
                 for d, buffer in zip(own, buffers, strict=True):
-                    self._products(d, piece, buffer, single)
+                    self._products(d, piece, buffer, piece is order[0])
         return self._collect()
 
     def _ranges(self, most_rows: int) -> list[tuple[int, int, int, int]]:
@@ -173,11 +171,11 @@ class _Backward:
         args.direction = structs
         backend.backward(args)
 
-    def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], single: bool) -> None:
-        """What is parallel in time: gradients of input, weights and biases over the range."""
+    def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], first: bool) -> None:
+        """What is parallel in time: gradients of input, weights and biases; ``first``: of the direction's ranges."""
         config, layout, operands = self.config, self.layout, self.operands
         first_step, last_step, first_row, last_row = piece
-        if not single:  # a range may have fewer rows than the buffers
+        if not self.single:  # a range may have fewer rows than the buffers
             buffer = [None if t is None else t[: last_row - first_row] for t in buffer]
         d_gates, d_recurrent, h_prev, inner, d_projected = buffer
         place = d if config.inputs > 1 else 0
@@ -187,46 +185,57 @@ class _Backward:
             if self.found[place] is None:
                 self.found[place] = torch.empty_like(operands[place], memory_format=torch.contiguous_format)
             target = self.found[place].view(layout.rows, layout.input)
-            target = target if single else target[first_row:last_row]
+            target = target if self.single else target[first_row:last_row]
             if d > 0 and place == 0:
                 target.addmm_(d_gates, operands[at])
             else:
                 torch.mm(d_gates, operands[at], out=target)
         if need[0]:
             x = operands[place]
-            if not single:
+            if not self.single:
                 x = x[first_step:last_step] if layout.offsets is None else x[first_row:last_row]
             x = x.reshape(-1, layout.input)
-            self._add(at, d_gates.t() @ x, single)
-        hidden = layout.hidden
+            self._add_product(at, slice(None), d_gates, x, first)
         if need[1]:
             if d_recurrent is None and (inner is None or config.has_projection):
-                total = d_gates.t() @ h_prev
+                self._add_product(at + 1, slice(None), d_gates, h_prev, first)
             else:  # a GRU: the candidate's block has another gradient (reset-after) or another operand (reset-before)
-                total = torch.empty_like(operands[at + 1], memory_format=torch.contiguous_format)
-                torch.mm(d_gates[:, : 2 * hidden].t(), h_prev, out=total[: 2 * hidden])
-                if d_recurrent is not None:
-                    torch.mm(d_recurrent.t(), h_prev, out=total[2 * hidden :])
-                else:
-                    torch.mm(d_gates[:, 2 * hidden :].t(), inner, out=total[2 * hidden :])
-            self._add(at + 1, total, single)
+                two = 2 * layout.hidden
+                last = (d_recurrent, h_prev) if d_recurrent is not None else (d_gates[:, two:], inner)
+                self._add_product(at + 1, slice(two), d_gates[:, :two], h_prev, first)
+                self._add_product(at + 1, slice(two, None), *last, first)
         if config.has_bias and (need[2] or need[3]):
             total = d_gates.sum(0, dtype=self.states)
             if need[2]:
-                self._add(at + 2, total, single)
+                self._add(at + 2, total)
             if need[3]:
                 if d_recurrent is not None:
-                    total = torch.cat([total[: 2 * hidden], d_recurrent.sum(0, dtype=self.states)])
-                self._add(at + 3, total.clone() if d_recurrent is None and need[2] else total, single)
+                    total = torch.cat([total[: 2 * layout.hidden], d_recurrent.sum(0, dtype=self.states)])
+                self._add(at + 3, total.clone() if d_recurrent is None and need[2] else total)
         if config.has_projection and need[-1]:
-            self._add(at + config.weights - 1, d_projected.t() @ inner, single)
+            self._add_product(at + config.weights - 1, slice(None), d_projected, inner, first)
 
-    def _add(self, place: int, value: Tensor, single: bool) -> None:
-        """Accumulate over the ranges in the state type: sums of 16-bit gradients would lose bits."""
+    # Sums over several ranges are kept in the state type: in 16 bits they would lose bits.
+
+    def _add(self, place: int, value: Tensor) -> None:
+        """Add to a gradient."""
         if self.found[place] is None:
-            self.found[place] = value if single else value.to(self.states)
+            self.found[place] = value
         else:
             self.found[place] += value
+
+    def _add_product(self, place: int, block: slice, left: Tensor, right: Tensor, first: bool) -> None:
+        """Add left^T right to a block of rows of a gradient, or put it there if it is the first range's."""
+        if self.found[place] is None:
+            dtype = left.dtype if self.single else self.states
+            self.found[place] = torch.empty(self.operands[place].shape, dtype=dtype, device=left.device)
+        target = self.found[place][block]
+        if target.dtype != left.dtype:
+            target.copy_(left.t() @ right) if first else target.add_(left.t() @ right)
+        elif first:
+            torch.mm(left.t(), right, out=target)
+        else:
+            target.addmm_(left.t(), right)
 
     def _collect(self) -> list[Tensor | None]:
         config, found = self.config, self.found
