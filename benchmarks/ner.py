@@ -306,7 +306,7 @@ def ner(
             means = [statistics.mean(column) for column in zip(*(r.weights for r in results), strict=True)]
             line += f"; mixing weights {', '.join(f'{w:.3f}' for w in means)} (token, layer 1, ...), gamma "
             line += f"{statistics.mean(r.gamma for r in results):.2f}"
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def _spread(values: list[float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -85,6 +86,9 @@ def train(
 def _train(
     run: Run, model_options: BiLMOptions, options: TrainingOptions, console: Console, world: World, device: torch.device
 ) -> LanguageModel:
+    for package in ("h5py", "safetensors"):  # the end of the first epoch would be a bad time to learn this
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"training needs the package {package} to write its model: pip install fastrnn[elmo]")
     folder = Path(run.folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary.load(run.vocabulary)
