@@ -33,6 +33,15 @@ def test_every_cell_and_option(cell, option):
     check(make_call(cell, option, shape, torch.float32), torch.float32, shape[0], shape[2] + shape[3] + 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cell, option", COMBINATIONS)
+def test_block(cell, option, dtype, monkeypatch):
+    """The strategy with the whole sequence in one launch; what it does not serve runs step by step."""
+    monkeypatch.setattr(_backends, "_CPU", Emulated("block", SEED))
+    shape = SHAPES[1]
+    check(make_call(cell, option, shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_and_type(cell, dtype):
@@ -40,11 +49,13 @@ def test_every_cell_and_type(cell, dtype):
     check(make_call(cell, "lengths_resets", shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
 
 
+@pytest.mark.parametrize("strategy", ["step", "block"])
 @pytest.mark.parametrize("option", ["plain", "bidirectional", "lengths_resets", "packed_resets", "packed_both"])
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "lstm_projected"])
-def test_pieces_of_steps(cell, option, monkeypatch):
+def test_pieces_of_steps(cell, option, strategy, monkeypatch):
     """The input product in pieces of one or a few steps gives bit for bit what it gives at once."""
-    call = make_call(cell, option, (7, 4, 5, 9, 4), torch.float32)
+    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    call = make_call(cell, option, (7, 4, 5, 9, 4), torch.float32 if strategy == "step" else torch.bfloat16)
     output, final = call.run(functional.layer)
     for limit in (1, 4 * 4 * 9 * 4 * 3):
         monkeypatch.setattr(_raw, "PIECE_BYTES", limit)
@@ -53,10 +64,12 @@ def test_pieces_of_steps(cell, option, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(final, again_final, strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["step", "block"])
 @pytest.mark.parametrize("hidden", [9, 70, 200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_row_does_not_depend_on_its_batch(dtype, hidden):
+def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch):
     """Bit for bit the same alone, among few and among many rows, which the plan gives other tiles."""
+    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     call = make_call("lstm", {"initial": False, "reverse": BOTH}, (3, 70, 5, hidden, 1), dtype)
     with torch.no_grad():
         whole, _ = call.run(functional.layer)
@@ -108,7 +121,7 @@ def test_switch(monkeypatch):
 
 def test_unknown_strategy(monkeypatch):
     monkeypatch.setattr(_backends, "_CPU", Emulated("fast"))
-    with pytest.raises(ValueError, match='strategy "fast" is not among those of the emulated device: step'):
+    with pytest.raises(ValueError, match='strategy "fast" is not among those of the emulated device: step, block'):
         make_call("lstm").run(functional.layer)
 
 

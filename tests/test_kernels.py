@@ -108,11 +108,13 @@ def programs(tmp_path_factory):
     return get
 
 
+@pytest.mark.parametrize("strategy", ["step", "block"])
 @pytest.mark.parametrize(
-    "kind, arguments", [("plain", ["all", "0", "1", "2"]), ("address", ["quick", "0", "1"]), ("thread", ["quick", "1"])]
+    "kind, arguments",
+    [("plain", ["all", "0", "1", "2"]), ("address", ["quick", "0", "1"]), ("thread", ["quick", "1"])],
 )
-def test_step_kernels(programs, kind, arguments):
-    code, text = execute(programs(kind, "emulation_step_test")[0], *arguments)
+def test_kernels(programs, kind, arguments, strategy):
+    code, text = execute(programs(kind, "emulation_step_test")[0], *arguments, *(["block"] * (strategy == "block")))
     assert code == 0, text[-4000:]
     assert " 0 failures" in text
 
@@ -144,6 +146,7 @@ class Mutant(NamedTuple):
     new: str
     kind: str
     message: str
+    instance: str = "step_fp64"  # the one compiled and run, on an LSTM
 
 
 _BARRIER = "\n      block_sync();"
@@ -177,6 +180,33 @@ MUTANTS = {
     "reset forgotten in backward": Mutant(
         "step_phases.cuh", "if (!after.cut) return gradient;", "return gradient;", "plain", "FAIL"
     ),
+    "block: no barrier between steps": Mutant(
+        "block.cuh",
+        "warp_sync();\n      block_sync();\n    }",
+        "warp_sync();\n    }",
+        "thread",
+        "data race",
+        "block_bf16",
+    ),
+    "block: the operand that is read is overwritten": Mutant(
+        "block.cuh",
+        "operands + (1 - s % 2) * operand_bytes",
+        "operands + s % 2 * operand_bytes",
+        "plain",
+        "FAIL",
+        "block_bf16",
+    ),
+    "block: partial sums read too early": Mutant(
+        "block.cuh",
+        "= sums[m][i];\n      }\n      warp_sync();",
+        "= sums[m][i];\n      }",
+        "thread",
+        "data race",
+        "block_bf16",
+    ),
+    "block: one row too many": Mutant(
+        "block.cuh", "if (b >= step.rows || unit", "if (b > step.rows || unit", "address", _OVERRUN, "block_bf16"
+    ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
@@ -185,21 +215,21 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_broken_kernels_are_caught(programs, name, tmp_path):
-    file, old, new, kind, message = MUTANTS[name]
+    file, old, new, kind, message, instance = MUTANTS[name]
     shutil.copytree(CSRC, tmp_path / "csrc")
     source = tmp_path / "csrc" / "cuda" / file
     text = source.read_text()
     assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
     source.write_text(text.replace(old, new))
     _, parts = programs(kind, "emulation_step_test")
-    # the kernel with the fewest helpers, judged by its own loop and finite differences
-    replaced = compile_all(
-        tmp_path, objects(kind, tmp_path / "csrc", ("step",) if file == "step.cpp" else ("step_fp64",))
-    )
+    replaced = compile_all(tmp_path, objects(kind, tmp_path / "csrc", ("step",) if file == "step.cpp" else (instance,)))
     program = link(kind, list((parts | {Path(part).stem: part for part in replaced}).values()), tmp_path / "mutant")
     found = ""
-    for case in ("lstm float64 T4 B3", "lstm float64 T3 B17"):
-        code, text = execute(program, "all", case, "1")
+    cases = [["lstm float64 T4 B3"], ["lstm float64 T3 B17"]]
+    if instance == "block_bf16":
+        cases = [["lstm bfloat16 T4 B3", "block"], ["lstm bfloat16 T3 B17", "block"]]
+    for case in cases:
+        code, text = execute(program, "all", *case, "1")
         found += text if code else ""
     assert re.search(message, found), f"not caught: {found[-2000:]}"
 
@@ -213,8 +243,9 @@ REGISTER_BUDGET = {
     "step_fp32": 192,
     "step_fp64": 255,
     "transpose": 80,
+    **dict.fromkeys(("block_bf16", "block_fp16", "block_tf32"), 255),
 }
-KERNELS = {"transpose": 3}  # step_*: one for each number of gate rows, 1 to 4
+KERNELS = {"transpose": 3}  # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward
 SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
 BYTES_BUDGET = 40 << 20
 
@@ -224,6 +255,9 @@ INSTRUCTIONS = {
     "step_tf32": "HMMA.1688.F32.TF32",
     "step_fp32": "FFMA",
     "step_fp64": "DFMA",
+    "block_bf16": "HMMA.16816.F32.BF16",
+    "block_fp16": "HMMA.16816.F32",
+    "block_tf32": "HMMA.1688.F32.TF32",
 }
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")
@@ -312,7 +346,7 @@ def test_instructions(compiled, name, wanted, arch):
     sass = disassemble(compiled(name).path, arch)
     for function in sass.split("Function : ")[1:]:
         assert wanted in function, f"no {wanted} in {function.splitlines()[0]}"
-        assert "LDGSTS" in function, "no asynchronous copies"
+        assert "LDGSTS" in function or name.startswith("block"), "no asynchronous copies"
         assert not re.search(r"\b(LDL|STL)\b", function), "local memory"
         if wanted.startswith("HMMA"):
             assert "LDSM" in function, "no ldmatrix"

@@ -95,6 +95,16 @@ def test_forced_plan_that_cannot_run(strategy):
         _plan("lstm", 1, False, 4, 64, 0, 1, False, "H100", strategy)
 
 
+def test_block_is_chosen_whatever_the_batch():
+    """A row's result must not depend on how many rows come with it, so the choice does not either."""
+    for batch in (1, 16, 4096):
+        assert _plan("lstm", 2, False, batch, 128, 0, 1, False, "H100")["strategy"] == "block"
+        assert _plan("lstm", 2, False, batch, 136, 0, 1, False, "H100")["strategy"] == "step"
+        assert _plan("lstm", 0, True, batch, 64, 0, 1, False, "A100")["strategy"] == "block"
+    with pytest.raises(ValueError, match="block serves 128 and 256"):
+        _plan("rnn_tanh", 2, False, 4, 200, 0, 1, False, "H100", "block")
+
+
 def test_forced_plan_says_the_limit():
     with pytest.raises(ValueError, match=r"take 8192\.0 KiB, one SM holds \d+\.\d KiB"):
         _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")

@@ -158,6 +158,8 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   const int64_t room = resident_limit(work, limits, kRowTile);
   if (c.refusal.empty() && work.weight_bytes > room)
     c.refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", one SM holds " + kib(room);
+  if (c.refusal.empty()) c.refusal = block_refusal(work.r.cell, work.r.type, work.r.tf32, work.r.hidden, limits.shared_per_block);
+  c.built = true;
   cost_resident(c, work, limits, 1, kBlockExchange, limits.shared_rate_per_sm);
   return c;
 }
@@ -311,8 +313,8 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
     throw std::invalid_argument("strategy \"" + request.strategy + "\" is not one of step, block, cluster, grid, streaming");
   }
   plan.chosen = Strategy::kStep;
-  for (const Candidate& c : plan.candidates)
-    if (c.can_run() && cost(c) < cost(plan.candidate())) plan.chosen = c.strategy;
+  // Not the cheapest of the two for this batch: where block can run, it does, so that a row's result is the same in any batch.
+  if (plan.candidates[static_cast<int>(Strategy::kBlock)].can_run()) plan.chosen = Strategy::kBlock;
   for (const Candidate& c : plan.candidates) {
     char text[64];
     std::snprintf(text, sizeof text, "%.2f us a step predicted, bound by ", cost(c));

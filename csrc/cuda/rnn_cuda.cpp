@@ -69,6 +69,13 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
   return request;
 }
 
+// How the plan says to run; a strategy that was asked for and cannot run is refused there.
+template <class Args>
+Run run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
+  const Strategy strategy = make_plan(request(args, options, training), limits).chosen;
+  return {strategy == Strategy::kBlock, options.tf32, limits.shared_per_block, options.workspace, args.stream};
+}
+
 }  // namespace
 
 int64_t cuda_forward_workspace(const ForwardArgs& args) { return step_forward_workspace(args); }
@@ -76,14 +83,12 @@ int64_t cuda_backward_workspace(const BackwardArgs& args) { return step_backward
 
 void cuda_forward(const ForwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
-  if (!options.strategy.empty()) make_plan(request(args, options, false), limits);  // refuses what cannot run
-  step_forward(args, {options.first, options.last}, options.tf32, limits.shared_per_block, options.workspace, gpu::kStepKernels, args.stream);
+  step_forward(args, {options.first, options.last}, run(args, options, limits, false), gpu::kStepKernels);
 }
 
 void cuda_backward(const BackwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
-  if (!options.strategy.empty()) make_plan(request(args, options, true), limits);
-  step_backward(args, options.tf32, limits.shared_per_block, options.workspace, gpu::kStepKernels, args.stream);
+  step_backward(args, run(args, options, limits, true), gpu::kStepKernels);
 }
 
 std::string cuda_status(int device) {

@@ -2,6 +2,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -209,6 +210,67 @@ StepProduct forward_second_product(const Layout& l, const Weights& weights, cons
   return product;
 }
 
+// ---- the block strategy: one launch ----------------------------------------------------------------------------------------
+constexpr int kBlockRows = 8, kBlockUnits = 128, kBlockStateBytes = 256;  // as in block.cuh
+
+int64_t block_shared_bytes(bool backward, int gates, int64_t units, int64_t slices) {
+  const int64_t header = divide_up(2 * sizeof(StepDirection), kRowBytes) * kRowBytes;
+  const int64_t rows = backward ? 1 : gates, staged = rows * units * kRowBytes;
+  const int64_t working = 2 * slices * kBlockRows * kRowBytes + units / 16 * rows * kBlockRows * (16 + kPad) * 4;
+  return header + std::max(staged, working);
+}
+
+bool serves_block(const Layout& l, const Run& run) {
+  return !l.shape.batch_sizes && block_refusal(l.shape.cell, l.shape.type, run.tf32, l.shape.hidden, run.shared_limit).empty();
+}
+
+// The matrices of StepDirection in its order, with their element sizes; null rows do not move.
+struct BlockMatrix {
+  Rows rows{};
+  int64_t element = 0;
+};
+using BlockRows = std::array<BlockMatrix, kStepMatrices>;
+
+struct BlockCall {
+  bool backward;
+  int64_t count;
+};
+
+// p describes the first step in processing order; rows(i) the matrices of direction i.
+template <class RowsOf>
+void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&weights)[2], const BlockCall& call, RowsOf rows) {
+  const Layout& l = launch.layout;
+  BlockParams block{};
+  block.count = call.count;
+  block.total_steps = l.shape.steps, block.batch = l.shape.batch;
+  block.resets = l.shape.resets;
+  block.gate_slices = static_cast<int>(divide_up(l.shape.hidden * l.element, kRowBytes));
+  block.slices = call.backward ? block.gate_slices * l.cell.gates : block.gate_slices;
+  p.rows = l.shape.batch, p.units = l.shape.hidden;
+  for (int i = 0; i < launch.directions; ++i) {
+    StepDirection& d = p.direction[i];
+    const BlockRows of = rows(i);
+    const int64_t forward = d.reverse != call.backward ? -1 : 1;
+    for (int k = 0; k < kStepMatrices; ++k)
+      block.advance[i][k] = of[k].rows.data ? forward * of[k].rows.step_stride * of[k].element : 0;
+    // Before the first step there may be none in memory; the address is needed only to move on from.
+    const auto before = [&](const Matrix& here, int64_t bytes) {
+      const auto address = reinterpret_cast<uintptr_t>(here.data) - static_cast<uintptr_t>(d.reverse ? -bytes : bytes);
+      return Matrix{reinterpret_cast<void*>(address), here.row_stride};
+    };
+    const auto stride = [&](int k) { return of[k].rows.step_stride * of[k].element; };
+    if (call.backward) d.output = l.at(of[1].rows, l.element, d.here.step);
+    d.output_before = before(d.output, stride(1));
+    if (of[4].rows.data) d.cells_before = before(d.cells, stride(4));
+    block.weight[i] = weights[i]->hh, block.weight_stride[i] = weights[i]->hh_stride;
+  }
+  block.step = p;
+  const int64_t units = divide_up(l.shape.hidden, 16) * 16;
+  const LaunchShape shape{static_cast<int>(divide_up(l.shape.batch, kBlockRows)), 1, launch.directions,
+                          static_cast<int>(units / 16 * 32), block_shared_bytes(call.backward, l.cell.gates, units, block.slices)};
+  launch.kernels.block[static_cast<int>(launch.math)](call.backward, l.cell.gates, shape, block, launch.stream);
+}
+
 void check(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
 }
@@ -222,6 +284,22 @@ void check_shape(const Shape& shape, int directions) {
 
 }  // namespace
 
+std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
+  const CellTraits traits = cell_traits(cell);
+  const int64_t bytes = hidden * storage_bytes(type), units = divide_up(hidden, 16) * 16;
+  if (traits.products != 1) return "cells with two products a step have no block kernel in this version";
+  if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel";
+  if (hidden > kBlockUnits || bytes > kBlockStateBytes)
+    return "a state of " + std::to_string(hidden) + " units and " + std::to_string(bytes) + " bytes a row, block serves " +
+           std::to_string(kBlockUnits) + " and " + std::to_string(kBlockStateBytes);
+  const int64_t slices = divide_up(bytes, kRowBytes);
+  const int64_t shared = std::max(block_shared_bytes(false, traits.gates, units, slices),
+                                  block_shared_bytes(true, traits.gates, units, slices * traits.gates));
+  if (shared > shared_limit)
+    return "a block needs " + std::to_string(shared) + " bytes of shared memory, the device gives " + std::to_string(shared_limit);
+  return "";
+}
+
 int64_t step_forward_workspace(const ForwardArgs& args) {
   const Layout layout(args.shape);
   Workspace workspace(nullptr);
@@ -229,14 +307,13 @@ int64_t step_forward_workspace(const ForwardArgs& args) {
   return workspace.used();
 }
 
-void step_forward(const ForwardArgs& args, const Piece& piece, bool tf32, int64_t shared_limit, void* scratch,
-                  const StepKernels& kernels, void* stream) {
+void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels) {
   check_shape(args.shape, args.directions);
   const int64_t last = piece.last > 0 ? piece.last : args.shape.steps;
   check(0 <= piece.first && piece.first <= last && last <= args.shape.steps, "first, last: expected a piece of the steps");
   const Layout l(args.shape);
-  const Launcher launch{l, math_of(args.shape.type, tf32), shared_limit, kernels, stream, args.directions};
-  Workspace workspace(scratch);
+  const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
+  Workspace workspace(run.workspace);
   StepParams p = l.params(args.options);
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
@@ -262,6 +339,14 @@ void step_forward(const ForwardArgs& args, const Piece& piece, bool tf32, int64_
       d.cells = l.at(from.cells, l.state, t);
       d.cells_before = from.cells.data ? l.at(from.cells, l.state, before) : Matrix{from.c_n, args.shape.hidden};
       d.product = forward_first_product(l, from.weights, d);
+    }
+    if (run.block && serves_block(l, run)) {
+      const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
+      return launch_block(launch, p, weights, {false, last - piece.first}, [&](int i) {
+        const ForwardDirection& from = args.direction[i];
+        return BlockRows{{{from.input_gates, l.state}, {from.output, l.element}, {from.output, l.element},
+                          {from.gates, l.element}, {from.cells, l.state}, {from.cells, l.state}}};
+      });
     }
     launch(p, Phase::kForwardFirst, l.cell.first_gates, args.shape.hidden);
     if (l.cell.products == 1) continue;
@@ -367,14 +452,14 @@ int64_t step_backward_workspace(const BackwardArgs& args) {
   return workspace.used();
 }
 
-void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, void* scratch, const StepKernels& kernels,
-                   void* stream) {
+void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels) {
   check_shape(args.shape, args.directions);
   check(0 <= args.first_step && args.first_step <= args.last_step && args.last_step <= args.shape.steps,
         "first_step, last_step: expected a range of steps");
   const Layout l(args.shape);
-  const Launcher launch{l, math_of(args.shape.type, tf32), shared_limit, kernels, stream, args.directions};
-  Workspace workspace(scratch);
+  const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
+  Workspace workspace(run.workspace);
+  const bool block = run.block && serves_block(l, run);
   const bool projects = BackwardWeights::projects(l) && l.cell.products == 2;
   std::vector<BackwardBuffers> buffers;
   for (int i = 0; i < args.directions; ++i) buffers.emplace_back(l, args, args.direction[i], workspace);
@@ -389,7 +474,7 @@ void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, vo
     const bool rebuilt = buffers[i].gates.data != nullptr;
     check(!rebuilt || from.input_gates.data, "input_gates: expected where gates are rebuilt");
     rebuild = rebuild || rebuilt;
-    buffers[i].weights.fill(l, from.weights, kernels, stream);
+    if (!block) buffers[i].weights.fill(l, from.weights, kernels, run.stream);
     StepDirection& d = p.direction[i];
     d.reverse = from.reverse;
     d.h0 = from.h0, d.c0 = from.c0;
@@ -427,6 +512,16 @@ void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, vo
       d.h_prev = l.at(from.h_prev, l.element, t, args.first_step);
       d.inner = l.at(from.inner, l.element, t, args.first_step);
       d.d_projected = l.at(from.d_projected, l.element, t, args.first_step);
+    }
+    if (block) {
+      const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
+      return launch_block(launch, p, weights, {true, count}, [&](int i) {
+        const BackwardDirection& from = args.direction[i];
+        const Rows& gates = buffers[i].gates.data ? buffers[i].gates : from.gates;
+        return BlockRows{{{}, {from.output, l.element}, {from.output, l.element}, {gates, l.element}, {from.cells, l.state},
+                          {from.cells, l.state}, {from.d_output, l.element}, {from.d_gates, l.element},
+                          {from.d_recurrent, l.element}, {from.h_prev, l.element}}};
+      });
     }
     launch(p, Phase::kBackwardFirst, 1, l.width);
     if (l.cell.products == 1 || (s == count && l.cell.states == 1)) continue;

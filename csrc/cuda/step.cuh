@@ -104,6 +104,7 @@ struct StepKernel {
     const State* partial;
     int64_t gate_step, group_step;
     int groups;
+    FR_DEVICE void keep(int, State) const {}
     FR_DEVICE State operator()(int m) const {
       State sum = 0;
       for (int group = 0; group < groups; ++group) sum += partial[group * group_step + m * gate_step];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "step_params.h"
 
@@ -19,11 +20,21 @@ struct Piece {
   int64_t first = 0, last = 0;
 };
 
-// shared_limit: bytes of shared memory that a block may have. Throw std::invalid_argument for a broken contract.
-void step_forward(const ForwardArgs& args, const Piece& piece, bool tf32, int64_t shared_limit, void* workspace,
-                  const StepKernels& kernels, void* stream);
-void step_backward(const BackwardArgs& args, bool tf32, int64_t shared_limit, void* workspace, const StepKernels& kernels,
-                   void* stream);
+// "" if the `block` strategy (block.cuh: the whole sequence in one launch) serves such a layer, else why not.
+std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit);
+
+// How a call runs. shared_limit: bytes of shared memory that a block may have.
+struct Run {
+  bool block = false;  // the block strategy; packed rows and what block_refusal refuses run step by step all the same
+  bool tf32 = false;
+  int64_t shared_limit = 0;
+  void* workspace = nullptr;
+  void* stream = nullptr;
+};
+
+// Throw std::invalid_argument for a broken contract.
+void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels);
+void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels);
 
 // What the host needs to know of a cell (cells/*.h).
 struct CellTraits {

@@ -50,19 +50,21 @@ struct StepProduct {
   const void* bias = nullptr;     // [m * gate_rows + j], added to the sums, or null
 };
 
+constexpr int kStepMatrices = 12;
 struct StepDirection {
   bool reverse = false;
   StepRows here;     // the step whose pointwise phase runs
   StepRows pending;  // backward: the step whose product this launch computes (processed just before)
   StepProduct product;
+  // Matrices of this step's rows, kStepMatrices of them in one block (block.cuh moves them all from step to step).
   Matrix input_gates, output, output_before, gates, cells, cells_before;
+  Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
+  Matrix inner;  // forward: [B, H] operand of the second product; backward: this step's rows of the range, or null
   const void* h0 = nullptr;
   const void* c0 = nullptr;
   void* h_n = nullptr;
   void* c_n = nullptr;
-  Matrix inner;           // forward: [B, H] operand of the second product; backward: this step's rows of the range, or null
   void* carry = nullptr;  // [B, H] state type: saved[1] between the two phases of a cell that reads the hidden state
-  Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
   void* d_h = nullptr;
   void* d_c = nullptr;
   void* d_h0_reset = nullptr;
@@ -89,6 +91,18 @@ struct StepParams {
   StepDirection direction[2];
 };
 
+// A whole sequence (or a piece of it) in one launch: block.cuh. `step` describes the first step in processing order.
+struct BlockParams {
+  StepParams step;
+  int64_t advance[2][kStepMatrices];  // bytes that each matrix of a direction moves by a step (backward in time: negative)
+  int64_t count;                      // steps to process
+  int64_t total_steps, batch;         // T, B
+  const uint8_t* resets;              // [T, B] or null
+  const void* weight[2];              // W_hh of each direction
+  int64_t weight_stride[2];
+  int gate_slices, slices;            // slices of 128 bytes of depth: of one gate's operand, of all
+};
+
 struct LaunchShape {
   int x, y, z;
   int threads;
@@ -103,9 +117,11 @@ struct TransposeParams {
 
 // The kernels of one target. gpu: compiled by nvcc, `stream` is a cudaStream_t; host: emulation, `stream` is a Schedule.
 using StepLauncher = void (*)(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
+using BlockLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
 using TransposeLauncher = void (*)(int element_bytes, const TransposeParams& params, void* stream);
 struct StepKernels {
   StepLauncher step[kMathCount];
+  BlockLauncher block[kMathCount];  // null: this arithmetic has none
   TransposeLauncher transpose;
 };
 
@@ -115,8 +131,12 @@ struct StepKernels {
   void step_tf32(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
   void step_fp32(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
   void step_fp64(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
+  void block_bf16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
+  void block_fp16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
+  void block_tf32(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
   void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
-  inline constexpr StepKernels kStepKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64}, transpose};
+  inline constexpr StepKernels kStepKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},            \
+                                            {block_bf16, block_fp16, block_tf32, nullptr, nullptr}, transpose};
 namespace gpu { FR_STEP_LAUNCHERS }
 namespace host { FR_STEP_LAUNCHERS }
 #undef FR_STEP_LAUNCHERS

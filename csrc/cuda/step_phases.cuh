@@ -50,6 +50,7 @@ struct Element {
   const Clips<V>& clips;
   int64_t b, j;
   const Sums& sums;
+  mutable V kept{};  // the new state of an active row, for a kernel that keeps it on the chip
 
   FR_DEVICE V load(const Matrix& matrix, int64_t column) const { return V(to_state(element<Storage>(matrix, b, column))); }
   FR_DEVICE V load_state(const Matrix& matrix, int64_t column) const { return V(element<State>(matrix, b, column)); }
@@ -69,6 +70,7 @@ struct Element {
   }
 
   FR_DEVICE void store_h(const RowState& row, V h) const {
+    kept = h;
     if (!d.output.data) return;  // rebuilding gates
     store(d.output, j, h);
     if (row.last) set(static_cast<Storage*>(d.h_n)[b * p.width + j], h.value);
@@ -143,6 +145,11 @@ struct Element {
     store_h(row, u.h);
   }
 
+  FR_DEVICE void store_gate_gradient(int gate, V v) const {
+    store(d.d_gates, gate * p.hidden + j, v);
+    sums.keep(gate, v.value);
+  }
+
   // The gradient that arrives at the state between the pending step and this one; a reset between them sends it to the
   // initial state, or nowhere.
   FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t width, State product) const {
@@ -204,8 +211,11 @@ struct Element {
       if constexpr (Cell::kReadsOutput) u.h = load(d.output, j);
       if constexpr (kHasCell) load_cells<Cell>(u, row);
       Cell::backward0(u, clips);
-      for (int gate = 0; gate < Cell::kGates; ++gate) store(d.d_gates, gate * p.hidden + j, u.d_input[gate]);
-      if constexpr (Cell::kSplitGate >= 0) store(d.d_recurrent, j, u.d_recurrent[Cell::kSplitGate]);
+      for (int gate = 0; gate < Cell::kGates; ++gate) store_gate_gradient(gate, u.d_input[gate]);
+      if constexpr (Cell::kSplitGate >= 0) {
+        store(d.d_recurrent, j, u.d_recurrent[Cell::kSplitGate]);
+        sums.keep(Cell::kSplitGate, u.d_recurrent[Cell::kSplitGate].value);
+      }
       if constexpr (kHasCell) leave(d.d_c, p.hidden, u.d_c);
     } else if constexpr (Cell::kFirstGates == Cell::kGates) {  // projection
       u.h = load(d.output, j);

@@ -12,8 +12,12 @@ namespace fr {
 namespace {
 
 void check_strategy(const EmulationOptions& options) {
-  if (options.strategy != "step")
-    throw std::invalid_argument("strategy \"" + options.strategy + "\" is not among those of the emulated device: step");
+  if (options.strategy != "step" && options.strategy != "block")
+    throw std::invalid_argument("strategy \"" + options.strategy + "\" is not among those of the emulated device: step, block");
+}
+
+Run run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
+  return {options.strategy == "block", options.tf32, options.shared_limit, workspace, &schedule};
 }
 
 // Scratch memory filled with NaN, aligned as a caller of the CUDA backend aligns it.
@@ -33,14 +37,14 @@ void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) 
   check_strategy(options);
   emulation::Schedule schedule{options.seed};
   const auto workspace = scratch(step_forward_workspace(args));
-  step_forward(args, {options.first, options.last}, options.tf32, options.shared_limit, workspace.get(), host::kStepKernels, &schedule);
+  step_forward(args, {options.first, options.last}, run(options, workspace.get(), schedule), host::kStepKernels);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {
   check_strategy(options);
   emulation::Schedule schedule{options.seed};
   const auto workspace = scratch(step_backward_workspace(args));
-  step_backward(args, options.tf32, options.shared_limit, workspace.get(), host::kStepKernels, &schedule);
+  step_backward(args, run(options, workspace.get(), schedule), host::kStepKernels);
 }
 
 }  // namespace fr

@@ -10,7 +10,7 @@
 namespace fr {
 
 struct EmulationOptions {
-  std::string strategy = "step";
+  std::string strategy = "step";       // or "block", which falls back to step where block_refusal (cuda/step.h) says so
   uint64_t seed = 0;                   // of the order in which threads and blocks run
   bool tf32 = false;                   // float32 products on (emulated) tensor cores
   int64_t first = 0, last = 0;         // of a forward call: a piece of the steps (Piece in cuda/step.h)

@@ -1,6 +1,6 @@
 // The `step` kernels on the emulated device against a plain double loop (forward) and its finite differences (backward):
 // every cell x type x direction, with lengths, resets, packed rows, clips, rebuilt gates, ranges, odd and misaligned sizes.
-// usage: emulation_step_test [all | quick] [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
+// usage: emulation_step_test [all | quick] [block] [part of a case's name] [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -72,6 +72,8 @@ struct Buffer {
   }
   fr::Rows as_rows(int64_t batch) { return {data, batch * stride, stride}; }
 };
+
+std::string g_strategy = "step";
 
 // ---- a case ----------------------------------------------------------------------------------------------------------------
 struct Case {
@@ -266,7 +268,7 @@ Problem make_problem(const Case& c, unsigned seed) {
 std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const Case& c = p.c;
   const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, saved = p.cell.saved * H;
-  const fr::EmulationOptions options{"step", seed, c.tf32, 0, 0, 99 * 1024};
+  const fr::EmulationOptions options{g_strategy, seed, c.tf32, 0, 0, 99 * 1024};
   const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset); };
   const auto plain = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
   const auto state = [&](int64_t rows, int64_t columns, int64_t pad = 0) { return Buffer(c.type, Kind::kState, rows, columns, pad); };
@@ -551,6 +553,7 @@ int main(int argc, char** argv) {
     if (argument == "quick") quick = true;
     else if (argument == "all") quick = false;
     else if (argument == "verbose") g_verbose = true;
+    else if (argument == "block") g_strategy = argument;
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
   }

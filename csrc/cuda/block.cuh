@@ -1,0 +1,229 @@
+// The `block` strategy: a whole sequence in one launch, the recurrent weights of a direction in the registers of one block,
+// 8 batch rows a block, no traffic between blocks. For cells with one product, arithmetic on tensor cores, at most 128 units
+// and 256 bytes of state a row (H <= 128 in 16 bit, 64 in TF32), padded rows. Launched by step.cpp; shares the pointwise
+// phases with step.cuh, and so every option.
+#pragma once
+
+#include "../cells/gru.h"
+#include "../cells/lstm.h"
+#include "../cells/rnn.h"
+#include "launch.cuh"
+#include "step_phases.cuh"
+#include "tile.cuh"
+
+namespace fr::FR_TARGET {
+
+// work    grid (row tiles of 8, 1, directions). Warp w computes kGates gate rows of units [16 w, 16 w + 16) for 8 rows: per
+//         step kGates * 4 mma a slice of 128 bytes of depth, then the phase for 4 elements a lane.
+//         forward: depth = the state (2 slices), kGates = the cell's; backward: depth = all gate gradients (up to 8 slices),
+//         kGates = 1.
+// memory  registers: weights kSlices * 16 * kGates a lane (128 for an LSTM of 128 units), 4 * kGates sums.
+//         shared: two copies of StepDirection; two buffers of the operand, slices * 8 rows * 128 bytes each; partial sums, 640
+//         bytes a warp and gate. Before the first step the same space stages the weights, slice by slice.
+//         global, a step and row: input part of the gates read, output (gates, cells) written.
+// sync    two block_syncs a slice of weights at the start; then one a step: it separates the reads of operand buffer and
+//         StepDirection s % 2 from the writes that step s + 2 finds there, and makes those of step s + 1 visible. Partial sums
+//         stay within a warp: warp_sync before and after they are read.
+template <class Math, int kGates, int kSlices, bool kBackward>
+struct BlockKernel {
+  static constexpr const char* kName = "block_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = false;
+  static constexpr int kRows = 8, kPitch = kWarpUnits + 4, kSteps = kRowPieces / 2;  // kSteps: mma a slice
+  static constexpr int kHeaderBytes = (2 * sizeof(StepDirection) + kRowBytes - 1) / kRowBytes * kRowBytes;
+  using Params = BlockParams;
+  using Storage = typename Math::Storage;
+  using State = typename Math::State;
+  using V = Scalar<State>;
+  static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
+
+  // Where operand element k of a row lies, in a list of slices of kRows rows each.
+  FR_DEVICE static Storage* place(unsigned char* operand, int slice, int row, int k) {
+    return reinterpret_cast<Storage*>(operand + slice * kRows * kRowBytes + piece_offset(row, k / kPieceDepth)) + k % kPieceDepth;
+  }
+
+  struct Sums {
+    const State* partial;     // of this element, or null: no product yet
+    unsigned char* operand;   // that the next step reads
+    int row, unit, gate_slices;
+    FR_DEVICE State operator()(int m) const { return partial ? partial[m * kRows * kPitch] : State(0); }
+    FR_DEVICE void keep(int gate, State v) const {
+      set(*place(operand, gate * gate_slices + unit / kSliceDepth, row, unit % kSliceDepth), v);
+    }
+  };
+
+  // One slice of the weights into shared memory: row m * units + unit, depth in the row; zero beyond the matrix.
+  FR_DEVICE static void stage_weights(const BlockParams& p, int direction, int slice, int units, unsigned char* to) {
+    const auto* weight = static_cast<const Storage*>(p.weight[direction]);
+    const int64_t stride = p.weight_stride[direction], hidden = p.step.hidden;
+    for (int i = thread_index(); i < kGates * units * kSliceDepth; i += block_threads()) {
+      int row, k;
+      const Storage* from = nullptr;
+      if constexpr (kBackward) {  // unit j of the state, depth: unit k of a gate; neighbouring threads read neighbouring j
+        row = i % units, k = i / units;
+        const int64_t unit = static_cast<int64_t>(slice % p.gate_slices) * kSliceDepth + k;
+        if (row < hidden && unit < hidden) from = weight + (slice / p.gate_slices * hidden + unit) * stride + row;
+      } else {
+        row = i / kSliceDepth, k = i % kSliceDepth;
+        const int64_t unit = row % units, depth = static_cast<int64_t>(slice) * kSliceDepth + k;
+        if (unit < hidden && depth < hidden) from = weight + (row / units * hidden + unit) * stride + depth;
+      }
+      Storage& element = reinterpret_cast<Storage*>(to + piece_offset(row, k / kPieceDepth))[k % kPieceDepth];
+      if (from) element = *from;
+      else set(element, State(0));
+    }
+  }
+
+  FR_DEVICE static StepRows rows_at(const BlockParams& p, int64_t t) {
+    StepRows rows;
+    if (t < 0 || t >= p.total_steps) return rows;
+    rows.step = t;
+    rows.rows = p.batch, rows.rows_after = t + 1 < p.total_steps ? p.batch : 0;
+    rows.resets = p.resets ? p.resets + t * p.batch : nullptr;
+    rows.resets_after = p.resets && t + 1 < p.total_steps ? p.resets + (t + 1) * p.batch : nullptr;
+    return rows;
+  }
+
+  FR_DEVICE static void run(const BlockParams& p) {
+    const StepParams& step = p.step;
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32, direction = block_z();
+    const int units = kWarpUnits * (block_threads() / 32), line = lane % 8, matrix = lane / 8;
+    const StepDirection& first = step.direction[direction];
+    const bool reverse = first.reverse;
+    const int64_t row0 = static_cast<int64_t>(block_x()) * kRows, hidden = step.hidden;
+    const int operand_bytes = p.slices * kRows * kRowBytes, partial_bytes = kGates * kRows * kPitch * sizeof(State);
+    StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, kHeaderBytes));
+    unsigned char* operands = shared_memory(kHeaderBytes, 2 * operand_bytes);
+    State* partial = reinterpret_cast<State*>(
+        shared_memory(kHeaderBytes + 2 * operand_bytes + warp * partial_bytes, partial_bytes));
+
+    uint32_t weights[kSlices][kSteps][kGates][4];
+    unsigned char* staged = shared_memory(kHeaderBytes, kGates * units * kRowBytes);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      if (slice >= p.slices) break;
+      stage_weights(p, direction, slice, units, staged);
+      block_sync();
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+        for (int m = 0; m < kGates; ++m) {
+          load_matrix_x4(weights[slice][k][m],
+                         staged + piece_offset(m * units + warp * kWarpUnits + matrix % 2 * 8 + line, 2 * k + matrix / 2));
+          Math::prepare(weights[slice][k][m]);
+        }
+      block_sync();
+    }
+
+    for (int i = thread; i < 2 * operand_bytes / 4; i += block_threads()) reinterpret_cast<uint32_t*>(operands)[i] = 0;
+    if (thread == 0) current[0] = first;
+    block_sync();
+    // The state that element (b, j) starts step t from, when the step before it gave `kept`.
+    const auto put_state = [&](unsigned char* operand, const StepDirection& d, int64_t t, int64_t b, int row, int unit,
+                               const V* kept) {
+      const RowState state = row_state(rows_at(p, t), reverse, step.lengths, b);
+      V value(0);
+      if (state.active) {
+        if (kept && state.has_before && !state.cut) {
+          value = *kept;
+        } else {
+          const Storage* from = old_row<Storage>(state, step.reset_to_initial, d.output_before, d.h0, hidden, b);
+          if (from) value = V(to_state(from[unit]));
+        }
+      }
+      set(*place(operand, unit / kSliceDepth, row, unit % kSliceDepth), value.value);
+    };
+    const int64_t t0 = first.here.step, forward = reverse != kBackward ? -1 : 1;
+    if constexpr (!kBackward)
+      for (int i = lane; i < kRows * kWarpUnits; i += 32) {
+        const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
+        if (row0 + row < step.rows && unit < hidden) put_state(operands, first, t0, row0 + row, row, unit, nullptr);
+      }
+    block_sync();
+
+    const Clips<V> clips{V(static_cast<State>(step.cell_clip)), V(static_cast<State>(step.proj_clip)), step.cell_clip > 0,
+                         step.proj_clip > 0};
+    const int64_t last = kBackward ? p.count : p.count - 1;  // backward: one more, for what the last step left to do
+    for (int64_t s = 0; s <= last; ++s) {
+      const StepDirection& d = current[s % 2];
+      unsigned char* operand = operands + s % 2 * operand_bytes;
+      unsigned char* next_operand = operands + (1 - s % 2) * operand_bytes;
+      const bool product = !kBackward || s > 0;
+      if (product) {
+        State sums[kGates][4] = {};
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          if (slice >= p.slices) break;
+#pragma unroll
+          for (int k = 0; k < kSteps; k += 2) {
+            uint32_t words[4];  // matrices: the rows' pieces 2k .. 2k + 3: two mma
+            load_matrix_x4(words, operand + slice * kRows * kRowBytes + piece_offset(line, 2 * k + matrix));
+            Math::prepare(words);
+            const uint32_t b[2][2] = {{words[0], words[1]}, {words[2], words[3]}};
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+              for (int m = 0; m < kGates; ++m) Math::multiply(sums[m], weights[slice][k + half][m], b[half]);
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kGates; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            partial[(m * kRows + lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[m][i];
+      }
+      warp_sync();
+      const int64_t next_t = t0 + (s + 1) * forward;
+      for (int i = lane; i < kRows * kWarpUnits; i += 32) {
+        const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
+        const int64_t b = row0 + row;
+        if (b >= step.rows || unit >= hidden) continue;
+        const Sums sums{product ? partial + row * kPitch + i % kWarpUnits : nullptr, next_operand, row, unit, p.gate_slices};
+        const Element<Math, Sums> element{step, d, clips, b, unit, sums};
+        switch (step.cell) {
+#define FR_CELL(name, Type)                                                                             \
+  case Cell::name:                                                                                      \
+    if constexpr (Type::kProducts == 1 && kBackward) element.template backward_first<Type>();           \
+    else if constexpr (Type::kProducts == 1 && Type::kFirstGates == kGates) element.template forward_first<Type>(); \
+    break;
+#include "../cells/cells.inc"
+#undef FR_CELL
+        }
+        if constexpr (!kBackward)
+          if (s < last) put_state(next_operand, d, next_t, b, row, unit, &element.kept);
+      }
+      if (s < last) {  // the next step's addresses
+        StepDirection& next = current[1 - s % 2];
+        if (s == 0 && thread == kStepMatrices) {  // what does not move, once
+          next.reverse = reverse;
+          next.h0 = d.h0, next.c0 = d.c0, next.h_n = d.h_n, next.c_n = d.c_n;
+          next.d_h = d.d_h, next.d_c = d.d_c, next.d_h0_reset = d.d_h0_reset, next.d_c0_reset = d.d_c0_reset;
+          next.product.bias = d.product.bias, next.product.gate_rows = d.product.gate_rows;
+        }
+        if (thread < kStepMatrices) {
+          const Matrix& from = (&d.input_gates)[thread];
+          (&next.input_gates)[thread] = {static_cast<char*>(from.data) + p.advance[direction][thread], from.row_stride};
+        }
+        if (thread == kStepMatrices + 1) {
+          next.pending = d.here;
+          next.here = kBackward && s + 1 == p.count ? StepRows{} : rows_at(p, next_t);
+        }
+      }
+      warp_sync();
+      block_sync();
+    }
+  }
+};
+
+// gates: the cell's in forward, ignored in backward.
+template <class Math>
+void launch_block(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream) {
+  if (backward) return launch<BlockKernel<Math, 1, 8, true>>(shape, params, stream);
+  switch (gates) {
+    case 1: return launch<BlockKernel<Math, 1, 2, false>>(shape, params, stream);
+    case 3: return launch<BlockKernel<Math, 3, 2, false>>(shape, params, stream);
+    case 4: return launch<BlockKernel<Math, 4, 2, false>>(shape, params, stream);
+  }
+}
+
+}  // namespace fr::FR_TARGET
