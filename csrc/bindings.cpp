@@ -125,8 +125,13 @@ PYBIND11_MODULE(_C, m) {
   address(forward, "h_n", &fr::ForwardDirection::h_n), address(forward, "c_n", &fr::ForwardDirection::c_n);
 
   py::class_<fr::BackwardDirection> backward(m, "BackwardDirection");
-  backward.def(py::init([] { return fr::BackwardDirection{}; }));
+  backward.def(py::init([] {
+    fr::BackwardDirection direction{};
+    direction.wants_initial = true;
+    return direction;
+  }));
   backward.def_readwrite("reverse", &fr::BackwardDirection::reverse);
+  backward.def_readwrite("wants_initial", &fr::BackwardDirection::wants_initial);
   weights(backward);
   for (auto [name, field] : std::initializer_list<std::pair<const char*, fr::Rows fr::BackwardDirection::*>>{
            {"input", &fr::BackwardDirection::input}, {"input_gates", &fr::BackwardDirection::input_gates},

@@ -105,6 +105,7 @@ struct BackwardDirection {
   Rows gates;        // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
   Rows cells;        // [N, H] state type: what forward wrote
   Rows d_output;     // [N, R] storage, or null: zero
+  bool wants_initial;  // d_h is wanted: false for the range processed last when h0 needs no gradient, and a product is saved
   void* d_h;         // [B, R] state type, in: gradient of the state after the range; out: of the state before it
   void* d_c;         // [B, H] state type, likewise (LSTM only)
   void* d_h0_reset;  // [B, R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null

@@ -72,7 +72,8 @@ struct Backward {
     const int64_t steps = call.last_step - call.first_step;
     for (int64_t index = 0; index < steps; ++index)
       step(direction.reverse ? call.first_step + index : call.last_step - 1 - index);
-    for_each_tile<Transposed>(work.first_transposed, out_units, pending, pending_count, tile, add_pending());
+    if (direction.wants_initial)
+      for_each_tile<Transposed>(work.first_transposed, out_units, pending, pending_count, tile, add_pending());
   }
 
   // ---- d_h += d_recurrent W_hh of the step before (in this order) ----

@@ -167,6 +167,9 @@ class Arena {
 
 // Fewer rows than this a thread, and it streams all the weights for too little arithmetic: then units are shared instead.
 constexpr int64_t kRowsPerThread = 8;
+// Recurrent weights beyond this lie far from the cores, and every thread with rows of its own reads them all at each step: until
+// rows are many, sharing units, so that each reads only its share, is worth a barrier.
+constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
 // Multiply-adds below which another thread costs more than it saves: for the whole call, and for a step with a barrier.
 constexpr int64_t kWorkPerThread = 1 << 17, kStepWorkPerThread = 1 << 14;
 // The input product's result for a few steps should stay in L2.
@@ -211,7 +214,8 @@ struct Team {
 };
 
 void prepare(Team& team, const Shape& shape, const Options& options, int64_t first_step, int64_t last_step, int directions,
-             int threads, const CellFacts& cell, int lanes) {
+             int threads, const CellFacts& cell, const Backend& backend) {
+  const int lanes = backend.lanes;
   const int64_t batch = shape.batch;
   team.active.assign(batch, shape.steps);
   if (shape.batch_sizes) {
@@ -246,7 +250,8 @@ void prepare(Team& team, const Shape& shape, const Options& options, int64_t fir
   if (wanted < 1) wanted = 1;
   team.sharing = {directions, false};
   int64_t group = team.sharing.group(static_cast<int>(wanted));
-  if (group > 1 && (batch < kRowsPerThread * group || steps == 1)) {
+  const bool far = recurrent * backend.operand_bytes > kNearWeightBytes;
+  if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || steps == 1)) {
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
     const int64_t most = shares < by_work ? shares : by_work;
     team.sharing.by_units = most > 1;
@@ -295,6 +300,9 @@ void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, con
   arena.want(work.zeros, (s.hidden > width ? s.hidden : width) * 8);
 }
 
+// Weights that are used once are packed in cache, block by block, as they are used.
+bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows; }
+
 struct Chunk {
   int64_t steps, rows;
 };
@@ -335,9 +343,8 @@ void cpu_forward(const ForwardArgs& args) {
   }
   const Backend& backend = choose_backend(s.cell, s.type);
   Team team;
-  prepare(team, s, args.options, 0, s.steps, args.directions, args.threads, cell, backend.lanes);
-  // Weights that are used once are packed in cache, block by block, as they are used.
-  const bool pack = s.steps > 1 || s.batch > kTileRows;
+  prepare(team, s, args.options, 0, s.steps, args.directions, args.threads, cell, backend);
+  const bool pack = packs(s.steps, s.batch);
 
   Arena arena;
   DirectionWork work[2] = {};
@@ -400,7 +407,9 @@ void cpu_backward(const BackwardArgs& args) {
   if (!rows) return;
   const Backend& backend = choose_backend(s.cell, s.type);
   Team team;
-  prepare(team, s, args.options, args.first_step, args.last_step, args.directions, args.threads, cell, backend.lanes);
+  prepare(team, s, args.options, args.first_step, args.last_step, args.directions, args.threads, cell, backend);
+
+  const bool pack = packs(args.last_step - args.first_step, s.batch);
 
   Arena arena;
   DirectionWork work[2] = {};
@@ -415,12 +424,12 @@ void cpu_backward(const BackwardArgs& args) {
     const int64_t second_row = cell.first_gates * s.hidden;
     work[d].barrier = &team.barriers[d];
     work[d].first_transposed.source = transposed_source(w.hh, w.hh_stride, s.width(), second_row);
-    arena.want(work[d].first_transposed.panels, backend.plain_bytes(work[d].first_transposed.source));
+    if (pack) arena.want(work[d].first_transposed.panels, backend.plain_bytes(work[d].first_transposed.source));
     if (cell.products == 2) {
       const char* second = static_cast<const char*>(w.hh) + second_row * w.hh_stride * bytes_of(s.type);
       work[d].second_transposed.source = s.projection ? transposed_source(w.hr, w.hr_stride, s.hidden, s.projection)
                                                       : transposed_source(second, w.hh_stride, s.hidden, s.hidden);
-      arena.want(work[d].second_transposed.panels, backend.plain_bytes(work[d].second_transposed.source));
+      if (pack) arena.want(work[d].second_transposed.panels, backend.plain_bytes(work[d].second_transposed.source));
     }
     if (!backend.gradient_is_operand) {
       arena.want(work[d].d_operands, 2 * s.batch * second_row * backend.operand_bytes);
@@ -428,7 +437,7 @@ void cpu_backward(const BackwardArgs& args) {
         arena.want(work[d].d_second, s.batch * work[d].second_transposed.source.depth * backend.operand_bytes);
     }
     if (rebuild) {
-      want_forward(arena, work[d], backend, s, cell, w, s.type, true);
+      want_forward(arena, work[d], backend, s, cell, w, s.type, pack);
       arena.want(work[d].rebuilt_gates, range_rows * cell.saved * s.hidden * bytes_of(s.type));
     }
   }
@@ -468,7 +477,7 @@ void cpu_backward(const BackwardArgs& args) {
       c.backend.backward(c.team.call, c.args.direction[d], c.work[d], part, c.scratch[index]);
     });
   };
-  run_team(team.threads, packing, &context);
+  if (pack || (rebuild && !backend.output_is_operand)) run_team(pack ? team.threads : 1, packing, &context);
   run_team(team.threads, running, &context);
 }
 

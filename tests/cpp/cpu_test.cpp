@@ -160,7 +160,8 @@ struct Problem {
         args.shape = shape(), args.options = options(), args.directions = 1, args.threads = threads;
         args.first_step = first, args.last_step = last;
         fr::BackwardDirection& x = args.direction[0];
-        x.reverse = reverse(i), x.weights = weights(i), x.input = in_rows(d[i].input.data(), c.input);
+        x.reverse = reverse(i), x.wants_initial = true;
+        x.weights = weights(i), x.input = in_rows(d[i].input.data(), c.input);
         x.output = {output.data() + i * width, c.batch * width * c.directions, width * c.directions};
         x.d_output = {ones.data() + i * width, c.batch * width * c.directions, width * c.directions};
         x.h0 = d[i].h0.data(), x.c0 = has_cell_state(c.cell) ? d[i].c0.data() : nullptr;
