@@ -102,7 +102,7 @@ class _Backward:
             buffers = [self._allocate(max(last - first for _, _, first, last in ranges)) for _ in own]
             order = ranges if self.config.reverse[own[0]] else ranges[::-1]
             for piece in order:
-                self._core(own, piece, buffers)
+                self._core(own, piece, buffers, piece is order[-1])
                 for d, buffer in zip(own, buffers, strict=True):
                     self._products(d, piece, buffer, piece is order[0])
         return self._collect()
@@ -128,14 +128,20 @@ class _Backward:
         """d_gates, d_recurrent, h_prev, inner and d_projected for ``rows`` rows, None where the cell has none."""
         return [self.operands[0].new_empty((rows, w)) if w else None for w in self.widths]
 
-    def _core(self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[list[Tensor | None]]) -> None:
+    def _core(
+        self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[list[Tensor | None]], last: bool
+    ) -> None:
+        """Back over a range of steps; ``last``: of the direction's ranges."""
         call, config, layout, result = self.call, self.config, self.layout, self.result
         args, batch, two = call.args, layout.batch, config.spec.states == 2
         args.first_step, args.last_step = piece[:2]
+        # Nobody reads the gradient of an initial state that is not wanted: one product less, all of them when T is 1.
+        wants_initial = not last or (config.has_initial and any(self.needs[config.inputs : config.first_weight]))
         backend, structs = select(self.operands[0].device), []
         for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
             struct = _C.BackwardDirection()
             struct.reverse = config.reverse[d]
+            struct.wants_initial = wants_initial
             call.weights(struct, self.operands, d)
             if backend.computes_input_gates:
                 struct.input = call.rows(self.operands[d if config.inputs > 1 else 0])
