@@ -234,6 +234,18 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
     assert re.search(message, found), f"not caught: {found[-2000:]}"
 
 
+def test_device_words_have_one_home():
+    """Only device.cuh and launch.cuh speak CUDA; everything else goes through the fr:: words and so runs emulated."""
+    words = re.compile(
+        r"\basm\b|__shfl|__shared__|__syncthreads|__syncwarp|\bthreadIdx\b|\bblockIdx\b|<<<|cooperative_groups"
+    )
+    for source in [*CUDA.glob("*.cuh"), *CUDA.glob("inst/*.cu")]:
+        if source.name in ("device.cuh", "launch.cuh"):
+            continue
+        code = re.sub(r"//.*", "", source.read_text())
+        assert not words.search(code), f"{source.name}: {words.search(code).group()}"
+
+
 # ---- what the compiler makes of them ---------------------------------------------------------------------------------
 ARCHITECTURES = ("80", "90", "100", "120")
 REGISTER_BUDGET = {

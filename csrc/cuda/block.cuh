@@ -74,6 +74,16 @@ struct BlockKernel {
     }
   }
 
+  // What the next step reads from far away, a line a lane: the input part of the gates, or in backward the saved values.
+  FR_DEVICE static void prefetch_rows(const BlockParams& p, const StepDirection& d, int direction, int64_t row0, int64_t unit,
+                                      int lane) {
+    const int64_t b = row0 + lane % kRows, block = lane / kRows;
+    const Matrix& matrix = kBackward ? d.gates : d.input_gates;
+    const int64_t advance = p.advance[direction][&matrix - &d.input_gates], element = kBackward ? sizeof(Storage) : sizeof(State);
+    if (!matrix.data || b >= p.step.rows || unit >= p.step.hidden || block >= p.prefetched) return;
+    prefetch(static_cast<const char*>(matrix.data) + advance + (b * matrix.row_stride + block * p.step.hidden + unit) * element);
+  }
+
   FR_DEVICE static StepRows rows_at(const BlockParams& p, int64_t t) {
     StepRows rows;
     if (t < 0 || t >= p.total_steps) return rows;
@@ -143,7 +153,7 @@ struct BlockKernel {
 
     const Clips<V> clips{V(static_cast<State>(step.cell_clip)), V(static_cast<State>(step.proj_clip)), step.cell_clip > 0,
                          step.proj_clip > 0};
-    const int64_t last = kBackward ? p.count : p.count - 1;  // backward: one more, for what the last step left to do
+    const int64_t last = p.last;
     for (int64_t s = 0; s <= last; ++s) {
       const StepDirection& d = current[s % 2];
       unsigned char* operand = operands + s % 2 * operand_bytes;
@@ -172,6 +182,7 @@ struct BlockKernel {
           for (int i = 0; i < 4; ++i)
             partial[(m * kRows + lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[m][i];
       }
+      if (s + 1 < p.count) prefetch_rows(p, d, direction, row0, warp * kWarpUnits, lane);
       warp_sync();
       const int64_t next_t = t0 + (s + 1) * forward;
       for (int i = lane; i < kRows * kWarpUnits; i += 32) {

@@ -38,6 +38,9 @@ FR_DEVICE unsigned char* shared_memory(size_t offset, size_t) {
 }
 FR_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
+// Brings a line of global memory nearer, for a read some time later.
+FR_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+
 FR_DEVICE void store_release(unsigned* p, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }

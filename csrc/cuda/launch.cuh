@@ -2,6 +2,7 @@
 // launch is plain data. CUDA: a <<<>>> launch with every result checked; host: emulation::run.
 #pragma once
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -26,13 +27,25 @@ inline void check(cudaError_t result, const char* call, const char* kernel, cons
                            std::to_string(shape.shared_bytes) + " bytes of shared memory");
 }
 
+// More than 48 KiB of shared memory must be asked for. Once a kernel and device, for all that the device can give: asking takes
+// longer than launching.
+template <class Kernel>
+void ask_for_shared_memory(const LaunchShape& shape) {
+  constexpr int kWithoutAsking = 48 * 1024, kDevices = 64;
+  static std::atomic<bool> granted[kDevices];
+  if (shape.shared_bytes <= kWithoutAsking) return;
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
+  if (device < kDevices && granted[device].load(std::memory_order_relaxed)) return;
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(&entry<Kernel>), cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+        "cudaFuncSetAttribute", Kernel::kName, shape);
+  if (device < kDevices) granted[device].store(true, std::memory_order_relaxed);
+}
+
 template <class Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
-  constexpr int kSharedWithoutAsking = 48 * 1024;
-  if (shape.shared_bytes > kSharedWithoutAsking)
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(&entry<Kernel>), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shape.shared_bytes)),
-          "cudaFuncSetAttribute", Kernel::kName, shape);
+  ask_for_shared_memory<Kernel>(shape);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.x, shape.y, shape.z);
   config.blockDim = dim3(shape.threads);

@@ -286,6 +286,12 @@ DeviceLimits limits_like(int capability, int sms) {
   return limits;
 }
 
+Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits) {
+  const bool block = limits.capability >= kLowestCapability &&
+                     block_refusal(request.cell, request.type, request.tf32, request.hidden, limits.shared_per_block).empty();
+  return block ? Strategy::kBlock : Strategy::kStep;
+}
+
 Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   if (request.steps < 0 || request.batch < 1 || request.hidden < 1 || request.projection < 0)
     throw std::invalid_argument("plan: steps >= 0, batch >= 1, hidden >= 1 and projection >= 0 expected");
@@ -312,9 +318,7 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
       }
     throw std::invalid_argument("strategy \"" + request.strategy + "\" is not one of step, block, cluster, grid, streaming");
   }
-  plan.chosen = Strategy::kStep;
-  // Not the cheapest of the two for this batch: where block can run, it does, so that a row's result is the same in any batch.
-  if (plan.candidates[static_cast<int>(Strategy::kBlock)].can_run()) plan.chosen = Strategy::kBlock;
+  plan.chosen = choose_strategy(request, limits);
   for (const Candidate& c : plan.candidates) {
     char text[64];
     std::snprintf(text, sizeof text, "%.2f us a step predicted, bound by ", cost(c));

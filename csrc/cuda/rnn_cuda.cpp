@@ -72,7 +72,8 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
 // How the plan says to run; a strategy that was asked for and cannot run is refused there.
 template <class Args>
 Run run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
-  const Strategy strategy = make_plan(request(args, options, training), limits).chosen;
+  const PlanRequest asked = request(args, options, training);
+  const Strategy strategy = asked.strategy.empty() ? choose_strategy(asked, limits) : make_plan(asked, limits).chosen;
   return {strategy == Strategy::kBlock, options.tf32, limits.shared_per_block, options.workspace, args.stream};
 }
 

@@ -233,7 +233,7 @@ using BlockRows = std::array<BlockMatrix, kStepMatrices>;
 
 struct BlockCall {
   bool backward;
-  int64_t count;
+  int64_t count, last;
 };
 
 // p describes the first step in processing order; rows(i) the matrices of direction i.
@@ -241,11 +241,12 @@ template <class RowsOf>
 void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&weights)[2], const BlockCall& call, RowsOf rows) {
   const Layout& l = launch.layout;
   BlockParams block{};
-  block.count = call.count;
+  block.count = call.count, block.last = call.last;
   block.total_steps = l.shape.steps, block.batch = l.shape.batch;
   block.resets = l.shape.resets;
   block.gate_slices = static_cast<int>(divide_up(l.shape.hidden * l.element, kRowBytes));
   block.slices = call.backward ? block.gate_slices * l.cell.gates : block.gate_slices;
+  block.prefetched = call.backward ? l.cell.saved : l.cell.gates;
   p.rows = l.shape.batch, p.units = l.shape.hidden;
   for (int i = 0; i < launch.directions; ++i) {
     StepDirection& d = p.direction[i];
@@ -342,7 +343,7 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
     }
     if (run.block && serves_block(l, run)) {
       const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
-      return launch_block(launch, p, weights, {false, last - piece.first}, [&](int i) {
+      return launch_block(launch, p, weights, {false, last - piece.first, last - piece.first - 1}, [&](int i) {
         const ForwardDirection& from = args.direction[i];
         return BlockRows{{{from.input_gates, l.state}, {from.output, l.element}, {from.output, l.element},
                           {from.gates, l.element}, {from.cells, l.state}, {from.cells, l.state}}};
@@ -484,7 +485,11 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   if (rebuild) rebuild_gates(l, args, buffers, launch);
 
   const int64_t count = args.last_step - args.first_step, hidden = args.shape.hidden;
-  for (int64_t s = 0; s <= count && count > 0; ++s) {  // s == count: only what the last step left to do
+  // s == count: only what the last step left to do, for a state before it that somebody wants. d_c is wanted always: there a
+  // reset before the last step is still to be seen to.
+  bool finish = l.cell.states == 2 && args.shape.resets;
+  for (int i = 0; i < args.directions; ++i) finish = finish || args.direction[i].wants_initial;
+  for (int64_t s = 0; s < count + (finish ? 1 : 0) && count > 0; ++s) {
     for (int i = 0; i < args.directions; ++i) {
       const BackwardDirection& from = args.direction[i];
       StepDirection& d = p.direction[i];
@@ -515,7 +520,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
     }
     if (block) {
       const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
-      return launch_block(launch, p, weights, {true, count}, [&](int i) {
+      return launch_block(launch, p, weights, {true, count, finish ? count : count - 1}, [&](int i) {
         const BackwardDirection& from = args.direction[i];
         const Rows& gates = buffers[i].gates.data ? buffers[i].gates : from.gates;
         return BlockRows{{{}, {from.output, l.element}, {from.output, l.element}, {gates, l.element}, {from.cells, l.state},

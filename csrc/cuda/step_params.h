@@ -96,10 +96,12 @@ struct BlockParams {
   StepParams step;
   int64_t advance[2][kStepMatrices];  // bytes that each matrix of a direction moves by a step (backward in time: negative)
   int64_t count;                      // steps to process
+  int64_t last;                       // last iteration: count - 1, or count in backward if the state before is wanted
   int64_t total_steps, batch;         // T, B
   const uint8_t* resets;              // [T, B] or null
   const void* weight[2];              // W_hh of each direction
   int64_t weight_stride[2];
+  int prefetched;                     // blocks of H values a row that the next step reads: gates, or saved values
   int gate_slices, slices;            // slices of 128 bytes of depth: of one gate's operand, of all
 };
 

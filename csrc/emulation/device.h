@@ -30,6 +30,9 @@ inline unsigned char* shared_memory(size_t offset, size_t bytes, FR_HERE) {
   return emulation::shared_memory() + offset;
 }
 
+// On the GPU brings a line nearer; here reads it, so that an address beyond its buffer is caught.
+inline void prefetch(const void* p) { static_cast<void>(*static_cast<const volatile unsigned char*>(p)); }
+
 inline void store_release(unsigned* p, unsigned value) {
   __atomic_store_n(p, value, __ATOMIC_RELEASE);
   emulation::progress();
