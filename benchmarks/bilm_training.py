@@ -237,9 +237,9 @@ def bilm_training(
     options = TrainingOptions(batch=batch, unroll=unroll, **training)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
-        synthetic_text(text, 1_000_000, words)
+        synthetic_text(text, 300_000, words)
         shards, vocabulary = scan([text]), build_vocabulary(count_words([text]), min_count=1)
-        speed = data_speed(shards, vocabulary, batch, unroll, 2_000_000)
+        speed = data_speed(shards, vocabulary, batch, unroll, 600_000)
         trainers = {
             name: make_trainer(name, model_options, options, vocabulary, shards, device)
             for name in variants or VARIANTS

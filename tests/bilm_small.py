@@ -63,9 +63,10 @@ def command(corpus: Path, folder: Path, *more: str, batch: int = 2) -> list[str]
 
 
 def run_program(program: str, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    # With as many threads as this process: the order in which torch's products add up depends on them.
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **environment},
         capture_output=True,
         text=True,
         timeout=120,

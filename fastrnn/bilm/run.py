@@ -294,5 +294,3 @@ def _stop_requests(world: World) -> Iterator[Any]:
 
 _OPENING = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-__all__ = ["CheckpointError", "Interrupted", "Run", "train"]
