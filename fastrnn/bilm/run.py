@@ -151,6 +151,7 @@ def _train(
                 raise Interrupted(f"stopped after step {trainer.done:,}; the same command goes on from there")
             if ended:
                 timer.restart()
+    console.print(f"all {total:,} steps are made; the model is in {folder}", soft_wrap=True, highlight=False)
     return trainer.model
 
 
