@@ -284,7 +284,7 @@ class Compiled:
         self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
         before = time.perf_counter(), os.times()
         done = subprocess.run(
-            [NVCC, "-std=c++17", "-O3", *codes, "-Xptxas", "-v", "-c", str(source), "-o", str(self.path)],
+            [NVCC, "--threads=2", "-std=c++17", "-O3", *codes, "-Xptxas", "-v", "-c", str(source), "-o", str(self.path)],
             capture_output=True,
             text=True,
         )

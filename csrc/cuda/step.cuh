@@ -40,11 +40,12 @@ struct StepKernel {
     unsigned char* stages;
     int64_t first_slices = 0, slices = 0;  // of segment 0, of both
 
-    // Fills one piece of a row, by asynchronous copy if `aligned`; elements from `left` on become zero.
-    FR_DEVICE static void fill(unsigned char* to, const Storage* from, int64_t left, bool aligned) {
+    // Fills one piece of a row, by asynchronous copy if `aligned`; elements from `left` on become zero. `mapped`: an address that
+    // a copy of no bytes may name.
+    FR_DEVICE static void fill(unsigned char* to, const Storage* from, int64_t left, bool aligned, const Storage* mapped) {
       const int valid = from == nullptr || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
       if (aligned) {
-        copy_async(to, from, valid * static_cast<int>(sizeof(Storage)));
+        copy_async(to, valid > 0 ? from : mapped, valid * static_cast<int>(sizeof(Storage)));
         return;
       }
       Storage* elements = reinterpret_cast<Storage*>(to);
@@ -61,6 +62,7 @@ struct StepKernel {
       const int64_t k0 = (segment ? slice - first_slices : slice) * kSliceDepth;
       const StepProduct& product = d.product;
       const auto* weight = static_cast<const Storage*>(product.weight[segment]);
+      const auto* mapped = reinterpret_cast<const Storage*>(reinterpret_cast<uintptr_t>(weight) / kPieceBytes * kPieceBytes);
       const int weight_rows = kGates * tile_units;
       for (int item = thread; item < slice_rows * kRowPieces; item += threads) {
         const int row = item / kRowPieces, piece = item % kRowPieces;
@@ -76,7 +78,7 @@ struct StepKernel {
           if (from) from += k;
           aligned = product.copy_operand[segment];
         }
-        fill(to + piece_offset(row, piece), from, left, aligned);
+        fill(to + piece_offset(row, piece), from, left, aligned, mapped);
       }
     }
 
