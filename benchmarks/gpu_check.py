@@ -146,14 +146,16 @@ def compare(out: Path) -> list[dict[str, object]]:
     for own in _load(out / "fastrnn.json")["rows"]:
         other = theirs.get(own["key"], {})
         both = "ms" in own and "ms" in other
+        measured, least = own.get("us_per_step"), own.get("predicted_us_per_step")
         rows.append(
             {
                 "case": own["key"],
                 "torch_ms": other.get("ms"),
                 "fastrnn_ms": own.get("ms"),
                 "ratio": other["ms"] / own["ms"] if both else None,
-                "us_per_step": own.get("us_per_step"),
-                "predicted_us_per_step": own.get("predicted_us_per_step"),
+                "us_per_step": measured,
+                "predicted_us_per_step": least,
+                "percent_of_prediction": 100 * least / measured if measured and least else None,
                 "torch_error": other.get("error"),
                 "fastrnn_error": own.get("error"),
                 "failure": own.get("failure") or other.get("failure"),
@@ -172,11 +174,15 @@ def markdown(record: dict[str, object]) -> str:
     lines += [f"| {s['stage']} | {s['what']} | {s['status']} | {s['seconds']} |" for s in record["stages"]]
     cases = record["cases"]
     if cases:
-        lines += ["", "| case | torch ms | fastrnn ms | ratio | us/step | predicted | torch error | fastrnn error |"]
-        lines += ["|---|---|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| case | torch ms | fastrnn ms | ratio | us/step | predicted | % | torch error | fastrnn error |",
+        ]
+        lines += ["|---|---|---|---|---|---|---|---|---|"]
     for row in cases:
         shown = [row["case"], _number(row["torch_ms"]), _number(row["fastrnn_ms"]), _number(row["ratio"], ".2f")]
         shown += [_number(row["us_per_step"], ".2f"), _number(row["predicted_us_per_step"], ".2f")]
+        shown += [_number(row["percent_of_prediction"], ".0f")]
         shown += [_number(row["torch_error"], ".1e"), _number(row["fastrnn_error"], ".1e")]
         lines.append("| " + " | ".join(shown) + " |" + (f" {row['failure']}" if row["failure"] else ""))
     return "\n".join(lines) + "\n"

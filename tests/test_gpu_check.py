@@ -62,7 +62,7 @@ def test_comparison(tmp_path):
     rows = gpu_check.compare(tmp_path)
     assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None
     page = gpu_check.markdown({"card": "H100", "stages": [], "cases": rows})
-    assert f"| {key} | 2.000 | 0.500 | 4.00 | 3.90 | 3.00 | 1.0e-03 | 1.0e-03 |" in page
+    assert f"| {key} | 2.000 | 0.500 | 4.00 | 3.90 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
     gpu_check.plot(rows, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 0
 
