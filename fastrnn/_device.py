@@ -23,7 +23,7 @@ _LEAST_ROWS = 16
 def rnn_allows_tf32() -> bool:
     """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
     cudnn = torch.backends.cudnn
-    precision = getattr(getattr(cudnn, "rnn", None), "fp32_precision", "none")
+    precision = cudnn.rnn.fp32_precision
     if precision in ("ieee", "tf32"):
         return precision == "tf32"
     return bool(cudnn.allow_tf32)
@@ -92,15 +92,15 @@ class Cuda(_Kernels):
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         if x.dtype == torch.float64:
             return x @ weight.t()
-        matmul, wanted = torch.backends.cuda.matmul, rnn_allows_tf32()
-        before = matmul.allow_tf32
+        matmul, wanted = torch.backends.cuda.matmul, "tf32" if rnn_allows_tf32() else "ieee"
+        before = matmul.fp32_precision
         if before == wanted:
             return x @ weight.t()
-        matmul.allow_tf32 = wanted
+        matmul.fp32_precision = wanted
         try:
             return x @ weight.t()
         finally:
-            matmul.allow_tf32 = before
+            matmul.fp32_precision = before
 
     def _run(self, args: Any, workspace_bytes: int, call: Any, *steps: int) -> None:
         with torch.cuda.device(self._device):

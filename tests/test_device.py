@@ -13,7 +13,7 @@ from test_layer import check
 
 import fastrnn
 from fastrnn import _backends, _raw, functional
-from fastrnn._device import Emulated, rnn_allows_tf32
+from fastrnn._device import Cuda, Emulated, rnn_allows_tf32
 from fastrnn.cells import CELLS
 
 COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
@@ -130,6 +130,30 @@ def test_tf32_follows_torch(monkeypatch):
     assert rnn_allows_tf32()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert not rnn_allows_tf32()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_input_product_follows_the_setting_for_rnns(allowed, monkeypatch):
+    """torch's own setting for matrix products is another one, and is left as it was."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    matmul, seen = torch.backends.cuda.matmul, []
+    before = matmul.fp32_precision
+
+    class Product(torch.Tensor):
+        def __matmul__(self, other):
+            seen.append(matmul.fp32_precision)
+            return super().__matmul__(other)
+
+    x, weight = torch.randn(3, 4).as_subclass(Product), torch.randn(5, 4)
+    Cuda.__new__(Cuda)._multiply(x, weight)
+    assert seen == ["tf32" if allowed else "ieee"] and matmul.fp32_precision == before
+
+
+def test_cuda_without_a_gpu_says_why():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="no NVIDIA driver|built without CUDA|no CUDA device|driver supports"):
+        Cuda(0)
 
 
 def test_tf32_rounds_operands(monkeypatch):

@@ -197,12 +197,7 @@ MUTANTS = {
         "block_bf16",
     ),
     "block: partial sums read too early": Mutant(
-        "block.cuh",
-        "= sums[m][i];\n      }\n      warp_sync();",
-        "= sums[m][i];\n      }",
-        "thread",
-        "data race",
-        "block_bf16",
+        "block.cuh", "kWarpUnits, lane);\n      warp_sync();", "kWarpUnits, lane);", "thread", "data race", "block_bf16"
     ),
     "block: one row too many": Mutant(
         "block.cuh", "if (b >= step.rows || unit", "if (b > step.rows || unit", "address", _OVERRUN, "block_bf16"
@@ -284,7 +279,19 @@ class Compiled:
         self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
         before = time.perf_counter(), os.times()
         done = subprocess.run(
-            [NVCC, "--threads=2", "-std=c++17", "-O3", *codes, "-Xptxas", "-v", "-c", str(source), "-o", str(self.path)],
+            [
+                NVCC,
+                "--threads=2",
+                "-std=c++17",
+                "-O3",
+                *codes,
+                "-Xptxas",
+                "-v",
+                "-c",
+                str(source),
+                "-o",
+                str(self.path),
+            ],
             capture_output=True,
             text=True,
         )
