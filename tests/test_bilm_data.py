@@ -85,9 +85,10 @@ def test_same_rows_whatever_the_division(tmp_path: Path) -> None:
             np.testing.assert_array_equal(part.targets, batch.targets[:, :, rows])
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 17])
+@pytest.mark.parametrize("stop", [0, 1, 5, 10, 17, 24])
 def test_position_is_restored(tmp_path: Path, stop: int) -> None:
-    texts = ["".join(f"a x{shard}_{number} b c\n" for number in range(7)) for shard in range(3)]
+    # Shards of unequal length: the two directions then change shards at different times.
+    texts = ["".join(f"a x{shard}_{number} b c\n" for number in range(4 + 3 * shard)) for shard in range(3)]
     shards = shards_of(tmp_path, *texts)
     straight, resumed = (TrainingData(shards, Vocabulary(WORDS), batch=2, steps=5, seed=7) for _ in range(2))
     for _ in range(stop):

@@ -93,7 +93,7 @@ def test_sampled_loss_is_tensorflows(sparse: bool) -> None:
     hidden, targets = example()
     hidden.requires_grad_()
     negatives = LogUniformSampler(WORDS, 20, seed=2).draw()
-    assert set(negatives.words.tolist()) & set(targets.tolist()), "the case needs accidental hits"
+    targets[:2] = negatives.words[[0, -1]]  # accidental hits, at both ends of the sample too
     loss = head.loss(hidden, targets, negatives)
     found = torch.autograd.grad(loss, [hidden, head.weight, head.bias])
     truth = tensorflow_loss(head, hidden, targets, negatives)

@@ -182,7 +182,6 @@ class SentenceStream:
             "waiting": list(self._waiting),
             "shard": self._shard,
             "random_before": self._random_before,
-            "random": self._random.bit_generator.state,
             "position": self._position,
         }
 
@@ -192,8 +191,7 @@ class SentenceStream:
         self._random_before = state["random_before"]
         if self._shard is not None:
             self._random.bit_generator.state = self._random_before
-            self._load()
-        self._random.bit_generator.state = state["random"]
+            self._load()  # draws the shard's shuffle again, the last thing drawn
         self._position = state["position"]
 
 
