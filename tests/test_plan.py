@@ -101,6 +101,10 @@ def test_block_is_chosen_whatever_the_batch():
         assert _plan("lstm", 2, False, batch, 128, 0, 1, False, "H100")["strategy"] == "block"
         assert _plan("lstm", 2, False, batch, 136, 0, 1, False, "H100")["strategy"] == "step"
         assert _plan("lstm", 0, True, batch, 64, 0, 1, False, "A100")["strategy"] == "block"
+    one_step, two_steps = (
+        explain_layer("lstm", hidden=128, batch=1, steps=steps, dtype=torch.bfloat16).strategy for steps in (1, 2)
+    )
+    assert (one_step, two_steps) == ("step", "block")
     with pytest.raises(ValueError, match="block serves 128 and 256"):
         _plan("rnn_tanh", 2, False, 4, 200, 0, 1, False, "H100", "block")
 

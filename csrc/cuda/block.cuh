@@ -52,25 +52,42 @@ struct BlockKernel {
     }
   };
 
-  // One slice of the weights into shared memory: row m * units + unit, depth in the row; zero beyond the matrix.
+  // One slice of the weights into shared memory: row m * units + unit, depth in the row; zero beyond the matrix. Complete
+  // after wait_copies and a block_sync.
   FR_DEVICE static void stage_weights(const BlockParams& p, int direction, int slice, int units, unsigned char* to) {
     const auto* weight = static_cast<const Storage*>(p.weight[direction]);
     const int64_t stride = p.weight_stride[direction], hidden = p.step.hidden;
-    for (int i = thread_index(); i < kGates * units * kSliceDepth; i += block_threads()) {
-      int row, k;
-      const Storage* from = nullptr;
-      if constexpr (kBackward) {  // unit j of the state, depth: unit k of a gate; neighbouring threads read neighbouring j
-        row = i % units, k = i / units;
-        const int64_t unit = static_cast<int64_t>(slice % p.gate_slices) * kSliceDepth + k;
-        if (row < hidden && unit < hidden) from = weight + (slice / p.gate_slices * hidden + unit) * stride + row;
-      } else {
-        row = i / kSliceDepth, k = i % kSliceDepth;
-        const int64_t unit = row % units, depth = static_cast<int64_t>(slice) * kSliceDepth + k;
-        if (unit < hidden && depth < hidden) from = weight + (row / units * hidden + unit) * stride + depth;
+    struct alignas(kPieceBytes) Piece { Storage value[kPieceDepth]; };
+    // A piece of 16 bytes of a weight row; elements from `left` on, and misaligned ones, one by one.
+    const auto load = [&](const Storage* from, int64_t left) {
+      Piece piece;
+      if (p.aligned[direction] && left >= kPieceDepth) return *reinterpret_cast<const Piece*>(from);
+      for (int e = 0; e < kPieceDepth; ++e) {
+        if (e < left) piece.value[e] = from[e];
+        else set(piece.value[e], State(0));
       }
-      Storage& element = reinterpret_cast<Storage*>(to + piece_offset(row, k / kPieceDepth))[k % kPieceDepth];
-      if (from) element = *from;
-      else set(element, State(0));
+      return piece;
+    };
+    if constexpr (kBackward) {  // row: unit j of the state; depth: unit k of a gate, whose weights of all j lie side by side
+      const int pieces = units / kPieceDepth;
+      for (int i = thread_index(); i < pieces * kSliceDepth; i += block_threads()) {
+        const int piece = i % pieces, k = i / pieces;
+        const int64_t unit = static_cast<int64_t>(slice % p.gate_slices) * kSliceDepth + k, j = piece * kPieceDepth;
+        const Piece values = load(weight + (slice / p.gate_slices * hidden + unit) * stride + j, unit < hidden ? hidden - j : 0);
+        for (int e = 0; e < kPieceDepth; ++e)
+          reinterpret_cast<Storage*>(to + piece_offset(piece * kPieceDepth + e, k / kPieceDepth))[k % kPieceDepth] = values.value[e];
+      }
+    } else {
+      for (int i = thread_index(); i < kGates * units * kRowPieces; i += block_threads()) {
+        const int row = i / kRowPieces, piece = i % kRowPieces;
+        const int64_t unit = row % units, depth = static_cast<int64_t>(slice) * kSliceDepth + piece * kPieceDepth;
+        const Storage* from = weight + (row / units * hidden + unit) * stride + depth;
+        unsigned char* place = to + piece_offset(row, piece);
+        const int64_t left = unit < hidden ? hidden - depth : 0;
+        if (p.aligned[direction] && left >= kPieceDepth) copy_async(place, from, kPieceBytes);
+        else *reinterpret_cast<Piece*>(place) = load(from, left);
+      }
+      commit_copies();
     }
   }
 
@@ -113,6 +130,7 @@ struct BlockKernel {
     for (int slice = 0; slice < kSlices; ++slice) {
       if (slice >= p.slices) break;
       stage_weights(p, direction, slice, units, staged);
+      wait_copies<0>();
       block_sync();
 #pragma unroll
       for (int k = 0; k < kSteps; ++k)

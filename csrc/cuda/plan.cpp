@@ -287,7 +287,8 @@ DeviceLimits limits_like(int capability, int sms) {
 }
 
 Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits) {
-  const bool block = limits.capability >= kLowestCapability &&
+  // A single step would load the weights for one product: step does that with more blocks.
+  const bool block = limits.capability >= kLowestCapability && request.steps > 1 &&
                      block_refusal(request.cell, request.type, request.tf32, request.hidden, limits.shared_per_block).empty();
   return block ? Strategy::kBlock : Strategy::kStep;
 }

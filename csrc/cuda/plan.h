@@ -73,8 +73,8 @@ struct Plan {
   const Candidate& candidate() const { return candidates[static_cast<int>(chosen)]; }
 };
 
-// The choice alone, without the candidates: what a call asks. A function of cell, type and H, not of the batch, so that a row's
-// result is the same in any batch.
+// The choice alone, without the candidates: what a call asks. A function of cell, type, H and whether T > 1, not of the batch,
+// so that a row's result is the same in any batch.
 Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits);
 
 // Throws std::invalid_argument if request.strategy names one that cannot run, saying which limit failed.

@@ -264,6 +264,7 @@ void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&
     d.output_before = before(d.output, stride(1));
     if (of[4].rows.data) d.cells_before = before(d.cells, stride(4));
     block.weight[i] = weights[i]->hh, block.weight_stride[i] = weights[i]->hh_stride;
+    block.aligned[i] = l.copies(weights[i]->hh, weights[i]->hh_stride);
   }
   block.step = p;
   const int64_t units = divide_up(l.shape.hidden, 16) * 16;

@@ -101,6 +101,7 @@ struct BlockParams {
   const uint8_t* resets;              // [T, B] or null
   const void* weight[2];              // W_hh of each direction
   int64_t weight_stride[2];
+  bool aligned[2];                    // 16-byte aligned rows of weights
   int prefetched;                     // blocks of H values a row that the next step reads: gates, or saved values
   int gate_slices, slices;            // slices of 128 bytes of depth: of one gate's operand, of all
 };
