@@ -106,7 +106,10 @@ def save(run: Run, csv: Path | None, json: Path | None, plot: Path | None) -> No
 
     for path, write in ((csv, report.write_csv), (json, report.write_json), (plot, report.write_plot)):
         if path is not None:
-            write_whole(path, lambda temporary, write=write: write(run, temporary))
+            try:
+                write_whole(path, lambda temporary, write=write: write(run, temporary))
+            except OSError as error:
+                raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _sizes(command: click.Command) -> click.Command:
@@ -176,7 +179,9 @@ def bench(
     from .runner import Settings
 
     run = measure(selected, Settings(device, repeats, named.budget if budget is None else budget, input_gradient))
-    save(run, csv, json, plot)
-    show(run)
+    try:
+        save(run, csv, json, plot)
+    finally:
+        show(run)  # also where a file could not be written
     if run.failed or run.interrupted:
         context.exit(1)

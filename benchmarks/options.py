@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +21,8 @@ class _OutputFile(click.ParamType):
             self.fail(f"{path} is a directory", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"{path.parent} is not a directory", param, ctx)
+        if not path.exists() and not os.access(path.parent, os.W_OK):
+            self.fail(f"{path.parent} cannot be written to", param, ctx)
         return path
 
 

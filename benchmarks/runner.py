@@ -114,8 +114,11 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
         deadline: on the clock of ``time.perf_counter``; past it only one round runs, and nothing is run again.
     """
     start = time.perf_counter()
-    layer = torch_layer(case, settings.device)
-    check = ErrorCheck(case, layer, settings.input_gradient)
+    try:
+        layer = torch_layer(case, settings.device)
+        check = ErrorCheck(case, layer, settings.input_gradient)
+    except Exception as raised:  # no memory for the case, mostly: the other cases' results must not be lost
+        return [Result(case, OURS, failure=_first_line(raised))]
     workloads: dict[str, Workload] = {}
     calls: dict[str, int] = {}
     errors: dict[str, Error] = {}

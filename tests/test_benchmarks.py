@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -263,6 +264,36 @@ def test_a_provider_that_raises_is_reported_and_ours_fails_the_command(tmp_path,
     assert [row["failure"] for row in rows] == [None, "RuntimeError: no kernel"]
 
 
+def test_a_case_that_cannot_be_made_keeps_the_others(tmp_path, monkeypatch):
+    real = runner.torch_layer
+
+    def torch_layer(case, device):
+        if case.mode == "training":
+            raise RuntimeError("can't allocate memory")
+        return real(case, device)
+
+    monkeypatch.setattr(runner, "torch_layer", torch_layer)
+    path = tmp_path / "out.json"
+    outcome = run(*TINY, "--json", path)
+    assert outcome.exit_code == 1 and "can't allocate memory" in outcome.output
+    rows = json.loads(path.read_text())["results"]
+    assert {(row["mode"], row["failure"]) for row in rows} == {
+        ("forward", None),
+        ("training", "RuntimeError: can't allocate memory"),
+    }
+
+
+def test_a_file_that_cannot_be_written_does_not_cost_the_results(tmp_path, monkeypatch):
+    def full(run, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write_csv", full)
+    outcome = run(*TINY, "--mode", "forward", "--csv", tmp_path / "out.csv")
+    assert outcome.exit_code == 1 and "No space left on device" in outcome.output
+    assert "geometric means: overall" in outcome.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch):
     real = runner.run_case
 
@@ -347,6 +378,19 @@ def test_interrupted_write_leaves_the_old_file(tmp_path):
     write_whole(path, lambda temporary: temporary.write_text("new"))
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_and_a_pipe_are_written_through(tmp_path):
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_whole(link, lambda path: path.write_text("new"))
+    assert link.is_symlink() and target.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, lambda path: path.write_text("through"))
+    assert pipe.is_fifo() and os.read(reader, 100) == b"through"
+    os.close(reader)
 
 
 # The command line itself
