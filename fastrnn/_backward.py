@@ -65,7 +65,11 @@ class _Backward:
         gradients: Sequence[Tensor | None],
         needs: Sequence[bool],
     ) -> None:
-        self.config, self.operands, self.result, self.needs = config, operands, result, needs
+        self.config, self.operands, self.needs = config, operands, needs
+        # Hooks on saved tensors may give them back laid out otherwise than forward wrote them.
+        output, _, *kept = result
+        kept = (t if t is None else t.contiguous() for t in kept)
+        self.result = Result(output.contiguous(), (), *kept)
         self.layout = layout = layout_of(config, operands, rows)
         x = operands[0]
         self.call = Call(_C.BackwardArgs(), config, layout, rows, x.dtype)

@@ -29,6 +29,24 @@ def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows:
             raise ValueError(f"resets must have shape {tuple(rows)}, got {tuple(resets.shape)}")
 
 
+def check_clips(config: Config) -> None:
+    """Refuse clips that bound nothing."""
+    for name, clip in (("cell_clip", config.cell_clip), ("proj_clip", config.proj_clip)):
+        if not clip >= 0:
+            raise ValueError(f"{name} must be a positive number, or 0 for none; got {clip}")
+
+
+def check_batch_sizes(batch_sizes: Tensor) -> None:
+    """Refuse batch_sizes of the wrong kind; their values are checked where they are read (_structs.py)."""
+    if not isinstance(batch_sizes, Tensor):
+        raise TypeError(f"batch_sizes must be a tensor, got {type(batch_sizes).__name__}")
+    if batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or batch_sizes.device.type not in ("cpu", "meta"):
+        raise ValueError(
+            f"batch_sizes must be int64 of shape (T,) on the CPU, got {batch_sizes.dtype} of shape "
+            f"{tuple(batch_sizes.shape)} on {batch_sizes.device}"
+        )
+
+
 def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | None) -> int:
     """Refuse operands that do not fit together; B."""
     x = operands[0]
@@ -40,6 +58,8 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
         raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
     spec, directions = config.spec, len(config.reverse)
     first = config.first_weight
+    if operands[first + 1].dim() != 2:
+        raise RuntimeError(f"weight_hh must have 2 dimensions, got shape {tuple(operands[first + 1].shape)}")
     rows, width = operands[first + 1].shape
     hidden = rows // spec.gates
     if batch_sizes is None:

@@ -135,7 +135,7 @@ class Call:
     def matrix(self, t: Tensor) -> tuple[int, int]:
         """Address and row stride of a weight, copied only if its rows overlap or their elements lie apart."""
         if t.stride(1) != 1 or t.stride(0) < t.shape[1]:
-            t = t.contiguous()
+            t = t.clone(memory_format=torch.contiguous_format)  # contiguous() leaves a single row's stride as it is
             self.keep.append(t)
         return t.data_ptr(), t.stride(0)
 

@@ -118,7 +118,8 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
         module.__dict__.pop(extra, None)
     for extra, value in _EXTRAS.get(new, {}).items():
         setattr(module, extra, value)
-    module._init_flat_weights()  # torch.nn's layers on a GPU want them in one piece; fastrnn's do nothing
+    with torch.no_grad():  # a parametrized weight with a history could not be copied by deepcopy
+        module._init_flat_weights()  # torch.nn's layers on a GPU want them in one piece; fastrnn's do nothing
 
 
 def _reason_to_leave(module: torch.nn.Module) -> str | None:

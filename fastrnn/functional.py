@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import check_masks, check_shapes
+from ._checks import check_batch_sizes, check_clips, check_masks, check_shapes
 from ._config import Config, Rows, flatten
 from ._routes import run
 from .cells import CELLS, Parameters, States
@@ -110,6 +110,9 @@ def _checked(
         operands = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands]
         with torch.autocast(x.device.type, enabled=False):
             return _checked(config, operands, lengths, resets, batch_sizes)
+    check_clips(config)
+    if batch_sizes is not None:
+        check_batch_sizes(batch_sizes)
     batch = check_shapes(config, operands, batch_sizes)
     check_masks(lengths, resets, batch, x.shape[:-1])
     if lengths is not None:

@@ -65,7 +65,7 @@ def reference_layer(
 
 def storage_bound(bound: float, dtype: torch.dtype) -> float:
     """A clip's bound as the storage type holds it: backward sees from the stored value whether the clip acted."""
-    return bound if not bound or dtype == torch.float64 else torch.tensor(bound, dtype=dtype).item()
+    return bound if not bound or dtype == torch.float64 else torch.tensor(bound, dtype=dtype, device="cpu").item()
 
 
 def _direction(

@@ -103,6 +103,23 @@ def test_activation_checkpointing(reentrant, device):
     assert all(torch.equal(t.grad, e) for t, e in zip(tensors, expected, strict=True))
 
 
+@pytest.mark.parametrize("option", ["lengths_resets", "packed_both", "recompute"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_saved_tensors_given_back_in_another_layout(cell, option, device):
+    """A hook that keeps saved tensors elsewhere owes their values, not their strides."""
+    call = make_call(cell, option, device=device)
+    tensors = list(call.tensors().values())
+    expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), tensors)
+
+    def unpack(t):
+        return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), unpack):
+        loss = weighted_sum(*call.run(functional.layer))
+    for found, true in zip(torch.autograd.grad(loss, tensors), expected, strict=True):
+        tol.assert_close(found, true, tol.SAME_FLOAT64, relative=True)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_bytes_kept_for_backward(cell, recompute, device):

@@ -135,6 +135,14 @@ def test_parametrized_layers():
     tol.assert_close(module(x)[0], expected, tol.SAME_FLOAT32)
 
 
+def test_parametrized_layers_can_be_copied():
+    module = parametrizations.weight_norm(torch.nn.LSTM(3, 4), "weight_hh_l0")
+    x = torch.randn(5, 2, 3)
+    for swap in (fastrnn.convert, fastrnn.revert):
+        swap(module)
+        assert torch.equal(copy.deepcopy(module)(x)[0], module(x)[0])
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_converted_layers_are_like_new_ones(kind):
     converted = getattr(torch.nn, kind)(3, 4)

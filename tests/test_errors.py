@@ -113,6 +113,7 @@ def test_projected_states_refuse_as_torch_does():
 
 
 X = zeros(5, 2, 3)
+LSTM = make_call("lstm").parameters
 OWN = {
     "cell_clip": (lambda: fastrnn.LSTM(3, 4, cell_clip=-1.0), ValueError, "cell_clip should be a positive number"),
     "proj_clip": (lambda: fastrnn.LSTM(3, 4, proj_clip=1.0), ValueError, "proj_clip needs proj_size"),
@@ -170,6 +171,21 @@ OWN = {
         ValueError,
         "directions",
     ),
+    "clip_negative": (
+        lambda: functional.layer("lstm", X, None, LSTM, cell_clip=-1.0),
+        ValueError,
+        "cell_clip must be a positive number, or 0 for none; got -1.0",
+    ),
+    "clip_nan": (
+        lambda: functional.layer("lstm", X, None, LSTM, proj_clip=float("nan")),
+        ValueError,
+        "proj_clip must be a positive number",
+    ),
+    "weights_order": (
+        lambda: functional.gru(X, None, [zeros(12, 3), zeros(12), zeros(12, 4), zeros(12)]),
+        RuntimeError,
+        "weight_hh must have 2 dimensions, got shape (12,)",
+    ),
     "states": (
         lambda: functional.layer("lstm", X, (zeros(1, 2, 4),), make_call("lstm").parameters),
         RuntimeError,
@@ -211,3 +227,14 @@ def test_batch_sizes_that_cannot_be(sizes):
     x = call.inputs[0].flatten(0, 1)[:6]
     with pytest.raises(ValueError, match="batch_sizes"):
         functional.layer("gru", x, None, call.parameters, batch_sizes=torch.tensor(sizes, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "sizes", [[3, 2, 1], torch.tensor([3, 2, 1], dtype=torch.int32), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([[6]])]
+)
+def test_batch_sizes_of_the_wrong_kind(sizes):
+    """Others than int64 would be read beyond their end."""
+    call = make_call("gru", dict(initial=False))
+    x = call.inputs[0].flatten(0, 1)[:6]
+    with pytest.raises((TypeError, ValueError), match=r"batch_sizes must be (a tensor|int64 of shape \(T,\) on)"):
+        functional.layer("gru", x, None, call.parameters, batch_sizes=sizes)

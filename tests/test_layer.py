@@ -3,9 +3,11 @@ backward."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import tolerances as tol
@@ -167,6 +169,43 @@ def test_expanded_operands(device):
         tol.assert_close(a, b, tol.SAME_FLOAT64, relative=True)
 
 
+def test_a_single_row_of_weights_with_any_stride(device):
+    """The first row of an expanded matrix counts as contiguous, with a stride of 0."""
+    call = make_call("lstm_projected", "plain", (4, 3, 5, 6, 1), device=device)
+    own = call.parameters[0]
+    row = own.weight_hr.detach()[0].expand(2, -1)[:1]
+    assert row.stride(0) == 0
+    other = replace(call, parameters=(replace(own, weight_hr=row),))
+    assert torch.equal(other.run(functional.layer)[0], call.run(functional.layer)[0])
+
+
+FORKED = """
+import os, time, torch, fastrnn
+torch.set_num_threads(2)
+module, x = fastrnn.LSTM(64, 128), torch.randn(20, 20, 64)
+with torch.no_grad():
+    expected = module(x)[0].flatten().tolist()
+    child = os.fork()
+    if not child:
+        os._exit(0 if module(x)[0].flatten().tolist() == expected else 1)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            raise SystemExit(status)
+        time.sleep(0.02)
+    os.kill(child, 9)
+    raise SystemExit("the child hangs")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_computes():
+    """A process forked after threads were used has none of them."""
+    run = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 5, 4, 2), (4, 0, 5, 4, 2), (0, 0, 5, 4, 2), (4, 3, 0, 4, 2)], ids=str)
 @pytest.mark.parametrize("option", ["bidirectional", "lengths_resets"])
 @pytest.mark.parametrize("cell", CELLS)
@@ -254,6 +293,14 @@ def test_calls_from_several_threads_at_once():
     with ThreadPoolExecutor(4) as pool:
         for output in pool.map(lambda _: call.run(functional.layer)[0], range(40)):
             assert torch.equal(output, expected)
+
+
+def test_clips_inside_a_device_context():
+    """The context places what torch makes; the bound is no such tensor."""
+    call = make_call("lstm_projected", "clipped", dtype=torch.float32)
+    with torch.device("meta"):
+        output, _ = call.run(functional.layer)
+    assert torch.equal(output, call.run(functional.layer)[0])
 
 
 def test_lengths_of_int32(device):

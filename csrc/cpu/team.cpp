@@ -2,6 +2,9 @@
 
 #if defined(_OPENMP)
 #include <omp.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 #else
 #include <thread>
 #include <vector>
@@ -14,8 +17,25 @@
 namespace fr::cpu {
 
 #if defined(_OPENMP)
+namespace {
+
+// A process forked after a team ran inherits the runtime's record of a team whose threads did not come along, and would wait
+// for them for ever: it computes alone.
+std::atomic<bool> team_ran{false}, forked{false};
+
+void watch_forks() {
+#if defined(__unix__) || defined(__APPLE__)
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { forked.store(team_ran.load()); });
+  static_cast<void>(watching);
+#endif
+  team_ran.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace
+
 void run_team(int threads, void (*body)(void*, int, int), void* context) {
-  if (threads <= 1) return body(context, 0, 1);
+  if (threads <= 1 || forked.load(std::memory_order_relaxed)) return body(context, 0, 1);
+  watch_forks();
 #pragma omp parallel num_threads(threads)
   body(context, omp_get_thread_num(), omp_get_num_threads());
 }
