@@ -1,7 +1,7 @@
 """The cells: one description each, and the readable reference of its mathematics in plain torch.
 
-The C++ counterpart is csrc/cells/; ``code`` is the enumerator's place in csrc/cells/cells.inc. Gate order is torch.nn's:
-LSTM i, f, g, o; GRU r, z, n.
+The C++ counterpart is csrc/cells/; ``code`` is the enumerator's place in csrc/cells/cells.inc. Gate order is
+torch.nn's: LSTM i, f, g, o; GRU r, z, n.
 """
 
 from __future__ import annotations
