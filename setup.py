@@ -20,7 +20,8 @@ DEFAULT_ARCHS = "80;90;100;120"
 
 def find_nvcc() -> str | None:
     """Path of nvcc from CUDA_HOME, PATH or the nvidia-cuda-nvcc package of this environment."""
-    candidates = [Path(os.environ[name]) / "bin" / "nvcc" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes]
     on_path = shutil.which("nvcc")
     candidates += [Path(on_path)] if on_path else []
     candidates += [path for entry in sys.path for path in sorted(Path(entry or ".").glob("nvidia/*/bin/nvcc"))]
@@ -35,8 +36,8 @@ def cuda_options() -> list[str]:
     nvcc = None if mode == "off" else find_nvcc()
     if nvcc is None:
         if mode == "on":
-            raise SystemExit("FASTRNN_CUDA=on, but no nvcc was found in CUDA_HOME, on PATH or in the nvidia-cuda-nvcc package")
-        print(f"fastrnn: building without CUDA (FASTRNN_CUDA={mode}" + ("" if mode == "off" else ", no nvcc found") + ")")
+            raise SystemExit("FASTRNN_CUDA=on, but no nvcc is in CUDA_HOME, on PATH or in nvidia-cuda-nvcc")
+        print("fastrnn: building without CUDA: " + ("FASTRNN_CUDA=off" if mode == "off" else "no nvcc found"))
         return []
     version = re.search(r"release ([\d.]+)", subprocess.check_output([nvcc, "--version"], text=True))
     archs = os.environ.get("FASTRNN_CUDA_ARCHS", DEFAULT_ARCHS)

@@ -158,7 +158,7 @@ def legend(run: Run) -> str:
     if any(r.error and r.error.steps < r.case.time for r in run.results):
         lines.append("': error over the first steps only, to keep the float64 loop cheap (JSON and CSV say how many)")
     lines += [f"failed: {r.case.name}, {r.provider}: {r.failure}" for r in run.results if r.failure]
-    if run.other_programs is not None and run.other_programs > _BUSY:
+    if _busy(run):
         lines.append(
             f"WARNING: other programs used {100 * run.other_programs:.0f} % of the cores' time meanwhile, which slows "
             "the providers by different factors: measure on a quiet machine before you quote these numbers"
@@ -166,6 +166,10 @@ def legend(run: Run) -> str:
     if run.stopped:
         lines.append(run.stopped)
     return "\n".join(lines)
+
+
+def _busy(run: Run) -> bool:
+    return run.other_programs is not None and run.other_programs > _BUSY
 
 
 def last_line(run: Run) -> str:
@@ -181,7 +185,10 @@ def last_line(run: Run) -> str:
 
     lowest = min((r for r in run.results if r.provider == OURS and r.speedup is not None), key=lambda r: r.speedup)
     groups = "; ".join(text(name) for name in means)
-    return f"{OURS} against {BASELINE}, geometric means: {groups}; lowest {lowest.speedup:.2f}x ({lowest.case.name})"
+    line = f"{OURS} against {BASELINE}, geometric means: {groups}; lowest {lowest.speedup:.2f}x ({lowest.case.name})"
+    doubts = ["the machine was busy"] if _busy(run) else []
+    doubts += ["cases are missing"] if run.stopped else []
+    return f"NOT TO BE QUOTED, {' and '.join(doubts)}: {line}" if doubts else line
 
 
 def write_csv(run: Run, path: Path) -> None:

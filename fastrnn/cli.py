@@ -21,6 +21,9 @@ COMMANDS = {
     "score": ("fastrnn.bilm.commands:score", "Log probability of every token of a text."),
 }
 
+# Packages of the extras, imported where they are needed.
+_OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard"}
+
 
 class LazyGroup(click.Group):
     """A group whose commands are named by ``module:attribute`` and imported on use.
@@ -42,6 +45,14 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = self.commands_by_name[cmd_name][0].partition(":")
         return getattr(importlib.import_module(module), attribute)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name not in _OPTIONAL:
+                raise
+            raise click.ClickException(f"this needs the package {error.name}: pip install {error.name}") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

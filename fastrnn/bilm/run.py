@@ -88,7 +88,7 @@ def _train(
 ) -> LanguageModel:
     for package in ("h5py", "safetensors"):  # the end of the first epoch would be a bad time to learn this
         if importlib.util.find_spec(package) is None:
-            raise ImportError(f"training needs the package {package} to write its model: pip install fastrnn[elmo]")
+            raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
     folder = Path(run.folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary.load(run.vocabulary)
