@@ -62,6 +62,9 @@ def convert(model: torch.nn.Module) -> Report:
 
     Returns:
         A report that says what was swapped, and what was left and why.
+
+    Raises:
+        TypeError: ``model`` is no module.
     """
     return _swap(model, _TO_FAST, _reason_to_leave)
 
@@ -76,11 +79,16 @@ def revert(model: torch.nn.Module) -> Report:
 
     Returns:
         A report that says what was swapped, and what was left and why.
+
+    Raises:
+        TypeError: ``model`` is no module.
     """
     return _swap(model, _TO_TORCH, _reason_against_torch)
 
 
 def _swap(model: torch.nn.Module, table: dict[type, type], reason: Callable[[torch.nn.Module], str | None]) -> Report:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     report = Report(model)
     for name, module in model.named_modules():
         kind = _own_class(module)

@@ -148,3 +148,9 @@ def test_converted_layers_are_like_new_ones(kind):
     converted = getattr(torch.nn, kind)(3, 4)
     fastrnn.convert(converted)
     assert vars(converted).keys() == vars(getattr(fastrnn, kind)(3, 4)).keys()
+
+
+@pytest.mark.parametrize("swap", [fastrnn.convert, fastrnn.revert])
+def test_only_modules_can_be_swapped(swap):
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got int"):
+        swap(3)
