@@ -58,4 +58,4 @@ def select(device: torch.device) -> Backend:
         return _CPU
     if device.type == "cuda":
         return _cuda(torch.cuda.current_device() if device.index is None else device.index)
-    raise NotImplementedError(f"fastrnn runs on cpu, got a tensor on {device}")
+    raise NotImplementedError(f"fastrnn runs on cpu and cuda, got a tensor on {device}")

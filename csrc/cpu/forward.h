@@ -57,12 +57,11 @@ struct Forward {
   const int64_t own = Input::panels(units.end - units.begin) * Input::kColumns;  // of a row in scratch.gates
   T* const tile = static_cast<T*>(scratch.tile);
   T* const input_gates = static_cast<T*>(scratch.gates);
-  const int64_t capacity = batch;
   const O** const current = reinterpret_cast<const O**>(scratch.pointers);  // [B]: where each row's state lies
-  const T** const c_current = reinterpret_cast<const T**>(scratch.pointers + capacity);
-  const O** const operand = reinterpret_cast<const O**>(scratch.pointers + 2 * capacity);  // of the active rows
-  const O** const inner_operand = reinterpret_cast<const O**>(scratch.pointers + 3 * capacity);
-  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * capacity);  // [chunk rows], active ones
+  const T** const c_current = reinterpret_cast<const T**>(scratch.pointers + batch);
+  const O** const operand = reinterpret_cast<const O**>(scratch.pointers + 2 * batch);  // of the active rows
+  const O** const inner_operand = reinterpret_cast<const O**>(scratch.pointers + 3 * batch);
+  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * batch);  // [chunk rows], active ones
   int64_t* const rows = scratch.indices;  // the active rows of a step
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};

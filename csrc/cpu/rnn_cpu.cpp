@@ -183,11 +183,20 @@ struct Sharing {
   int group(int count) const { return directions == 2 && count % 2 == 0 ? count / 2 : count; }
 };
 
+struct Team {
+  Call call;
+  Sharing sharing;
+  int threads;
+  std::vector<int64_t> active, work_before;  // [B], [B + 1]: sums of active over the rows before
+  Barrier barriers[2];
+};
+
 // The parts of thread `index` of `count`: calls work(part) for each.
 template <class Work>
-void for_each_part(const Sharing& sharing, const Call& call, const std::vector<int64_t>& work_before, int index, int count,
-                   Work work) {
-  const int64_t batch = call.shape.batch;
+void for_each_part(const Team& team, int index, int count, Work work) {
+  const Sharing& sharing = team.sharing;
+  const std::vector<int64_t>& work_before = team.work_before;
+  const int64_t batch = team.call.shape.batch;
   const int group = sharing.group(count), member = index % group;
   const bool own_direction = group < count;
   // The row where the thread's share of the active steps begins.
@@ -204,14 +213,6 @@ void for_each_part(const Sharing& sharing, const Call& call, const std::vector<i
     else work(Part{direction, boundary(member), boundary(member + 1), 0, 1});
   }
 }
-
-struct Team {
-  Call call;
-  Sharing sharing;
-  int threads;
-  std::vector<int64_t> active, work_before;  // [B], [B + 1]: sums of active over the rows before
-  Barrier barriers[2];
-};
 
 void prepare(Team& team, const Shape& shape, const Options& options, int64_t first_step, int64_t last_step, int directions,
              int threads, const CellFacts& cell, const Backend& backend) {
@@ -372,7 +373,7 @@ void cpu_forward(const ForwardArgs& args) {
   };
   const auto running = [](void* opaque, int index, int count) {
     const Context& c = *static_cast<Context*>(opaque);
-    for_each_part(c.team.sharing, c.team.call, c.team.work_before, index, count, [&](const Part& part) {
+    for_each_part(c.team, index, count, [&](const Part& part) {
       c.backend.forward(c.team.call, c.args.direction[part.direction], c.work[part.direction], part, c.scratch[index], false);
     });
   };
@@ -471,7 +472,7 @@ void cpu_backward(const BackwardArgs& args) {
   };
   const auto running = [](void* opaque, int index, int count) {
     const Context& c = *static_cast<Context*>(opaque);
-    for_each_part(c.team.sharing, c.team.call, c.team.work_before, index, count, [&](const Part& part) {
+    for_each_part(c.team, index, count, [&](const Part& part) {
       const int d = part.direction;
       if (c.rebuild) c.backend.forward(c.team.call, c.rebuilding[d], c.work[d], part, c.scratch[index], true);
       c.backend.backward(c.team.call, c.args.direction[d], c.work[d], part, c.scratch[index]);
