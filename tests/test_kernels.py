@@ -125,17 +125,30 @@ def test_words(programs, kind):
     assert code == 0, text[-4000:]
 
 
-@pytest.mark.parametrize("name", ["no_barrier", "early_flag", "wrong_half"])
-def test_races_are_reported(programs, name):
+@pytest.mark.parametrize(
+    "correct, name",
+    [
+        ("correct", "no_barrier"),
+        ("correct", "early_flag"),
+        ("correct", "wrong_half"),
+        ("cluster_correct", "cluster_no_barrier"),
+        ("cluster_correct", "cluster_wrong_half"),
+        ("cluster_correct", "cluster_kept_address"),
+    ],
+)
+def test_races_are_reported(programs, correct, name):
     program = programs("thread", "emulation_words_test")[0]
-    assert execute(program, "race", "correct")[0] == 0
+    assert execute(program, "race", correct)[0] == 0
     code, text = execute(program, "race", name)
     assert code == 66 and "data race" in text and "emulation_words_test.cpp" in text, text[-3000:]
 
 
-def test_overrun_is_reported(programs):
-    code, text = execute(programs("address", "emulation_words_test")[0], "race", "off_by_one")
-    assert code != 0 and "heap-buffer-overflow" in text, text[-3000:]
+@pytest.mark.parametrize(
+    "name, error", [("off_by_one", "heap-buffer-overflow"), ("cluster_kept_address", "use-after-poison")]
+)
+def test_overrun_is_reported(programs, name, error):
+    code, text = execute(programs("address", "emulation_words_test")[0], "race", name)
+    assert code != 0 and error in text, text[-3000:]
 
 
 class Mutant(NamedTuple):

@@ -30,6 +30,13 @@ FR_DEVICE int block_y() { return blockIdx.y; }
 FR_DEVICE int block_z() { return blockIdx.z; }
 FR_DEVICE int grid_x() { return gridDim.x; }
 
+// Nanoseconds since some time long ago, the same clock on all SMs (PTX ISA, "%globaltimer"): for deadlines, not for timing.
+FR_DEVICE unsigned long long global_nanoseconds() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
 // ---- memory --------------------------------------------------------------------------------------------------------------
 // `bytes` at `offset` of the block's shared memory (the emulation checks them against the launched size).
 FR_DEVICE unsigned char* shared_memory(size_t offset, size_t) {
@@ -63,6 +70,43 @@ FR_DEVICE void expect(bool, const char*) {}  // checked in emulation
 FR_DEVICE void block_sync() { __syncthreads(); }
 FR_DEVICE void warp_sync() { __syncwarp(); }
 FR_DEVICE float warp_shuffle(float value, int from) { return __shfl_sync(0xFFFFFFFFu, value, from); }
+
+// ---- clusters: sm_90 and newer; elsewhere every block is a cluster of its own -----------------------------------------------
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Of the cluster's blocks, neighbours in x (PTX ISA, "%cluster_ctarank", "%cluster_nctarank").
+FR_DEVICE int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+FR_DEVICE int cluster_size() {
+  int size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+// Waits for all threads of the cluster and makes what they wrote before it, in shared and global memory, visible to all of them
+// (PTX ISA, "barrier.cluster").
+FR_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// The place in block `rank`'s shared memory that `own` is in this block's: a generic address to load from and store to (PTX
+// ISA, "mapa": a generic address of shared memory gives one of the peer's). From the first cluster_sync on, when all blocks
+// have started; a block leaves only after a cluster_sync that follows the last use of its memory.
+template <class T>
+FR_DEVICE T* peer_shared(T* own, int rank) {
+  T* peer;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(peer) : "l"(own), "r"(rank));
+  return peer;
+}
+#else
+FR_DEVICE int cluster_rank() { return 0; }
+FR_DEVICE int cluster_size() { return 1; }
+FR_DEVICE void cluster_sync() { __syncthreads(); }
+template <class T>
+FR_DEVICE T* peer_shared(T* own, int) {
+  return own;
+}
+#endif
 
 // ---- asynchronous copies -------------------------------------------------------------------------------------------------
 // 16 bytes from global to shared memory, both aligned to 16; bytes from `valid` on become zero and are not read.

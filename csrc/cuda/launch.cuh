@@ -24,38 +24,52 @@ inline void check(cudaError_t result, const char* call, const char* kernel, cons
   throw std::runtime_error(std::string(call) + " of " + kernel + ": " + cudaGetErrorName(result) + ": " +
                            cudaGetErrorString(result) + "; grid (" + std::to_string(shape.x) + ", " + std::to_string(shape.y) +
                            ", " + std::to_string(shape.z) + "), " + std::to_string(shape.threads) + " threads, " +
-                           std::to_string(shape.shared_bytes) + " bytes of shared memory");
+                           std::to_string(shape.shared_bytes) + " bytes of shared memory, clusters of " +
+                           std::to_string(shape.cluster));
 }
 
-// More than 48 KiB of shared memory must be asked for. Once a kernel and device, for all that the device can give: asking takes
-// longer than launching.
+// More than 48 KiB of shared memory and clusters of more than 8 blocks must be asked for. Once a kernel and device, for all that
+// the device can give: asking takes longer than launching.
 template <class Kernel>
-void ask_for_shared_memory(const LaunchShape& shape) {
+void ask_for_limits(const LaunchShape& shape) {
   constexpr int kWithoutAsking = 48 * 1024, kDevices = 64;
-  static std::atomic<bool> granted[kDevices];
-  if (shape.shared_bytes <= kWithoutAsking) return;
+  static std::atomic<bool> granted[2][kDevices];
+  const bool clusters = shape.cluster > 1;
+  if (shape.shared_bytes <= kWithoutAsking && !clusters) return;
   int device = 0, most = 0;
   check(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
-  if (device < kDevices && granted[device].load(std::memory_order_relaxed)) return;
+  if (device < kDevices && granted[clusters][device].load(std::memory_order_relaxed)) return;
+  const auto ask = [&](cudaFuncAttribute attribute, int value) {
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(&entry<Kernel>), attribute, value), "cudaFuncSetAttribute",
+          Kernel::kName, shape);
+  };
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(&entry<Kernel>), cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-        "cudaFuncSetAttribute", Kernel::kName, shape);
-  if (device < kDevices) granted[device].store(true, std::memory_order_relaxed);
+  ask(cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  if (clusters) ask(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (device < kDevices) granted[clusters][device].store(true, std::memory_order_relaxed);
 }
 
 template <class Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
-  ask_for_shared_memory<Kernel>(shape);
+  ask_for_limits<Kernel>(shape);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.x, shape.y, shape.z);
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
-  config.attrs = &cooperative;
-  config.numAttrs = Kernel::kCooperative ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (Kernel::kCooperative) {
+    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  }
   check(cudaLaunchKernelEx(&config, entry<Kernel>, params), "launch", Kernel::kName, shape);
 }
 
@@ -65,8 +79,9 @@ template <class Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
   if (shape.threads > Kernel::kMaxThreads) throw std::logic_error(std::string(Kernel::kName) + ": more threads than it allows");
   const auto entry = [](const void* p) { Kernel::run(*static_cast<const typename Kernel::Params*>(p)); };
-  emulation::run(Kernel::kName, entry, &params, {shape.x, shape.y, shape.z}, shape.threads,
-                 static_cast<size_t>(shape.shared_bytes), Kernel::kCooperative, *static_cast<emulation::Schedule*>(stream));
+  emulation::run(Kernel::kName, entry, &params,
+                 {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes), shape.cluster, Kernel::kCooperative},
+                 *static_cast<emulation::Schedule*>(stream));
 }
 
 #endif

@@ -110,6 +110,7 @@ struct LaunchShape {
   int x, y, z;
   int threads;
   int64_t shared_bytes;
+  int cluster = 1;  // blocks that are neighbours in x and share their shared memory; a divisor of x
 };
 
 struct TransposeParams {

@@ -20,6 +20,7 @@ inline int block_x() { return emulation::block_index().x; }
 inline int block_y() { return emulation::block_index().y; }
 inline int block_z() { return emulation::block_index().z; }
 inline int grid_x() { return emulation::grid_size().x; }
+inline unsigned long long global_nanoseconds() { return emulation::nanoseconds(); }  // see Schedule
 
 // ---- memory --------------------------------------------------------------------------------------------------------------
 // `bytes` at `offset` of the block's shared memory; out of the launched size is a fault.
@@ -53,6 +54,16 @@ inline void expect(bool condition, const char* what, FR_HERE) {
 inline void block_sync(FR_HERE) { emulation::block_sync(file, line); }
 inline void warp_sync(FR_HERE) {
   emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, true, file, line);
+}
+
+inline int cluster_rank() { return emulation::cluster_rank(); }
+inline int cluster_size() { return emulation::cluster_size(); }
+inline void cluster_sync(FR_HERE) { emulation::cluster_sync(file, line); }
+// The same place in block `rank`'s shared memory. From the first cluster_sync on; a block leaves only after a cluster_sync that
+// follows the last use of its memory. An address or rank that is none, and a block that leaves too early, are faults.
+template <class T>
+inline T* peer_shared(T* own, int rank, FR_HERE) {
+  return reinterpret_cast<T*>(emulation::peer_shared(reinterpret_cast<unsigned char*>(own), sizeof(T), rank, file, line));
 }
 
 namespace emulated {  // one lane's part of a collective; computed in collectives.cpp

@@ -19,8 +19,10 @@ void* __tsan_get_current_fiber() __attribute__((weak));
 void __tsan_switch_to_fiber(void* fiber, unsigned flags) __attribute__((weak));
 void __tsan_acquire(void* address) __attribute__((weak));
 void __tsan_release(void* address) __attribute__((weak));
+void __tsan_write_range(void* address, size_t size) __attribute__((weak));
 void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size) __attribute__((weak));
 void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size) __attribute__((weak));
+void __asan_poison_memory_region(void const volatile* address, size_t size) __attribute__((weak));
 void __asan_unpoison_memory_region(void const volatile* address, size_t size) __attribute__((weak));
 }
 
@@ -32,6 +34,7 @@ constexpr int kWarp = 32;
 constexpr int kMaxCopies = 256;             // pending a thread
 constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads
 constexpr size_t kMaxTsanFibers = 4096;     // distinct ones a launch; the runtime has room for about 8000
+constexpr unsigned char kPoison = 0xFF;     // NaN in every type
 constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
 
 bool has_tsan() { return __tsan_create_fiber != nullptr; }
@@ -68,24 +71,37 @@ struct Warp {
   char order[2];  // addresses for ThreadSanitizer, by parity of the generation
 };
 
+// A barrier: of a block's threads, or of a cluster's.
+struct Barrier {
+  int arrived = 0;
+  unsigned generation = 0;
+  char order[2];
+};
+
 struct Block {
   Dim index;
   std::unique_ptr<unsigned char, void (*)(void*)> shared{nullptr, std::free};
-  int arrived = 0, threads = 0, returned = 0;
-  unsigned generation = 0;
+  int threads = 0, returned = 0;
+  Barrier barrier;
   std::vector<Warp> warps;
   std::vector<Fiber*> fibers;
-  char order[2];
+  char return_order;
+  Block* lead = nullptr;    // of its cluster, whose blocks follow it in memory
+  Barrier cluster_barrier;  // the lead's
+  // Where a peer last asked for this block's memory, and how many cluster barriers there had been.
+  const char* asked_file = nullptr;
+  int asked_line = 0;
+  unsigned asked_generation = 0;
+  bool has_left() const { return returned == threads; }
 };
 
 struct Launch {
   const char* kernel;
   Entry entry;
   const void* params;
-  Dim grid;
-  int threads;
-  size_t shared_bytes;
+  Size size;
   uint64_t seed, random;
+  unsigned long long nanoseconds, poll_nanoseconds;
   std::vector<Block> blocks;
   std::vector<std::vector<Block>> former;  // kept until the launch ends: freeing is an access for ThreadSanitizer
   std::vector<Fiber*> runnable;  // a ring, in order of becoming runnable
@@ -133,6 +149,7 @@ void finish_switch(Launch& l, void* fake_stack, bool from_main) {
 }
 
 [[noreturn]] void leave(Launch& l, Fiber* self);
+void leave_cluster(Launch& l, Block& block);
 
 [[gnu::noinline]] void fiber_main() {
   Launch& l = *g_launch;
@@ -140,10 +157,11 @@ void finish_switch(Launch& l, void* fake_stack, bool from_main) {
   finish_switch(l, nullptr, l.main_stack == nullptr);
   acquire(&l.start_token);
   l.entry(l.params);
-  release(&l.end_token);
+  release(&self->block->return_order);
   self->done = true;
-  ++self->block->returned;
   l.polls = 0;
+  if (++self->block->returned == self->block->threads && l.size.cluster > 1) leave_cluster(l, *self->block);
+  release(&l.end_token);
   leave(l, self);
 }
 
@@ -181,10 +199,12 @@ void wait_for(Launch& l, Fiber* self, const char* what, const char* file, int li
   yield(l, self);
 }
 
+std::string place(const Block& block) {
+  const Dim b = block.index;
+  return "block (" + std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) + ")";
+}
 std::string place(const Fiber& fiber) {
-  const Dim b = fiber.block->index;
-  return "block (" + std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) + ") warp " +
-         std::to_string(fiber.thread / kWarp) + " lane " + std::to_string(fiber.thread % kWarp);
+  return place(*fiber.block) + " warp " + std::to_string(fiber.thread / kWarp) + " lane " + std::to_string(fiber.thread % kWarp);
 }
 
 const char* base_name(const char* file) {
@@ -249,25 +269,54 @@ void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
   make_runnable(l, fiber);
 }
 
-// Runs the blocks [first, last) of `order` together.
+// A block's shared memory ends with it: what a peer of its cluster does there from now on is an error that every build sees.
+// ThreadSanitizer is told of a write, which races with all that no cluster_sync has put before it.
+void leave_cluster(Launch& l, Block& block) {
+  if (block.asked_file && block.asked_generation == block.lead->cluster_barrier.generation)
+    fail("a block returns while a peer may still use its shared memory: no cluster_sync since peer_shared", block.asked_file,
+         block.asked_line);
+  if (!block.shared) return;
+  acquire(&block.return_order);
+  if (__tsan_write_range) __tsan_write_range(block.shared.get(), l.size.shared_bytes);
+  std::fill_n(block.shared.get(), l.size.shared_bytes, kPoison);
+  if (__asan_poison_memory_region) __asan_poison_memory_region(block.shared.get(), l.size.shared_bytes);
+}
+
+// After a launch with clusters: nobody has written to the memory of a block that had left.
+void check_left(Launch& l) {
+  for (const Block& block : l.blocks) {
+    if (!block.shared || !block.has_left()) continue;
+    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(block.shared.get(), l.size.shared_bytes);
+    const unsigned char *begin = block.shared.get(), *end = begin + l.size.shared_bytes;
+    const auto touched = std::find_if(begin, end, [](unsigned char byte) { return byte != kPoison; });
+    if (touched != end && l.fault.empty())
+      l.fault = "a peer wrote at " + std::to_string(touched - begin) + " of the shared memory of " + place(block) +
+                " after that block had returned";
+  }
+}
+
+// Runs the blocks of the clusters [first, last) of `order` together.
 void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t last) {
   if (has_tsan()) l.former.push_back(std::move(l.blocks));
-  l.blocks = std::vector<Block>(last - first);
-  l.runnable.assign((last - first) * l.threads, nullptr);
+  const size_t cluster = l.size.cluster;
+  l.blocks = std::vector<Block>((last - first) * cluster);
+  l.runnable.assign(l.blocks.size() * l.size.threads, nullptr);
   l.head = l.count = 0, l.polls = 0;
   size_t fibers = 0;
-  for (size_t i = first; i < last; ++i) {
-    Block& block = l.blocks[i - first];
-    const int index = order[i];
-    block.index = {index % l.grid.x, index / l.grid.x % l.grid.y, index / l.grid.x / l.grid.y};
-    block.threads = l.threads;
-    block.warps.resize((l.threads + kWarp - 1) / kWarp);
-    if (l.shared_bytes) {
-      block.shared.reset(static_cast<unsigned char*>(std::malloc(l.shared_bytes)));
+  for (size_t i = 0; i < l.blocks.size(); ++i) {
+    Block& block = l.blocks[i];
+    const int index = static_cast<int>(order[first + i / cluster] * cluster + i % cluster);
+    const Dim grid = l.size.grid;
+    block.index = {index % grid.x, index / grid.x % grid.y, index / grid.x / grid.y};
+    block.lead = &l.blocks[i / cluster * cluster];
+    block.threads = l.size.threads;
+    block.warps.resize((block.threads + kWarp - 1) / kWarp);
+    if (l.size.shared_bytes) {
+      block.shared.reset(static_cast<unsigned char*>(std::malloc(l.size.shared_bytes)));
       if (!block.shared) throw std::bad_alloc();
-      std::fill_n(block.shared.get(), l.shared_bytes, static_cast<unsigned char>(0xFF));  // NaN in every type
+      std::fill_n(block.shared.get(), l.size.shared_bytes, kPoison);
     }
-    for (int thread = 0; thread < l.threads; ++thread) {
+    for (int thread = 0; thread < block.threads; ++thread) {
       Fiber* fiber = take_fiber(fibers++);
       block.fibers.push_back(fiber);
       prepare(l, fiber, &block, thread);
@@ -278,6 +327,7 @@ void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t las
   bool all_done = true;
   for (const Block& block : l.blocks) all_done = all_done && block.returned == block.threads;
   if (l.fault.empty() && !all_done) l.fault = waiting_report(l);
+  if (cluster > 1) check_left(l);
   if (has_tsan() && !l.fault.empty()) {  // abandoned in the middle of their functions
     for (void* fiber : g_tsan_pool) __tsan_destroy_fiber(fiber);
     g_tsan_pool.clear();
@@ -291,23 +341,26 @@ void leave(Launch& l, Fiber* self) {
 
 }  // namespace
 
-void run(const char* kernel, Entry entry, const void* params, Dim grid, int threads, size_t shared_bytes, bool cooperative,
-         Schedule schedule) {
+void run(const char* kernel, Entry entry, const void* params, const Size& size, Schedule schedule) {
   if (g_launch) throw std::logic_error("a kernel cannot launch a kernel");
+  if (size.cluster < 1 || size.grid.x % size.cluster != 0)
+    throw std::logic_error(std::string(kernel) + ": " + std::to_string(size.grid.x) + " blocks in x are no clusters of " +
+                           std::to_string(size.cluster));
   Launch l{};
-  l.kernel = kernel, l.entry = entry, l.params = params, l.grid = grid, l.threads = threads, l.shared_bytes = shared_bytes;
+  l.kernel = kernel, l.entry = entry, l.params = params, l.size = size;
   l.seed = schedule.seed, l.random = schedule.seed * 0x9E3779B97F4A7C15ull + 1;
-  const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
-  std::vector<int> order(blocks);
-  for (size_t i = 0; i < blocks; ++i) order[i] = static_cast<int>(i);
+  l.poll_nanoseconds = schedule.poll_nanoseconds;
+  const size_t clusters = static_cast<size_t>(size.grid.x) * size.grid.y * size.grid.z / size.cluster;
+  std::vector<int> order(clusters);
+  for (size_t i = 0; i < clusters; ++i) order[i] = static_cast<int>(i);
   if (l.seed != 0)
-    for (size_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[next_random(l) % i]);
-  const size_t together = cooperative ? blocks : 2;
+    for (size_t i = clusters; i > 1; --i) std::swap(order[i - 1], order[next_random(l) % i]);
+  const size_t together = size.cooperative ? clusters : 2;
   if (has_tsan()) l.main_tsan = __tsan_get_current_fiber();
   g_launch = &l;
-  for (size_t first = 0; first < blocks && l.fault.empty(); first += together) {
+  for (size_t first = 0; first < clusters && l.fault.empty(); first += together) {
     try {
-      run_wave(l, order, first, std::min(blocks, first + together));
+      run_wave(l, order, first, std::min(clusters, first + together));
     } catch (...) {
       g_launch = nullptr;
       throw;
@@ -319,32 +372,67 @@ void run(const char* kernel, Entry entry, const void* params, Dim grid, int thre
 }
 
 int thread_index() { return g_launch->current->thread; }
-int block_threads() { return g_launch->threads; }
+int block_threads() { return g_launch->size.threads; }
 Dim block_index() { return g_launch->current->block->index; }
-Dim grid_size() { return g_launch->grid; }
+Dim grid_size() { return g_launch->size.grid; }
 unsigned char* shared_memory() { return g_launch->current->block->shared.get(); }
-size_t shared_bytes() { return g_launch->shared_bytes; }
+size_t shared_bytes() { return g_launch->size.shared_bytes; }
+unsigned long long nanoseconds() { return g_launch->nanoseconds; }
+int cluster_rank() { return static_cast<int>(g_launch->current->block - g_launch->current->block->lead); }
+int cluster_size() { return g_launch->size.cluster; }
 
-void block_sync(const char* file, int line) {
+namespace {
+
+// The running thread arrives at a barrier of all threads of `count` blocks and goes on when all have.
+void meet(Barrier& barrier, Block* blocks, int count, const char* what, const char* file, int line) {
   Launch& l = *g_launch;
   Fiber* self = l.current;
-  Block& block = *self->block;
-  char* order = &block.order[block.generation & 1];
+  char* order = &barrier.order[barrier.generation & 1];
   release(order);
-  if (++block.arrived == block.threads) {
-    block.arrived = 0;
-    ++block.generation;
+  if (++barrier.arrived == count * l.size.threads) {
+    barrier.arrived = 0;
+    ++barrier.generation;
     l.polls = 0;
-    for (Fiber* fiber : block.fibers)
-      if (fiber != self) make_runnable(l, fiber);
+    for (Block* block = blocks; block < blocks + count; ++block)
+      for (Fiber* fiber : block->fibers)
+        if (fiber != self) make_runnable(l, fiber);
     if (l.seed != 0) {  // the last to arrive need not be the first to go on
       make_runnable(l, self);
       yield(l, self);
     }
   } else {
-    wait_for(l, self, "block_sync", file, line);
+    wait_for(l, self, what, file, line);
   }
   acquire(order);
+}
+
+}  // namespace
+
+void block_sync(const char* file, int line) {
+  Block* block = g_launch->current->block;
+  meet(block->barrier, block, 1, "block_sync", file, line);
+}
+
+void cluster_sync(const char* file, int line) {
+  Block* lead = g_launch->current->block->lead;
+  meet(lead->cluster_barrier, lead, g_launch->size.cluster, "cluster_sync", file, line);
+}
+
+unsigned char* peer_shared(unsigned char* own, size_t bytes, int rank, const char* file, int line) {
+  const Launch& l = *g_launch;
+  Block& block = *l.current->block;
+  const unsigned char* memory = block.shared.get();
+  if (rank < 0 || rank >= l.size.cluster)
+    fail("peer_shared: rank " + std::to_string(rank) + " of a cluster of " + std::to_string(l.size.cluster), file, line);
+  if (!memory || own < memory || own + bytes > memory + l.size.shared_bytes)
+    fail("peer_shared: an address that is not in this block's " + std::to_string(l.size.shared_bytes) + " bytes of shared memory", file, line);
+  Block& peer = block.lead[rank];
+  if (&peer == &block) return own;
+  const unsigned generation = block.lead->cluster_barrier.generation;
+  if (generation == 0) fail("peer_shared before the first cluster_sync: the peer may not have started", file, line);
+  if (peer.has_left()) fail("peer_shared: the block of rank " + std::to_string(rank) + " has returned", file, line);
+  peer.asked_file = file, peer.asked_line = line, peer.asked_generation = generation;
+  return peer.shared.get() + (own - memory);
 }
 
 void warp_collective(Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line) {
@@ -381,6 +469,7 @@ void progress() { g_launch->polls = 0; }
 void pause(const char* file, int line) {
   Launch& l = *g_launch;
   Fiber* self = l.current;
+  l.nanoseconds += l.poll_nanoseconds;
   if (++l.polls > kPollsWithoutProgress * static_cast<long>(l.count + 1)) {
     self->wait = "a signal", self->file = file, self->line = line;
     l.fault = waiting_report(l);

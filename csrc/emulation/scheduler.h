@@ -1,5 +1,5 @@
-// Runs a CUDA kernel on the host: every CUDA thread is a fiber (ucontext), blocks and warps are sets of fibers with counted
-// barriers, shared memory is one heap buffer a block of exactly the launched size, filled with NaN. Used by device.h (the
+// Runs a CUDA kernel on the host: every CUDA thread is a fiber (ucontext), clusters, blocks and warps are sets of fibers with
+// counted barriers, shared memory is one heap buffer a block of exactly the launched size, filled with NaN. Used by device.h (the
 // fr:: words) and launch.cuh; nothing else sees it.
 //
 // scheduler.cpp is compiled without sanitizers in every build, so that its own bookkeeping is invisible to ThreadSanitizer;
@@ -18,9 +18,22 @@ struct Dim {
   int x = 1, y = 1, z = 1;
 };
 
-// How the threads of a launch are interleaved: seed 0 runs them in order; others pick the next thread at random.
+// How the threads of a launch are interleaved: seed 0 runs them in order; others pick the next thread at random. The device's
+// clock stands still but for poll_nanoseconds a poll (wait_until) of any thread: at 0, a wait that can never end is reported as
+// a fault instead of running into a kernel's deadline.
 struct Schedule {
   uint64_t seed = 0;
+  unsigned long long poll_nanoseconds = 0;
+};
+
+// A launch. cooperative: all blocks are resident together (they may wait for each other); otherwise a few at a time, in an order
+// that the seed decides. The blocks of a cluster are neighbours in x and always resident together.
+struct Size {
+  Dim grid;
+  int threads;
+  size_t shared_bytes;
+  int cluster;
+  bool cooperative;
 };
 
 // What a kernel did wrong: a wait that can never end, a broken fr::expect, warps that diverge at a collective. The text
@@ -34,10 +47,8 @@ enum class Collective : int { kNone, kSync, kShuffle, kMatrix, kMma };
 
 using Entry = void (*)(const void* params);
 
-// Runs `entry(params)` once per thread of the grid and returns when all have returned. cooperative: all blocks are resident
-// together (they may wait for each other); otherwise a few at a time, in an order that the seed decides.
-void run(const char* kernel, Entry entry, const void* params, Dim grid, int threads, size_t shared_bytes, bool cooperative,
-         Schedule schedule);
+// Runs `entry(params)` once per thread of the grid and returns when all have returned.
+void run(const char* kernel, Entry entry, const void* params, const Size& size, Schedule schedule);
 
 // ---- called by the words, on a fiber ------------------------------------------------------------------------------------
 int thread_index();
@@ -47,7 +58,14 @@ Dim grid_size();
 unsigned char* shared_memory();
 size_t shared_bytes();
 
+unsigned long long nanoseconds();
+
 void block_sync(const char* file, int line);
+
+int cluster_rank();
+int cluster_size();
+void cluster_sync(const char* file, int line);
+unsigned char* peer_shared(unsigned char* own, size_t bytes, int rank, const char* file, int line);
 
 // Every lane of the warp arrives with a pointer to its part; the last one calls compute(parts), then all go on. Orders memory
 // only if ordering is set (warp_sync): a shuffle or an mma does not.

@@ -1,9 +1,9 @@
 // The emulated device's own words: mma and ldmatrix lane maps element by element against the tables of the PTX manual, the
 // tile's swizzle, conversions, asynchronous copies, flags and barriers; and that each kind of broken kernel is caught.
-// usage: emulation_words_test [check | race NAME | fault NAME]
+// usage: emulation_words_test [check | race NAME]
 //   check       everything that a plain build can decide; exit status 1 on failure
-//   race NAME   runs one kernel (correct, no_barrier, wrong_half, early_flag, late_copy): for a ThreadSanitizer build, which must be
-//               silent on `correct` and report the others
+//   race NAME   runs one kernel (correct, no_barrier, ..., or of a cluster: cluster_correct, ...): for a ThreadSanitizer build,
+//               which must be silent on the correct ones and report the others
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -26,8 +26,7 @@ void check(bool condition, const std::string& what) {
 }
 
 template <class Kernel>
-std::string run(const typename Kernel::Params& params, LaunchShape shape, uint64_t seed = 0) {
-  Schedule schedule{seed};
+std::string run(const typename Kernel::Params& params, LaunchShape shape, Schedule schedule = {}) {
   try {
     launch<Kernel>(shape, params, &schedule);
   } catch (const emulation::Fault& fault) {
@@ -135,7 +134,7 @@ LoopResult run_loop(Broken broken, uint64_t seed) {
     want.swap(next);
   }
   LoopResult result;
-  result.fault = run<LoopKernel>({h.data(), flags.data(), steps, n, broken}, {blocks, 1, 1, threads, 2 * n * 4}, seed);
+  result.fault = run<LoopKernel>({h.data(), flags.data(), steps, n, broken}, {blocks, 1, 1, threads, 2 * n * 4}, {seed});
   result.right = true;
   for (int i = 0; i < n; ++i) result.right = result.right && h[steps % 2 * n + i] == want[i];
   return result;
@@ -180,6 +179,132 @@ void check_early_return() {
         "an early return before a barrier is reported: " + fault);
 }
 
+// ---- clusters ------------------------------------------------------------------------------------------------------------------
+// The same loop in every cluster: each block keeps the whole old state, twice, and a thread writes its new value into all blocks.
+enum class Torn {
+  kNo, kNoBarrier, kWrongHalf, kWrongPeer, kNoSuchPeer, kNotShared, kNoFirstBarrier, kNoLastBarrier, kKeptAddress, kLeavesEarly,
+  kOneStaysAway
+};
+struct ClusterParams {
+  const float* from;  // [clusters][n]
+  float* to;          // [clusters][n]
+  int steps;
+  Torn torn;
+};
+struct ClusterKernel : KernelBase {
+  static constexpr const char* kName = "cluster_kernel";
+  using Params = ClusterParams;
+  static void run(const ClusterParams& p) {
+    const int thread = thread_index(), size = cluster_size(), rank = cluster_rank(), n = size * block_threads();
+    const int cluster = block_x() / size + block_z() * (grid_x() / size), own = rank * block_threads() + thread;
+    float* state = reinterpret_cast<float*>(shared_memory(0, size_t(2) * n * sizeof(float)));
+    for (int i = thread; i < n; i += block_threads()) state[i] = p.from[cluster * n + i];
+    if (p.torn == Torn::kOneStaysAway && rank == 1) return;
+    if (p.torn == Torn::kNoFirstBarrier) block_sync();
+    else cluster_sync();
+    float* kept = peer_shared(state, (rank + 1) % size);
+    for (int step = 0; step < p.steps; ++step) {
+      const float* old = state + step % 2 * n;
+      const int next = (p.torn == Torn::kWrongHalf ? step : step + 1) % 2 * n;
+      const float value = (old[own] + old[(own + 1) % n]) / 2;
+      for (int peer = 0; peer < size; ++peer) {
+        const int to = p.torn == Torn::kWrongPeer && peer == 1 ? 0 : p.torn == Torn::kNoSuchPeer ? peer + 1 : peer;
+        *(peer_shared(p.torn == Torn::kNotShared ? const_cast<float*>(p.from) : state, to) + next + own) = value;
+      }
+      if (p.torn == Torn::kNoBarrier) block_sync();
+      else if (step + 1 < p.steps || p.torn != Torn::kNoLastBarrier) cluster_sync();
+    }
+    p.to[cluster * n + own] = state[p.steps % 2 * n + own];
+    if (p.torn == Torn::kKeptAddress) kept[own] = 0;  // the peer may have left
+    if (p.torn == Torn::kLeavesEarly && rank == 1) {
+      for (int i = 0; i < 100; ++i) block_sync();
+      peer_shared(state, 0)[own] = 0;
+    }
+  }
+};
+
+LoopResult run_cluster(Torn torn, uint64_t seed) {
+  const int size = 3, threads = 32, n = size * threads, clusters = 4, steps = 5;
+  std::vector<float> from(clusters * n), to(clusters * n, NAN), want, next(n);
+  for (int i = 0; i < clusters * n; ++i) from[i] = float(i * 7 % 31);
+  LoopResult result;
+  const LaunchShape shape{2 * size, 1, 2, threads, 2 * n * 4, size};
+  result.fault = run<ClusterKernel>({from.data(), to.data(), steps, torn}, shape, {seed});
+  result.right = true;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    want.assign(from.begin() + cluster * n, from.begin() + (cluster + 1) * n);
+    for (int step = 0; step < steps; ++step) {
+      for (int i = 0; i < n; ++i) next[i] = (want[i] + want[(i + 1) % n]) / 2;
+      want.swap(next);
+    }
+    for (int i = 0; i < n; ++i) result.right = result.right && to[cluster * n + i] == want[i];
+  }
+  return result;
+}
+
+void check_clusters() {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    const LoopResult result = run_cluster(Torn::kNo, seed);
+    check(result.fault.empty() && result.right, "the correct cluster kernel, seed " + std::to_string(seed) + " " + result.fault);
+  }
+  for (const auto& [torn, what] : {std::pair(Torn::kNoBarrier, "a missing cluster barrier"), {Torn::kWrongHalf, "writing the half that is read"},
+                                   {Torn::kWrongPeer, "writing to the wrong peer"}, {Torn::kKeptAddress, "writing to a peer that may have returned"}}) {
+#if defined(__SANITIZE_ADDRESS__)
+    if (torn == Torn::kKeptAddress) continue;  // ends the program there: `race cluster_kept_address`
+#endif
+    bool seen = false;
+    for (uint64_t seed = 0; seed < 6 && !seen; ++seed) {
+      const LoopResult result = run_cluster(torn, seed);
+      seen = !result.fault.empty() || !result.right;
+    }
+    check(seen, std::string(what) + " is seen in some order");
+  }
+  const std::pair<Torn, const char*> faults[] = {
+      {Torn::kNoSuchPeer, "rank 3 of a cluster of 3"},
+      {Torn::kNotShared, "not in this block's 768 bytes of shared memory"},
+      {Torn::kNoFirstBarrier, "before the first cluster_sync"},
+      {Torn::kNoLastBarrier, "a block returns while a peer may still use its shared memory"},
+      {Torn::kLeavesEarly, "the block of rank 0 has returned"},
+      {Torn::kOneStaysAway, "threads wait for cluster_sync at emulation_words_test.cpp:"},
+  };
+  for (const auto& [torn, text] : faults) {
+    const std::string fault = run_cluster(torn, 0).fault;
+    check(contains(fault, text), std::string("expected: ") + text + "; got: " + fault);
+  }
+  bool refused = false;
+  try {
+    run<ClusterKernel>({}, {4, 1, 1, 32, 768, 3});
+  } catch (const std::logic_error&) {
+    refused = true;
+  }
+  check(refused, "a grid that is no multiple of its clusters is refused");
+}
+
+// ---- the clock -----------------------------------------------------------------------------------------------------------------
+// Waits for a flag that never comes, until a deadline.
+struct DeadlineKernel : KernelBase {
+  static constexpr const char* kName = "deadline_kernel";
+  struct Params {
+    unsigned* flag;
+    unsigned long long nanoseconds;
+    int* late;
+  };
+  static void run(const Params& p) {
+    const unsigned long long deadline = global_nanoseconds() + p.nanoseconds;
+    wait_until([&] { return load_acquire(p.flag) != 0 || global_nanoseconds() > deadline; });
+    if (load_acquire(p.flag) == 0) ++*p.late;
+  }
+};
+void check_clock() {
+  unsigned flag = 0;
+  int late = 0;
+  const DeadlineKernel::Params params{&flag, 10'000'000'000ull, &late};
+  const std::string stands = run<DeadlineKernel>(params, {1, 1, 1, 1, 0});
+  check(contains(stands, "can never end") && late == 0, "while the clock stands, a wait without end is a fault: " + stands);
+  const std::string goes = run<DeadlineKernel>(params, {1, 1, 1, 1, 0}, {0, 100'000'000ull});
+  check(goes.empty() && late == 1, "a deadline ends a wait: " + goes);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -193,6 +318,14 @@ int main(int argc, char** argv) {
         std::printf("%s: %s %s\n", known, result.right ? "right" : "wrong", result.fault.c_str());
         return 0;
       }
+    const std::pair<const char*, Torn> torn_kinds[] = {{"cluster_correct", Torn::kNo}, {"cluster_no_barrier", Torn::kNoBarrier},
+        {"cluster_wrong_half", Torn::kWrongHalf}, {"cluster_kept_address", Torn::kKeptAddress}};
+    for (const auto& [known, torn] : torn_kinds)
+      if (name == known) {
+        const LoopResult result = run_cluster(torn, 3);
+        std::printf("%s: %s %s\n", known, result.right ? "right" : "wrong", result.fault.c_str());
+        return 0;
+      }
     return 2;
   }
   check_lanes();
@@ -200,6 +333,8 @@ int main(int argc, char** argv) {
   check_conversions();
   check_loop();
   check_early_return();
+  check_clusters();
+  check_clock();
   std::printf("%d failures\n", g_failures);
   return g_failures ? 1 : 0;
 }
