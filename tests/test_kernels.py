@@ -21,6 +21,7 @@ CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 NVCC = shutil.which("nvcc")
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
+CPU_CORE = ("rnn_cpu", "team", "isa_baseline")
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
 # Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
 LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}
@@ -63,6 +64,8 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
             jobs[f"{name}.o"] = ["-O1", "-c", str(csrc / "emulation" / f"{name}.cpp")]
         elif name == "rnn_emulated":
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
+        elif name in CPU_CORE:  # what the kernels are compared with
+            jobs[f"{name}.o"] = ["-std=c++20", "-O1", "-I", str(csrc), "-c", str(csrc / "cpu" / f"{name}.cpp")]
         elif name == "step":
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / f"{name}.cpp")]
         elif name in INSTANCES:
@@ -85,8 +88,10 @@ def execute(program: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+_EMULATED = ("scheduler", "collectives", *INSTANCES, "step", "rnn_emulated")
 SOURCES = {
-    "emulation_step_test": ("scheduler", "collectives", *INSTANCES, "step", "rnn_emulated", "emulation_step_test"),
+    "emulation_step_test": (*_EMULATED, "emulation_step_test"),
+    "emulation_cpu_test": (*_EMULATED, *CPU_CORE, "emulation_cpu_test"),
     "emulation_words_test": ("scheduler", "collectives", "emulation_words_test"),
 }
 
@@ -95,14 +100,18 @@ SOURCES = {
 def programs(tmp_path_factory):
     """(kind, test name) -> (program, its object files by name), built on first use."""
     built: dict[tuple[str, str], tuple[Path, dict[str, str]]] = {}
+    compiled: dict[tuple[str, str], str] = {}  # (kind, name): object file
     root = tmp_path_factory.mktemp("emulated")
 
     def get(kind: str, test: str) -> tuple[Path, dict[str, str]]:
         if (kind, test) not in built:
-            folder = root / f"{kind}-{test}"
-            folder.mkdir()
-            parts = compile_all(folder, objects(kind, CSRC, SOURCES[test]))
-            built[kind, test] = link(kind, parts, folder / test), {Path(part).stem: part for part in parts}
+            folder = root / kind
+            folder.mkdir(exist_ok=True)
+            missing = tuple(name for name in SOURCES[test] if (kind, name) not in compiled)
+            for part in compile_all(folder, objects(kind, CSRC, missing)):
+                compiled[kind, Path(part).stem] = part
+            parts = {name: compiled[kind, name] for name in SOURCES[test]}
+            built[kind, test] = link(kind, list(parts.values()), folder / test), parts
         return built[kind, test]
 
     return get
@@ -117,6 +126,12 @@ def test_kernels(programs, kind, arguments, strategy):
     code, text = execute(programs(kind, "emulation_step_test")[0], *arguments, *(["block"] * (strategy == "block")))
     assert code == 0, text[-4000:]
     assert " 0 failures" in text
+
+
+@pytest.mark.parametrize("strategy", ["step", "block"])
+def test_beside_the_cpu_core(programs, strategy):
+    code, text = execute(programs("plain", "emulation_cpu_test")[0], strategy, "0", "1")
+    assert code == 0 and " 0 failures" in text, text[-4000:]
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])

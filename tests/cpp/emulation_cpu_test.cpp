@@ -1,0 +1,268 @@
+// The emulated CUDA kernels beside the CPU core, through the structs of csrc/rnn.h that both take: every cell x type x direction
+// on small odd shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same rows; backward starts for
+// both from what the CPU core kept, so every buffer that one writes for the other's caller is compared by itself.
+// usage: emulation_cpu_test STRATEGY [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../../csrc/emulation/rnn_emulated.h"
+#include "buffer.h"
+
+namespace {
+
+using fr::Cell, fr::Type;
+
+struct Case {
+  Cell cell;
+  Type type;
+  bool tf32;
+  int64_t steps, batch, hidden, projection;
+  int directions;
+  bool first_reverse, masked, packed, recompute;
+};
+
+std::string text(const Case& c) {
+  static const char* const cells[] = {"lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh", "rnn_relu"};
+  static const char* const types[] = {"float32", "float64", "bfloat16", "float16"};
+  return std::string(cells[int(c.cell)]) + " " + (c.tf32 ? "tf32" : types[int(c.type)]) + " T" + std::to_string(c.steps) + " B" +
+         std::to_string(c.batch) + " H" + std::to_string(c.hidden) + (c.directions == 2 ? " both" : c.first_reverse ? " reverse" : " forward") +
+         (c.masked ? " masked" : "") + (c.packed ? " packed" : "") + (c.recompute ? " recompute" : "");
+}
+
+// Both round at the same places (operands and states to the storage type, all else in the state type), so they differ by the
+// order of sums in the state type: 32 roundings of it cover the sums over H and the steps. In 16 bit that flips now and then a
+// rounding to storage, which later steps pass on: 4 of those. TF32 rounds the operands of every product to 11 bits, which the
+// CPU core does not: 16 of those.
+double bound_of(const Case& c) {
+  if (c.tf32) return 16 * std::ldexp(1, -11);
+  switch (c.type) {
+    case Type::kFloat64: return 32 * std::ldexp(1, -53);
+    case Type::kFloat32: return 32 * std::ldexp(1, -24);
+    case Type::kBFloat16: return 4 * std::ldexp(1, -8);
+    default: return 4 * std::ldexp(1, -11);
+  }
+}
+
+// What one backend reads and writes for one direction.
+struct Direction {
+  Buffer input, input_gates, ih, hh, hr, bias_ih, bias_hh, h0, c0;
+  Buffer output, h_n, c_n, gates, cells;
+  Buffer d_output, d_h, d_c, d_h0_reset, d_c0_reset, d_gates, d_recurrent, h_prev, inner, d_projected;
+};
+
+struct Test {
+  const Case& c;
+  const uint64_t seed;
+  const fr::CellTraits cell;
+  const int64_t H, R, GH, saved;
+  static constexpr int64_t kInput = 3;
+  int64_t N = 0;
+  std::vector<int64_t> lengths, batch_sizes, step_offset;
+  std::vector<uint8_t> resets;
+  std::mt19937 random{7};
+  std::string worst_name;
+  double worst = 0;
+
+  Test(const Case& which, uint64_t s)
+      : c(which), seed(s), cell(fr::cell_traits(c.cell)), H(c.hidden), R(c.projection ? c.projection : c.hidden), GH(cell.gates * H),
+        saved(cell.saved * H) {}
+
+  int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); }
+  int64_t batch_at(int64_t t) const { return c.packed ? batch_sizes[t] : c.batch; }
+  int64_t row(int64_t t, int64_t b) const { return (c.packed ? step_offset[t] : t * c.batch) + b; }
+
+  void make_rows() {
+    int64_t rows = c.batch;
+    for (int64_t t = 0; t < c.steps; ++t) {
+      batch_sizes.push_back(rows), step_offset.push_back(N);
+      N += rows;
+      if (c.packed) rows = integer(1, rows);
+    }
+    for (int64_t b = 0; b < c.batch; ++b) lengths.push_back(integer(0, c.steps));
+    for (int64_t i = 0; i < N; ++i) resets.push_back(integer(0, 2) == 0);
+  }
+
+  Direction make_direction() {
+    const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
+    const auto state = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kState, rows, columns); };
+    const auto fill = [&](Buffer& buffer, double scale) {
+      std::normal_distribution<double> normal(0, scale);
+      Values values(buffer.rows * buffer.columns);
+      for (double& v : values) v = scale > 0 ? normal(random) : 0;
+      buffer.put(values);
+    };
+    const int64_t B = c.batch;
+    Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H), storage(1, GH),
+                storage(1, GH), storage(B, R), state(B, H), storage(N, R), storage(B, R), state(B, H), storage(N, saved), state(N, H),
+                storage(N, R), state(B, R), state(B, H), state(B, R), state(B, H), storage(N, GH), storage(N, H), storage(N, R),
+                storage(N, H), storage(N, c.projection)};
+    const double scale = 1 / std::sqrt(double(H));
+    fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3), fill(d.bias_hh, 0.3);
+    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.d_output, 1), fill(d.d_h, 1), fill(d.d_c, 1);
+    fill(d.gates, 0), fill(d.cells, 0), fill(d.d_h0_reset, 0), fill(d.d_c0_reset, 0);
+    for (int64_t n = 0; n < N; ++n)
+      for (int64_t j = 0; j < GH; ++j) {
+        double sum = d.bias_ih.get(0, j);
+        for (int64_t k = 0; k < kInput; ++k) sum += d.input.get(n, k) * d.ih.get(j, k);
+        d.input_gates.set(n, j, sum);
+      }
+    return d;
+  }
+
+  static Buffer copy(const Buffer& from) {
+    Buffer to(from.type, from.kind, from.rows, from.columns);
+    Values values = from.take();
+    to.put(values);
+    return to;
+  }
+  static Direction copy(const Direction& d) {
+    return {copy(d.input), copy(d.input_gates), copy(d.ih), copy(d.hh), copy(d.hr), copy(d.bias_ih), copy(d.bias_hh), copy(d.h0),
+            copy(d.c0), copy(d.output), copy(d.h_n), copy(d.c_n), copy(d.gates), copy(d.cells), copy(d.d_output), copy(d.d_h),
+            copy(d.d_c), copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent), copy(d.h_prev), copy(d.inner),
+            copy(d.d_projected)};
+  }
+
+  template <class Args>
+  void set_common(Args& args) const {
+    args.shape = {c.cell, c.type, c.steps, c.batch, kInput, H, c.projection, c.packed ? batch_sizes.data() : nullptr,
+                  c.packed ? step_offset.data() : nullptr, c.masked ? lengths.data() : nullptr, c.masked ? resets.data() : nullptr};
+    args.options = {cell.states == 2 ? 0.9 : 0.0, c.projection ? 0.8 : 0.0, c.masked};
+    args.directions = c.directions;
+    args.threads = 1;
+  }
+  fr::Weights weights(const Direction& d) const {
+    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, d.bias_hh.data, kInput, R, H};
+  }
+  bool reverse(int i) const { return i == 1 ? !c.first_reverse : c.first_reverse; }
+
+  fr::ForwardArgs forward_args(std::vector<Direction>& all, bool cpu) const {
+    fr::ForwardArgs args{};
+    set_common(args);
+    for (int i = 0; i < c.directions; ++i) {
+      Direction& d = all[i];
+      fr::ForwardDirection& to = args.direction[i];
+      to.reverse = reverse(i);
+      to.weights = weights(d);
+      if (cpu) to.input = d.input.as_rows(c.batch);
+      else to.input_gates = d.input_gates.as_rows(c.batch);
+      to.output = d.output.as_rows(c.batch);
+      to.h0 = d.h0.data, to.h_n = d.h_n.data;
+      if (cell.states == 2) to.c0 = d.c0.data, to.c_n = d.c_n.data, to.cells = d.cells.as_rows(c.batch);
+      if (saved && !c.recompute) to.gates = d.gates.as_rows(c.batch);
+    }
+    return args;
+  }
+
+  fr::BackwardArgs backward_args(std::vector<Direction>& all, bool cpu) const {
+    fr::BackwardArgs args{};
+    set_common(args);
+    args.last_step = c.steps;
+    for (int i = 0; i < c.directions; ++i) {
+      Direction& d = all[i];
+      fr::BackwardDirection& to = args.direction[i];
+      to.reverse = reverse(i);
+      to.weights = weights(d);
+      if (cpu) to.input = d.input.as_rows(c.batch);
+      else to.input_gates = d.input_gates.as_rows(c.batch);
+      to.output = d.output.as_rows(c.batch), to.d_output = d.d_output.as_rows(c.batch);
+      to.h0 = d.h0.data, to.d_h = d.d_h.data, to.wants_initial = true;
+      if (cell.states == 2) to.c0 = d.c0.data, to.d_c = d.d_c.data, to.cells = d.cells.as_rows(c.batch);
+      if (saved && !c.recompute) to.gates = d.gates.as_rows(c.batch);
+      if (c.masked) to.d_h0_reset = d.d_h0_reset.data;
+      if (c.masked && cell.states == 2) to.d_c0_reset = d.d_c0_reset.data;
+      to.d_gates = d.d_gates.as_rows(c.batch), to.h_prev = d.h_prev.as_rows(c.batch);
+      if (cell.split_gate >= 0) to.d_recurrent = d.d_recurrent.as_rows(c.batch);
+      if (cell.products == 2) to.inner = d.inner.as_rows(c.batch);
+      if (c.projection) to.d_projected = d.d_projected.as_rows(c.batch);
+    }
+    return args;
+  }
+
+  // Largest difference relative to the largest value; what neither wrote (NaN in both) is equal.
+  void compare(const std::string& name, const Buffer& a, const Buffer& b) {
+    double most = 0.1, difference = 0;
+    for (int64_t i = 0; i < a.rows; ++i)
+      for (int64_t j = 0; j < a.columns; ++j) {
+        const double x = a.get(i, j), y = b.get(i, j);
+        if (std::isnan(x) && std::isnan(y)) continue;
+        most = std::fmax(most, std::fabs(y));
+        difference = std::isnan(x - y) ? INFINITY : std::fmax(difference, std::fabs(x - y));
+      }
+    if (difference / most > worst) worst = difference / most, worst_name = name;
+  }
+
+  // The largest difference of any buffer.
+  void run(const std::string& strategy) {
+    make_rows();
+    const fr::EmulationOptions options{strategy, seed, c.tf32, 0, 0, 99 * 1024};
+    std::vector<Direction> core, kernels;
+    for (int i = 0; i < c.directions; ++i) core.push_back(make_direction()), kernels.push_back(copy(core[i]));
+    fr::cpu_forward(forward_args(core, true));
+    fr::emulated_forward(forward_args(kernels, false), options);
+    for (int i = 0; i < c.directions; ++i) {
+      const Direction &a = kernels[i], &b = core[i];
+      compare("output", a.output, b.output), compare("h_n", a.h_n, b.h_n), compare("c_n", a.c_n, b.c_n);
+      compare("gates", a.gates, b.gates), compare("cells", a.cells, b.cells);
+    }
+    std::vector<Direction> from;
+    for (const Direction& d : core) from.push_back(copy(d));
+    fr::cpu_backward(backward_args(core, true));
+    fr::emulated_backward(backward_args(from, false), options);
+    for (int i = 0; i < c.directions; ++i) {
+      const Direction &a = from[i], &b = core[i];
+      compare("d_gates", a.d_gates, b.d_gates), compare("d_recurrent", a.d_recurrent, b.d_recurrent);
+      compare("h_prev", a.h_prev, b.h_prev), compare("inner", a.inner, b.inner), compare("d_projected", a.d_projected, b.d_projected);
+      compare("d_h", a.d_h, b.d_h), compare("d_c", a.d_c, b.d_c);
+      compare("d_h0_reset", a.d_h0_reset, b.d_h0_reset), compare("d_c0_reset", a.d_c0_reset, b.d_c0_reset);
+    }
+  }
+};
+
+std::vector<Case> make_cases() {
+  std::vector<Case> cases;
+  for (const Cell cell : {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh, Cell::kRnnRelu})
+    for (const auto& [type, tf32] : {std::pair(Type::kFloat64, false), {Type::kFloat32, false}, {Type::kFloat32, true},
+                                     {Type::kBFloat16, false}, {Type::kFloat16, false}}) {
+      const auto add = [&, type = type, tf32 = tf32](int64_t steps, int64_t batch, int64_t hidden, int directions, bool first_reverse,
+                                                      bool masked, bool packed, bool recompute) {
+        const int64_t projection = cell == Cell::kLstmProjected ? std::max<int64_t>(1, hidden * 2 / 3) : 0;
+        cases.push_back({cell, type, tf32, steps, batch, hidden, projection, directions, first_reverse, masked, packed, recompute});
+      };
+      add(5, 3, 7, 1, false, false, false, false);
+      add(5, 3, 7, 1, true, true, false, false);
+      add(3, 17, 33, 2, false, true, false, false);
+      add(4, 5, 9, 2, true, true, true, true);
+      add(1, 1, 1, 1, false, false, false, false);
+    }
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string strategy = argc > 1 ? argv[1] : "step";
+  std::vector<uint64_t> seeds;
+  for (int i = 2; i < argc; ++i) seeds.push_back(std::stoull(argv[i]));
+  if (seeds.empty()) seeds.push_back(0);
+  int failures = 0, count = 0;
+  for (const Case& c : make_cases())
+    for (const uint64_t seed : seeds) {
+      Test test(c, seed);
+      ++count;
+      try {
+        test.run(strategy);
+      } catch (const std::exception& error) {
+        test.worst = INFINITY, test.worst_name = error.what();
+      }
+      const bool fails = !(test.worst <= bound_of(c));
+      failures += fails;
+      if (fails)
+        std::printf("FAIL %s seed %llu: %s differs by %.3g (bound %.3g)\n", text(c).c_str(), static_cast<unsigned long long>(seed),
+                    test.worst_name.c_str(), test.worst, bound_of(c));
+    }
+  std::printf("%d cases, %d failures\n", count, failures);
+  return failures ? 1 : 0;
+}
