@@ -1,6 +1,7 @@
-"""How a layer runs on a GPU and what a time step should cost there: ``fastrnn explain`` and ``fastrnn.explain``.
+"""How a layer runs on a GPU and what a time step should cost there: ``fastrnn.explain``.
 
 The plan and its model are csrc/cuda/plan.cpp; this prints them. Works without a GPU for the cards that have a table.
+``fastrnn explain`` is in explain_command.py.
 """
 
 from __future__ import annotations
@@ -9,22 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
 import torch
 from torch import Tensor
 
 from ._device import rnn_allows_tf32
-from ._extension import _C, has_cuda
+from ._extension import _C, build_info, has_cuda
 from .cells import CELLS, STORAGE_CODES
 
 _PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "pointwise")
-_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "tf32": torch.float32,
-}
 
 
 @dataclass(frozen=True)
@@ -119,6 +112,8 @@ def explain_layer(
     """
     if cell not in CELLS:
         raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
+    if card.startswith("cuda") and not has_cuda():
+        raise ValueError(f"no card {card}: {build_info()['cuda_status']}. Name one with a table, such as H100")
     code, storage = CELLS[cell].code, STORAGE_CODES[dtype]
     plan = _C.plan(code, storage, tf32, steps, batch, hidden, projection, directions, training, strategy, card)
     kind = "tf32" if tf32 and dtype == torch.float32 else str(dtype).removeprefix("torch.")
@@ -158,48 +153,3 @@ def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> 
         training=module.training,
         card=card,
     )
-
-
-@click.command()
-@click.option("--cell", type=click.Choice(tuple(CELLS)), default="lstm", show_default=True)
-@click.option("--hidden", type=click.IntRange(1), required=True, help="H.")
-@click.option("--batch", type=click.IntRange(1), required=True, help="B.")
-@click.option("--time", "steps", type=click.IntRange(1), default=256, show_default=True, help="T.")
-@click.option("--projection", type=click.IntRange(0), default=0, help="P, with lstm_projected.")
-@click.option("--dtype", type=click.Choice(tuple(_DTYPES)), default="bfloat16", show_default=True)
-@click.option("--bidirectional", is_flag=True, help="Both directions in one launch.")
-@click.option("--training", is_flag=True, help="Count backward too.")
-@click.option("--card", default="H100", show_default=True, help="A100, H100, H200, L40S, RTX4090, B200 or cuda:N.")
-@click.option("--plan", default="", help="Ask for a strategy: step, block, cluster, grid or streaming.")
-def command(
-    cell: str,
-    hidden: int,
-    batch: int,
-    steps: int,
-    projection: int,
-    dtype: str,
-    bidirectional: bool,
-    training: bool,
-    card: str,
-    plan: str,
-) -> None:
-    """Show how a layer runs on a GPU, and what a time step should cost there (predicted, not measured)."""
-    if cell == "lstm" and projection:
-        cell = "lstm_projected"
-    try:
-        explanation = explain_layer(
-            cell,
-            hidden=hidden,
-            batch=batch,
-            steps=steps,
-            projection=projection,
-            dtype=_DTYPES[dtype],
-            tf32=dtype == "tf32",
-            directions=2 if bidirectional else 1,
-            training=training,
-            card=card,
-            strategy=plan,
-        )
-    except (ValueError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(explanation)

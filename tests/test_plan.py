@@ -11,7 +11,8 @@ from click.testing import CliRunner
 import fastrnn
 from fastrnn._extension import _C
 from fastrnn.cells import CELLS
-from fastrnn.explain import command, explain, explain_layer
+from fastrnn.explain import explain, explain_layer
+from fastrnn.explain_command import explain as command
 
 CARDS = {card["name"]: card for card in _C.cards()}
 STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
@@ -143,6 +144,26 @@ def test_explain_command():
     assert refused.exit_code == 1 and "one SM holds" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])
     assert unknown.exit_code == 1 and "no table" in unknown.output
+    assert [*CELLS] == [*next(option for option in command.params if option.name == "cell").type.choices]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cell", "lstm_projected"], "--cell lstm_projected needs --projection"),
+        (["--cell", "gru", "--projection", "8"], "not with gru"),
+        (["--hidden", "8", "--projection", "9"], "larger than --hidden 8"),
+    ],
+)
+def test_explain_command_refuses(arguments, message):
+    result = CliRunner().invoke(command, ["--hidden", "64", "--batch", "4", *arguments])
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_explain_command_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = CliRunner().invoke(command, ["--hidden", "64", "--batch", "4", "--card", "cuda:0"])
+    assert result.exit_code == 1 and "Error: no card cuda:0: " in result.output and "such as H100" in result.output
 
 
 def test_explain_module():

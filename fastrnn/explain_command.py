@@ -1,0 +1,64 @@
+"""``fastrnn explain``: its options; the explaining is in explain.py."""
+
+from __future__ import annotations
+
+import click
+
+# The keys of fastrnn.cells.CELLS, named here so that the help needs no torch.
+_CELLS = ("lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh", "rnn_relu")
+_DTYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
+
+
+@click.command("explain")
+@click.option("--cell", type=click.Choice(_CELLS), default="lstm", show_default=True)
+@click.option("--hidden", type=click.IntRange(1), required=True, help="H.")
+@click.option("--batch", type=click.IntRange(1), required=True, help="B.")
+@click.option("--time", "steps", type=click.IntRange(1), default=256, show_default=True, help="T.")
+@click.option("--projection", type=click.IntRange(0), default=0, help="P, with the cells lstm and lstm_projected.")
+@click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True)
+@click.option("--bidirectional", is_flag=True, help="Both directions in one launch.")
+@click.option("--training", is_flag=True, help="Count backward too.")
+@click.option("--card", default="H100", show_default=True, help="A100, H100, H200, L40S, RTX4090, B200 or cuda:N.")
+@click.option("--plan", default="", help="Ask for a strategy: step, block, cluster, grid or streaming.")
+def explain(
+    cell: str,
+    hidden: int,
+    batch: int,
+    steps: int,
+    projection: int,
+    dtype: str,
+    bidirectional: bool,
+    training: bool,
+    card: str,
+    plan: str,
+) -> None:
+    """Show how a layer runs on a GPU, and what a time step should cost there (predicted, not measured)."""
+    if cell == "lstm" and projection:
+        cell = "lstm_projected"
+    if cell == "lstm_projected" and not projection:
+        raise click.UsageError("--cell lstm_projected needs --projection, the size P")
+    if cell != "lstm_projected" and projection:
+        raise click.UsageError(f"--projection goes with --cell lstm or lstm_projected, not with {cell}")
+    if projection > hidden:
+        raise click.UsageError(f"--projection {projection} is larger than --hidden {hidden}")
+    import torch
+
+    from .explain import explain_layer
+
+    try:
+        explanation = explain_layer(
+            cell,
+            hidden=hidden,
+            batch=batch,
+            steps=steps,
+            projection=projection,
+            dtype=torch.float32 if dtype == "tf32" else getattr(torch, dtype),
+            tf32=dtype == "tf32",
+            directions=2 if bidirectional else 1,
+            training=training,
+            card=card,
+            strategy=plan,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(explanation)
