@@ -12,11 +12,18 @@ if not any(_here.glob("_C.*")):
     if _installed is not None and _installed.submodule_search_locations:
         __path__[:] = _installed.submodule_search_locations
 
-from . import functional  # noqa: E402
-from ._extension import build_info, has_cuda  # noqa: E402
-from .convert import convert, revert  # noqa: E402
-from .explain import explain  # noqa: E402
-from .modules import GRU, LSTM, RNN  # noqa: E402
-
 __version__ = "0.1.0"
 __all__ = ["GRU", "LSTM", "RNN", "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "revert"]
+
+if _Path(*_sys.argv[:1]).stem != "fastrnn":
+    from ._api import GRU, LSTM, RNN, build_info, convert, explain, functional, has_cuda, revert
+else:
+
+    def __getattr__(name: str) -> object:
+        """In the program ``fastrnn`` the same names, imported on first use: its help does not wait for torch."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import _api
+
+        globals().update({each: getattr(_api, each) for each in _api.__all__})
+        return globals()[name]

@@ -415,6 +415,23 @@ def test_every_command_can_be_loaded():
     walk(main)
 
 
+def test_help_needs_no_torch():
+    program = """
+import sys
+sys.argv = ["/usr/bin/fastrnn"]
+from click.testing import CliRunner
+from fastrnn.benchmarks.command import BENCHMARKS
+from fastrnn.cli import COMMANDS, main
+for arguments in [[], *([name] for name in COMMANDS), *(["bench", name] for name in BENCHMARKS)]:
+    outcome = CliRunner().invoke(main, [*arguments, "--help"])
+    assert outcome.exit_code == 0 and "Usage: " in outcome.output, arguments
+    assert not {"torch", "h5py", "matplotlib"} & set(sys.modules), arguments
+import fastrnn
+assert fastrnn.convert.__module__ == "fastrnn.convert" and fastrnn.LSTM(2, 3).hidden_size == 3
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_runs_as_a_module():
     package = command.__package__
     outcome = subprocess.run([sys.executable, "-m", package, "--help"], capture_output=True, text=True)

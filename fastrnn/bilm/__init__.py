@@ -1,12 +1,30 @@
-"""ELMo and its bidirectional language model: inference, weight files, embedding of text, training."""
+"""ELMo and its bidirectional language model: inference, weight files, embedding of text, training.
 
-from .characters import batch_to_ids
-from .elmo import Elmo, ElmoOutput
-from .files import WeightsError
-from .mix import ScalarMix
-from .model import BiLanguageModel, BiLMOutput
-from .options import BiLMOptions, CharacterOptions
+The names below are imported on first use, so that the commands show their help without waiting for torch.
+"""
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .characters import batch_to_ids
+    from .elmo import Elmo, ElmoOutput
+    from .files import WeightsError
+    from .mix import ScalarMix
+    from .model import BiLanguageModel, BiLMOutput
+    from .options import BiLMOptions, CharacterOptions
+
+_MODULES = {
+    "BiLMOptions": "options",
+    "BiLMOutput": "model",
+    "BiLanguageModel": "model",
+    "CharacterOptions": "options",
+    "Elmo": "elmo",
+    "ElmoOutput": "elmo",
+    "ScalarMix": "mix",
+    "WeightsError": "files",
+    "batch_to_ids": "characters",
+}
 __all__ = [
     "BiLMOptions",
     "BiLMOutput",
@@ -18,3 +36,13 @@ __all__ = [
     "WeightsError",
     "batch_to_ids",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

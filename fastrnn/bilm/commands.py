@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """Shows errors that a user can mend as one line; anything else is a defect and keeps its traceback."""
-    from .checkpoint import CheckpointError
-    from .training import TrainingError
-
     try:
         yield
     except BrokenPipeError:  # the reader of our output has enough
         raise
-    except (ValueError, OSError, ImportError, TrainingError, CheckpointError) as error:
+    except (ValueError, OSError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    except RuntimeError as error:
+        from .checkpoint import CheckpointError
+        from .training import TrainingError
+
+        if not isinstance(error, (CheckpointError, TrainingError)):
+            raise
         raise click.ClickException(str(error)) from error
 
 

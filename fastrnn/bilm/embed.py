@@ -20,10 +20,8 @@ from .characters import BOS, EOS
 from .chunks import InFile, InMemory, contextualize_in_chunks
 from .elmo import CarriedState, tokens_of, word_ids
 from .model import BiLanguageModel
+from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
-TOKENS_PER_BATCH = 4096
-CHUNK_LENGTH = 1024
-STATEFUL_BATCH = 64  # of AllenNLP's elmo command
 _REMEMBERED = 65536  # distinct tokens whose vectors are kept: 128 MiB of the released models' float32 vectors
 _WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length
 

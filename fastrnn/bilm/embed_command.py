@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from .embed import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
+from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 _SECONDS_BETWEEN_CHECKPOINTS = 10
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

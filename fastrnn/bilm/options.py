@@ -8,6 +8,11 @@ from typing import Any
 OFFICIAL_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 CHARACTER_ROWS = 262  # 256 bytes, 5 specials, and row 0: "no token"
 
+# How text is divided when it is embedded; see embed.py.
+TOKENS_PER_BATCH = 4096
+CHUNK_LENGTH = 1024
+STATEFUL_BATCH = 64  # of AllenNLP's elmo command
+
 
 @dataclass(frozen=True)
 class CharacterOptions:
