@@ -58,7 +58,7 @@ class Explanation:
         yield ""
         yield (
             f"  {'us a step':<12}{'forward':>9}{'backward':>10}  {'bound':<11}{'blocks':>7}{'cluster':>8}{'groups':>7}"
-            f"{'rows':>6}{'resident':>11}{'shared':>11}"
+            f"{'rows':>6}{'registers':>10}{'resident':>11}{'shared':>11}"
         )
         for c in self.candidates:
             forward, backward = c["forward"], c["backward"]
@@ -68,7 +68,7 @@ class Explanation:
             state = "" if c["built"] else "  (not built yet)"
             yield (
                 f"  {c['strategy']:<12}{forward['total']:>9.2f}{backward['total']:>10.2f}  {forward['bound']:<11}"
-                f"{c['blocks']:>7}{c['cluster']:>8}{c['groups']:>7}{c['rows_per_group']:>6}"
+                f"{c['blocks']:>7}{c['cluster']:>8}{c['groups']:>7}{c['rows_per_group']:>6}{c['registers']:>10}"
                 f"{c['resident_bytes'] / 1024:>7.1f} KiB{c['shared_bytes'] / 1024:>7.1f} KiB{state}"
             )
         yield ""

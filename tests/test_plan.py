@@ -65,6 +65,7 @@ def test_every_plan_is_legal(card):
         for c in plan["candidates"]:
             assert c["forward"]["total"] > 0 and c["backward"]["total"] > 0
             assert c["threads"] <= 1024 and c["threads"] % 32 == 0
+            assert c["registers"] * c["threads"] <= limits["registers_per_sm"]
             if c["refusal"]:
                 continue
             assert 1 <= c["blocks"] < 2**31

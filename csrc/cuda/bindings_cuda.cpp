@@ -6,6 +6,7 @@
 #include "../emulation/rnn_emulated.h"
 #include "../emulation/scheduler.h"
 #include "rnn_cuda.h"
+#include "step.h"
 
 namespace py = pybind11;
 
@@ -45,7 +46,7 @@ py::dict plan_dict(const Plan& plan) {
   for (const Candidate& c : plan.candidates)
     candidates.append(py::dict("strategy"_a = strategy_name(c.strategy), "built"_a = c.built, "refusal"_a = c.refusal,
                                "blocks"_a = c.blocks, "threads"_a = c.threads, "cluster"_a = c.cluster, "groups"_a = c.groups,
-                               "rows_per_group"_a = c.rows_per_group, "weight_bytes"_a = c.weight_bytes,
+                               "rows_per_group"_a = c.rows_per_group, "registers"_a = c.registers, "weight_bytes"_a = c.weight_bytes,
                                "resident_bytes"_a = c.resident_bytes, "shared_bytes"_a = c.shared_bytes,
                                "forward"_a = cost_dict(c.forward), "backward"_a = cost_dict(c.backward)));
   return py::dict("strategy"_a = strategy_name(plan.chosen), "reasons"_a = plan.reasons, "candidates"_a = candidates,
@@ -83,6 +84,9 @@ void bind_cuda(py::module_& m) {
     for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));
     return names;
   });
+  m.def("planned_registers", [](const std::string& strategy, int type, bool tf32, int gates, bool backward) {
+          return planned_registers(strategy_named(strategy), math_of(static_cast<Type>(type), tf32), gates, backward);
+        }, "strategy"_a, "type"_a, "tf32"_a, "gates"_a, "backward"_a);
   m.def("plan", [](int cell, int type, bool tf32, int64_t steps, int64_t batch, int64_t hidden, int64_t projection, int directions,
                    bool training, const std::string& strategy, const std::string& card) {
           PlanRequest request;

@@ -75,6 +75,15 @@ struct Work {
   }
 };
 
+// The most registers of any kernel of a call.
+int most_registers(Strategy strategy, const Work& work) {
+  const Math math = math_of(work.r.type, work.r.tf32);
+  int most = planned_registers(strategy, math, work.cell.first_gates, false);
+  if (work.cell.products == 2) most = std::max(most, planned_registers(strategy, math, 1, false));
+  if (work.r.training) most = std::max(most, planned_registers(strategy, math, 1, true));
+  return most;
+}
+
 Candidate blank(Strategy strategy, const Work& work) {
   Candidate c{};
   c.strategy = strategy;
@@ -82,7 +91,17 @@ Candidate blank(Strategy strategy, const Work& work) {
   c.cluster = c.groups = 1;
   c.rows_per_group = work.r.batch;
   c.weight_bytes = work.weight_bytes;
+  c.registers = most_registers(strategy, work);
   return c;
+}
+
+// What the device does not give a block, or "".
+std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits) {
+  if (c.shared_bytes > limits.shared_per_block)
+    return "a block needs " + kib(c.shared_bytes) + " of shared memory, the device gives " + kib(limits.shared_per_block);
+  if (static_cast<int64_t>(c.registers) * c.threads > limits.registers_per_sm)
+    return number(c.threads) + " threads of " + number(c.registers) + " registers a block, an SM has " + number(limits.registers_per_sm);
+  return "";
 }
 
 Candidate plan_step(const Work& work, const DeviceLimits& limits) {
@@ -94,8 +113,7 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   const StepTile tile = step_tile(gates, work.r.type, work.width * work.element, work.r.batch, limits.shared_per_block);
   c.threads = tile.threads();
   c.shared_bytes = step_shared_bytes(tile, gates, work.r.type);
-  if (c.refusal.empty() && c.shared_bytes > limits.shared_per_block)
-    c.refusal = "a block needs " + kib(c.shared_bytes) + " of shared memory, the device gives " + kib(limits.shared_per_block);
+  if (c.refusal.empty()) c.refusal = block_limits_refusal(c, limits);
   c.blocks = static_cast<int>(divide_up(work.r.hidden, 16 * tile.unit_warps) * divide_up(work.r.batch, 32 * tile.row_warps)) *
              work.r.directions;
   const double busy = std::min<double>(c.blocks, limits.sms);
@@ -252,6 +270,25 @@ const char* strategy_name(Strategy strategy) {
   return kNames[static_cast<int>(strategy)];
 }
 
+Strategy strategy_named(const std::string& name) {
+  for (int i = 0; i < kStrategyCount; ++i)
+    if (name == strategy_name(static_cast<Strategy>(i))) return static_cast<Strategy>(i);
+  throw std::invalid_argument("strategy \"" + name + "\" is not one of step, block, cluster, grid, streaming");
+}
+
+int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
+  // By gate rows, 1 to 4.
+  static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168}, kStepDouble[] = {128, 168, 200, 232};
+  static constexpr int kBlockForward[] = {152, 255, 232, 248};
+  constexpr int kAll = 255;  // one block of 256 threads an SM
+  if (gates < 1 || gates > 4) throw std::invalid_argument("gates: expected 1 to 4");
+  switch (strategy) {
+    case Strategy::kStep: return (math == Math::kFloat64 ? kStepDouble : math == Math::kFloat32 ? kStepFloat : kStepTensor)[gates - 1];
+    case Strategy::kBlock: return backward ? kAll : kBlockForward[gates - 1];
+    default: return kAll;
+  }
+}
+
 const std::vector<DeviceLimits>& known_cards() {
   // Vendor's data sheets: capability, SMs, shared memory a block and an SM, registers, L2, cluster; dense rates. H100: tensor16
   // and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Reads an SM: see the head of this file; scaled by clock elsewhere.
@@ -310,14 +347,11 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
     return c.refusal.empty() ? (c.built ? std::string("can run") : "this version has no kernels for it") : c.refusal;
   };
   if (!request.strategy.empty()) {
-    for (const Candidate& c : plan.candidates)
-      if (request.strategy == strategy_name(c.strategy)) {
-        if (!c.can_run()) throw std::invalid_argument("strategy \"" + request.strategy + "\" cannot run here: " + describe(c));
-        plan.chosen = c.strategy;
-        plan.reasons.push_back(request.strategy + " was asked for");
-        return plan;
-      }
-    throw std::invalid_argument("strategy \"" + request.strategy + "\" is not one of step, block, cluster, grid, streaming");
+    plan.chosen = strategy_named(request.strategy);
+    if (!plan.candidate().can_run())
+      throw std::invalid_argument("strategy \"" + request.strategy + "\" cannot run here: " + describe(plan.candidate()));
+    plan.reasons.push_back(request.strategy + " was asked for");
+    return plan;
   }
   plan.chosen = choose_strategy(request, limits);
   for (const Candidate& c : plan.candidates) {

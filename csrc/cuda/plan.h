@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../rnn.h"
+#include "step_params.h"
 
 namespace fr {
 
@@ -32,6 +33,11 @@ DeviceLimits limits_like(int capability, int sms);
 enum class Strategy : int { kStep, kBlock, kCluster, kGrid, kStreaming };
 constexpr int kStrategyCount = 5;
 const char* strategy_name(Strategy strategy);
+Strategy strategy_named(const std::string& name);  // throws std::invalid_argument naming all
+
+// Registers a thread of a strategy's kernels may take, which is what the plan counts with: `gates` gate rows a unit, forward or
+// backward. Allocated in eights. tests/test_kernels.py holds the compiler to it.
+int planned_registers(Strategy strategy, Math math, int gates, bool backward);
 
 struct PlanRequest {
   Cell cell = Cell::kLstm;
@@ -56,6 +62,7 @@ struct Candidate {
   bool built;             // this version has its kernels
   std::string refusal;    // "": can run; else the limit that fails, with numbers
   int blocks, threads, cluster, groups;  // grid in all; blocks a cluster (1: none); batch groups, each with its own weights
+  int registers;          // a thread, at most, of any kernel of the call
   int64_t rows_per_group;
   int64_t weight_bytes;   // a direction's recurrent weights
   int64_t resident_bytes; // of them, on one SM
