@@ -43,7 +43,7 @@ class Case:
         if self.proj and self.cell != "lstm":
             raise ValueError(f"only the LSTM has a projection; got proj={self.proj} with cell {self.cell}")
         if not 0 <= self.proj < self.hidden:
-            raise ValueError(f"proj must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
+            raise ValueError(f"projection must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
 
     @property
     def sizes(self) -> str:

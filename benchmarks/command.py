@@ -40,7 +40,7 @@ def select_cases(name: str | None, options: dict[str, tuple], bidirectional: boo
     Raises:
         click.UsageError: options that do not go together, or a list that has none of the asked cases.
     """
-    shapes = [f"--{field}" for field in _SIZES if options[field]]
+    shapes = [_option(field) for field in _SIZES if options[field]]
     shapes += ["--bidirectional"] * bidirectional + ["--packed"] * packed
     if name and shapes:
         raise click.UsageError(f"--cases {name} has its own shapes; leave out {', '.join(shapes)}")
@@ -112,11 +112,16 @@ def save(run: Run, csv: Path | None, json: Path | None, plot: Path | None) -> No
                 raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def _option(field: str) -> str:
+    return "--projection" if field == "proj" else f"--{field}"
+
+
 def _sizes(command: click.Command) -> click.Command:
     letters = {"time": "T", "batch": "B", "input": "I", "hidden": "H", "layers": "L", "proj": "P, LSTM only"}
     for field, default in reversed(_SIZES.items()):
         command = click.option(
-            f"--{field}",
+            _option(field),
+            field,
             type=click.IntRange(min=0 if field == "proj" else 1),
             multiple=True,
             help=f"{letters[field]}; default {default}.",

@@ -145,14 +145,14 @@ def _table(results: list[Measured]):
     default=("float32", "bfloat16"),
     show_default=True,
 )
-@click.option("--hidden", type=click.IntRange(min=2), default=4096, show_default=True, help="Cells of a layer.")
+@click.option("--dim", type=click.IntRange(min=2), default=4096, show_default=True, help="Cells of a layer.")
 @click.option("--projection", type=click.IntRange(min=1), default=512, show_default=True, help="Width of its output.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Most rounds a part.")
 @click.option("--budget", type=click.FloatRange(min=0), default=40, show_default=True, help="Seconds a part.")
 @click.option("--json", type=OUTPUT_FILE, help="Write machine, measurements and ratios as JSON.")
 def elmo(
-    batch: tuple[int, ...], length: int, dtype: tuple[str, ...], hidden: int, projection: int, device: str,
+    batch: tuple[int, ...], length: int, dtype: tuple[str, ...], dim: int, projection: int, device: str,
     repeats: int, budget: float, json: Path | None,
 ) -> None:  # fmt: skip
     """Time ELMo at the released models' size (random weights): character CNN, layers, and the whole.
@@ -177,7 +177,7 @@ def elmo(
                 def started(part: str, kind=kind, rows=rows) -> None:
                     progress.update(task, advance=1, description=f"{part}, {kind}, B={rows}")
 
-                sizes = {"hidden": hidden, "projection": projection}
+                sizes = {"hidden": dim, "projection": projection}
                 results += run(kind, rows, length, device, repeats, budget, sizes, started)
     machine = describe(device)
     found = ratios(results)
@@ -188,7 +188,7 @@ def elmo(
     if not console.is_terminal:
         console.width = max(console.width, 110)
     place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
-    console.print(f"2 x {hidden} cells, projection {projection}, {length} tokens a sentence; {place}")
+    console.print(f"2 x {dim} cells, projection {projection}, {length} tokens a sentence; {place}")
     console.print(_table(results))
     for name, ratio in found.items():
         click.echo(f"{name}: {ratio:.2f}x")

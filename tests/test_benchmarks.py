@@ -241,8 +241,8 @@ def test_command_writes_table_files_and_the_last_line(tmp_path):
 
 def test_command_measures_packed_projected_deep_and_16_bit(tmp_path):
     path = tmp_path / "out.json"
-    options = ["--packed", "--proj", 2, "--layers", 2, "--bidirectional", "--dtype", "bfloat16", "--mode", "training"]
-    outcome = run(*TINY, *options, "--input-gradient", "--json", path)
+    options = ["--packed", "--projection", 2, "--layers", 2, "--bidirectional", "--dtype", "bfloat16"]
+    outcome = run(*TINY, *options, "--mode", "training", "--input-gradient", "--json", path)
     assert outcome.exit_code == 0, outcome.output
     rows = json.loads(path.read_text())["results"]
     assert {row["provider"] for row in rows} == {"torch.nn", "fastrnn", "fastrnn lengths", "step loop"}
@@ -319,8 +319,8 @@ def test_a_spent_budget_leaves_cases_out_and_says_so():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--cell", "gru", "--proj", 2], "only the LSTM has a projection"),
-        (["--hidden", 4, "--proj", 4], "proj must lie between 0 and hidden - 1 = 3"),
+        (["--cell", "gru", "--projection", 2], "only the LSTM has a projection"),
+        (["--hidden", 4, "--projection", 4], "projection must lie between 0 and hidden - 1 = 3"),
         (["--cases", "cpu", "--hidden", 4, "--packed"], "--cases cpu has its own shapes; leave out --hidden, --packed"),
         (["--cases", "cuda", "--cell", "rnn_relu"], "has no case with cell rnn_relu"),
         (["--cases", "none"], "none"),
@@ -432,6 +432,21 @@ assert fastrnn.convert.__module__ == "fastrnn.convert" and fastrnn.LSTM(2, 3).hi
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_options_have_one_spelling():
+    """Where several commands have an option, it has one name."""
+
+    def options(group: click.Group, context: click.Context):
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            if isinstance(found, click.Group):
+                yield from options(found, context)
+            yield from (option for parameter in found.params for option in parameter.opts if option.startswith("--"))
+
+    others = {"--proj", "--proj-size", "--vocabulary", "--batch-size", "--lr", "--rate", "--epoch", "--unroll-steps"}
+    promised = {"--batch-size"}  # of embed, beside --batch: the README of an earlier version has it
+    assert others & set(options(main, click.Context(main))) <= promised
+
+
 def test_runs_as_a_module():
     package = command.__package__
     outcome = subprocess.run([sys.executable, "-m", package, "--help"], capture_output=True, text=True)
@@ -445,7 +460,7 @@ def test_char_lm_curves_agree(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 20)
     files = ["--json", tmp_path / "lm.json", "--plot", tmp_path / "lm.png"]
-    sizes = ["--batch", 3, "--time", 8, "--hidden", 16, "--layers", 2, "--steps", 30, "--rate", "0.01"]
+    sizes = ["--batch", 3, "--time", 8, "--hidden", 16, "--layers", 2, "--steps", 30, "--learning-rate", "0.01"]
     outcome = run("char-lm", text, *sizes, *files)
     assert outcome.exit_code == 0, outcome.output
     content = json.loads((tmp_path / "lm.json").read_text())

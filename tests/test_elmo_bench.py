@@ -13,7 +13,7 @@ from fastrnn.benchmarks import elmo, elmo_models
 from fastrnn.bilm import BiLanguageModel, BiLMOptions
 from fastrnn.cli import main
 
-SIZES = ["--hidden=24", "--projection=8", "--length=4"]
+SIZES = ["--dim=24", "--projection=8", "--length=4"]
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")

@@ -110,7 +110,7 @@ def test_sums_of_layers(tmp_path, files, argument, weights, pieces, dtype):
 @pytest.mark.parametrize("batch_size", [3, 64])
 @pytest.mark.parametrize("chunk_length", [5, 1024])
 def test_stateful(tmp_path, files, batch_size, chunk_length):
-    run(tmp_path, files, "out.hdf5", "--stateful", f"--batch-size={batch_size}", f"--chunk-length={chunk_length}")
+    run(tmp_path, files, "out.hdf5", "--stateful", f"--batch={batch_size}", f"--chunk-length={chunk_length}")
     arrays = read(tmp_path / "out.hdf5")
     for number, truth in enumerate(expected(stateful=True, batch_size=batch_size)):
         tolerances.assert_close(torch.from_numpy(arrays[str(number)]), torch.from_numpy(truth), tolerances.ELMO_SAME)
@@ -158,7 +158,7 @@ def test_words_and_native_weights(tmp_path):
     native.save(tmp_path / "w.safetensors", model)
     (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\ncat\nsat\n")
     (tmp_path / "text.txt").write_text("cat sat dog\n\nsat\n")
-    given = [f"--weights={tmp_path / 'w.safetensors'}", f"--vocabulary={tmp_path / 'words.txt'}"]
+    given = [f"--weights={tmp_path / 'w.safetensors'}", f"--vocab={tmp_path / 'words.txt'}"]
     run(tmp_path, given, "out.hdf5")
     with torch.no_grad():
         truth = model(torch.tensor([[4, 5, 3]]))
@@ -172,7 +172,7 @@ def test_words_and_native_weights(tmp_path):
 def test_sixteen_bit_computing(tmp_path, files, compute):
     run(tmp_path, files, "exact.hdf5", "--top")
     for name, pieces in (("whole.hdf5", []), ("pieces.hdf5", ["--chunk-length=9"])):
-        run(tmp_path, files, name, "--top", f"--compute={compute}", *pieces)
+        run(tmp_path, files, name, "--top", f"--precision={compute}", *pieces)
         exact, found = (np.concatenate(list(read(tmp_path / n).values())) for n in ("exact.hdf5", name))
         bound = tolerances.elmo_16bit(getattr(torch, compute))
         tolerances.assert_close(torch.from_numpy(found), torch.from_numpy(exact), bound, relative=True)
@@ -222,7 +222,7 @@ embed_command.embed(sys.argv[2:])
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--tokens=60"], ["--stateful", "--batch-size=2"], ["--chunk-length=5", "--average"]]
+    "arguments", [["--tokens=60"], ["--stateful", "--batch=2"], ["--chunk-length=5", "--average"]]
 )
 def test_a_kill_in_the_middle_of_writing_is_resumed(tmp_path, files, arguments):
     run(tmp_path, files, "whole.hdf5", *arguments)

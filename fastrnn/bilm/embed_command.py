@@ -38,7 +38,7 @@ class _Layers(click.ParamType):
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--options", type=_FILE, help="options.json of the original's two files.")
 @click.option("--weights", type=_FILE, required=True, help="The hdf5 weights, or .safetensors or .th.")
-@click.option("--vocabulary", type=_FILE, help="Word models: the words, one a line.")
+@click.option("--vocab", "vocabulary", type=_FILE, help="Word models: the words, one a line.")
 @click.option("--all", "kind", flag_value="all", default=True, help="All layers, (L+1, tokens, 2P). The default.")
 @click.option("--top", "kind", flag_value="top", help="The top layer, (tokens, 2P).")
 @click.option("--average", "kind", flag_value="average", help="The average of all layers, (tokens, 2P).")
@@ -52,7 +52,9 @@ class _Layers(click.ParamType):
     "batch row on to the next batch, in file order, as the original programs do, and gives their numbers.",
 )
 @click.option(
+    "--batch",
     "--batch-size",
+    "batch_size",
     type=click.IntRange(min=1),
     default=STATEFUL_BATCH,
     show_default=True,
@@ -74,7 +76,7 @@ class _Layers(click.ParamType):
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
-    "--compute", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
+    "--precision", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
     help="Type of weights and activations.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing output, finished or not.")
@@ -128,7 +130,7 @@ def _fingerprint(sentences: Path, settings: dict) -> str:
                 while block := file.read(1 << 20):
                     inner.update(block)
             digest.update(inner.digest())
-    names = ("kind", "dtype", "stateful", "batch_size", "tokens", "chunk_length", "compute")
+    names = ("kind", "dtype", "stateful", "batch_size", "tokens", "chunk_length", "precision")
     digest.update(json.dumps({name: settings[name] for name in names}).encode())
     return digest.hexdigest()
 
@@ -155,7 +157,7 @@ def _run(sentences: Path, output: Path, settings: dict) -> None:
     lines = read_lines(sentences)
     tokens = [line.split() for line in lines]
     model = read_elmo(settings["weights"], settings["options"]).bilm
-    model = model.to(device=device, dtype=getattr(torch, settings["compute"])).requires_grad_(False)
+    model = model.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
     words = None if settings["vocabulary"] is None else read_lines(settings["vocabulary"])
     try:
         embedder = Embedder(
