@@ -222,7 +222,7 @@ def bilm_training(
     from rich.console import Console
 
     from fastrnn.bilm.options import BiLMOptions, CharacterOptions
-    from fastrnn.bilm.text import scan
+    from fastrnn.bilm.text import read_sentences, scan
     from fastrnn.bilm.training import TrainingOptions
     from fastrnn.bilm.vocabulary import build_vocabulary, count_words
 
@@ -238,7 +238,7 @@ def bilm_training(
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
         synthetic_text(text, 300_000, words)
-        shards, vocabulary = scan([text]), build_vocabulary(count_words([text]), min_count=1)
+        shards, vocabulary = scan([text]), build_vocabulary(count_words(read_sentences(text)), min_count=1)
         speed = data_speed(shards, vocabulary, batch, unroll, 600_000)
         trainers = {
             name: make_trainer(name, model_options, options, vocabulary, shards, device)

@@ -250,7 +250,7 @@ def train_language_model(folder: Path, sentences: Sequence[Sequence[str]], epoch
     folder.mkdir(parents=True, exist_ok=True)
     text, words = folder / "train.txt", folder / "words.txt"
     text.write_text("".join(" ".join(sentence) + "\n" for sentence in sentences), encoding="utf-8")
-    build_vocabulary(count_words([text]), min_count=2).save(words)
+    build_vocabulary(count_words(sentences), min_count=2).save(words)
     characters = CharacterOptions(filters=((1, 16), (2, 16), (3, 32), (4, 64), (5, 64)), highways=1)
     train(
         Run(train=[str(text)], vocabulary=str(words), folder=str(folder), epochs=epochs, log_every=200),

@@ -171,13 +171,13 @@ def test_folder_and_pattern_name_the_same_files(tmp_path: Path) -> None:
 
 def test_vocabulary_is_sorted_by_frequency(tmp_path: Path) -> None:
     path = write(tmp_path / "text.txt", "b b b a a c <UNK> c c c\nd\n")
-    vocabulary = build_vocabulary(count_words([path]), min_count=2)
+    vocabulary = build_vocabulary(count_words(read_sentences(path)), min_count=2)
     assert vocabulary.words == ["<S>", "</S>", "<UNK>", "c", "b", "a"]
     vocabulary.save(tmp_path / "vocab.txt")
     assert Vocabulary.load(tmp_path / "vocab.txt").words == vocabulary.words
-    assert build_vocabulary(count_words([path]), 1, max_size=4).words == vocabulary.words[:4]
+    assert build_vocabulary(count_words(read_sentences(path)), 1, max_size=4).words == vocabulary.words[:4]
     with pytest.raises(TextError, match="no word occurs 9 times"):
-        build_vocabulary(count_words([path]), 9)
+        build_vocabulary(count_words(read_sentences(path)), 9)
 
 
 @pytest.mark.parametrize(

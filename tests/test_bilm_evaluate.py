@@ -143,6 +143,22 @@ def test_export_and_load(model: LanguageModel, tmp_path: Path) -> None:
     assert str(evaluate(loaded, TOKENS)) == str(evaluate(model, TOKENS))
     with pytest.raises(FileNotFoundError, match="holds no trained model"):
         LanguageModel.load(tmp_path / "other")
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "further"]) + "\n")
+    with pytest.raises(ValueError, match=f"not one over the {len(WORDS) + 1} words of .*vocab.txt"):
+        LanguageModel.load(tmp_path)
+
+
+def test_text_from_standard_input(model: LanguageModel, tmp_path: Path) -> None:
+    model.export(tmp_path)
+    text, words = tmp_path / "text.txt", tmp_path / "words.txt"
+    text.write_text("\n".join(SENTENCES) + "\n")
+    for arguments in (["score"], ["eval-bilm"], ["vocab", "--out", str(words), "--min-count", "1"]):
+        model_folder = [] if arguments[0] == "vocab" else ["--model", str(tmp_path)]
+        named = CliRunner().invoke(main, [*arguments, str(text), *model_folder], catch_exceptions=False)
+        piped = CliRunner().invoke(main, [*arguments, "-", *model_folder], input=text.read_bytes())
+        assert piped.exit_code == 0 and piped.output == named.output
+    nothing = CliRunner().invoke(main, ["score", "-", "--model", str(tmp_path)], input=b"")
+    assert nothing.exit_code == 1 and nothing.output.startswith("Error: standard input is empty")
 
 
 def test_commands_follow_each_other(tmp_path: Path) -> None:

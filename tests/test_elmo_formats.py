@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
 import sys
 
@@ -66,6 +67,16 @@ def test_native_round_trip(tmp_path, name, dtype):
     assert native.read_metadata(tmp_path / "w.safetensors")["step"] == "7"
     with pytest.raises(ValueError, match="taken by"):
         native.save(tmp_path / "w.safetensors", model, {"bilm.x": torch.zeros(1)})
+
+
+def test_native_files_follow_the_umask(tmp_path):
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        before = os.umask(mask)
+        try:
+            native.save(tmp_path / "m.safetensors", make_model())
+        finally:
+            os.umask(before)
+        assert (tmp_path / "m.safetensors").stat().st_mode & 0o777 == mode
 
 
 def test_native_round_trip_of_an_elmo(tmp_path):
@@ -212,6 +223,9 @@ def test_cache_command(tmp_path):
     assert [line[0] for line in lines] == tokens
     found = torch.tensor([[float(value) for value in line[1:]] for line in lines])
     tolerances.assert_close(found, truth, tolerances.ELMO_SAME)
+    piped = ["cache-tokens", "-", str(tmp_path / "p.txt"), *map(str, weights)]
+    assert CliRunner().invoke(main, piped, input=(tmp_path / "vocabulary.txt").read_bytes()).exit_code == 0
+    assert (tmp_path / "p.txt").read_text() == (tmp_path / "t.txt").read_text()
     native.save(tmp_path / "w.safetensors", make_model(**MODELS["words"]))
     assert "table already" in command(*given, tmp_path / "t.txt", *weights, code=1)
 

@@ -43,6 +43,11 @@ class TokenVectors:
         """Number of vectors kept at present."""
         return len(self._places)
 
+    @property
+    def full(self) -> bool:
+        """Whether no more vectors will be kept."""
+        return len(self) == self.capacity
+
     def _parameters(self) -> tuple:
         """What changes when the encoder's parameters do: their storage and their count of in-place changes."""
         return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.encoder.parameters())

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,12 +43,15 @@ def _path(text: str) -> Callable[..., Any]:
 @click.option("--min-count", default=3, show_default=True, type=click.IntRange(1), help="Keep words seen so often.")
 @click.option("--max-size", type=click.IntRange(4), help="Keep the most frequent words only, specials included.")
 def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None) -> None:
-    """Make a vocabulary of text files (paths, folders or patterns; a tokenised sentence a line)."""
-    from .text import find_files
+    """Make a vocabulary of text.
+
+    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
+    """
+    from .text import read_text
     from .vocabulary import SPECIALS, build_vocabulary, count_words
 
     with _plain_errors():
-        counts = count_words(find_files(text))
+        counts = count_words(read_text(text))
         vocabulary = build_vocabulary(counts, min_count, max_size)
         vocabulary.save(out)
     total = counts.total()
@@ -177,12 +181,15 @@ def _load(folder: str, device: str) -> LanguageModel:
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
 )
 def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
-    """Perplexity of text under a trained biLM: both directions, the whole vocabulary, every token counted once."""
+    """Perplexity of text under a trained biLM: both directions, the whole vocabulary, every token counted once.
+
+    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
+    """
     with _plain_errors():
         from .evaluate import evaluate
-        from .text import find_files, read_sentences
+        from .text import read_text
 
-        sentences = (sentence for path in find_files(text) for sentence in read_sentences(path))
+        sentences = read_text(text)
         click.echo(str(evaluate(_load(folder, device), sentences, batch)))
 
 
@@ -195,18 +202,19 @@ def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> No
 def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
     """Log probability (nats) of every token: line, token, forward, backward, and * where it counts as <UNK>.
 
-    <S> is predicted by the backward direction only, </S> by the forward one.
+    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. <S> is predicted by the
+    backward direction only, </S> by the forward one.
     """
     with _plain_errors():
         from .evaluate import score_sentences
-        from .text import find_files, read_sentences
+        from .text import read_text
         from .vocabulary import BEGIN, END
 
-        model = _load(folder, device)
-        click.echo("line\ttoken\tforward\tbackward\tunknown")
-        sentences = [sentence for path in find_files(text) for sentence in read_sentences(path)]
-        scores = score_sentences(model, sentences, batch)
-        for line, (sentence, found) in enumerate(zip(sentences, scores, strict=True), 1):
+        sentences, again = tee(read_text(text))
+        scores = score_sentences(_load(folder, device), sentences, batch)
+        for line, (sentence, found) in enumerate(zip(again, scores, strict=True), 1):
+            if line == 1:
+                click.echo("line\ttoken\tforward\tbackward\tunknown")
             click.echo(f"{line}\t{BEGIN}\t\t{found.backward[0]:.4f}\t")
             for place, token in enumerate(sentence):
                 mark = "*" if found.unknown[place] else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -61,12 +62,12 @@ def convert_bilm(weights: Path, output: Path, options: Path | None, output_optio
 
 
 @click.command("cache-tokens")
-@click.argument("vocabulary", type=_FILE)
+@click.argument("vocabulary", type=click.File("rb"), metavar="VOCAB")
 @click.argument("output", type=_OUTPUT)
 @click.option("--options", type=_FILE, help="options.json of hdf5 weights.")
 @click.option("--weights", type=_FILE, required=True, help="Weights in any format.")
-def cache_tokens(vocabulary: Path, output: Path, options: Path | None, weights: Path) -> None:
-    """Write the context-free vectors of VOCABULARY's tokens (one a line) to OUTPUT.
+def cache_tokens(vocabulary: BinaryIO, output: Path, options: Path | None, weights: Path) -> None:
+    """Write the context-free vectors of VOCAB's tokens (one a line; - is standard input) to OUTPUT.
 
     OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads, or with the ending
     .txt a text file of lines "token v1 v2 ...".
@@ -74,10 +75,10 @@ def cache_tokens(vocabulary: Path, output: Path, options: Path | None, weights: 
     import torch
 
     from .cache import TokenVectors
-    from .embed_command import read_lines
+    from .embed_command import split_lines
     from .files import WeightsError, replacing
 
-    tokens = [line for line in read_lines(vocabulary) if line]
+    tokens = [line for line in split_lines(vocabulary.read()) if line]
     try:
         bilm = read_elmo(weights, options).bilm
         if bilm.options.characters is None:

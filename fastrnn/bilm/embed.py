@@ -176,6 +176,21 @@ class Embedder:
         return arrays
 
     @torch.no_grad()
+    def pass_over(self, sentences: Sequence[Sequence[str]]) -> None:
+        """Make the token vectors of a batch as :meth:`embed` does, and nothing else.
+
+        Vectors are kept, and how they round depends on which tokens were encoded together. A resumed run passes over
+        the batches that are done and then gives the bits of one that was not interrupted.
+        """
+        if self.token_vectors is None or self.token_vectors.full:
+            return
+        if len(sentences) == 1 and len(sentences[0]) + 2 > self.chunk_length:
+            for _, tokens in self._pieces(sentences[0]):
+                self._vectors(tokens)
+        else:
+            tokens_of(self.bilm, sentences, self.token_vectors, self.word_ids)
+
+    @torch.no_grad()
     def embed(self, sentences: Sequence[Sequence[str]], emit: Callable[[int, int, int, np.ndarray], None]) -> None:
         """Embed one batch.
 
@@ -229,9 +244,7 @@ class Embedder:
 
             sequences = in_file(width), in_file(width)
             total = in_file(2 * width) if weights is not None and any(weights[:-1]) else None
-            for start in range(0, steps, self.chunk_length):
-                stop = min(start + self.chunk_length, steps)
-                tokens = [_marked(sentence, place) for place in range(start, stop)]
+            for start, tokens in self._pieces(sentence):
                 rows = self._vectors(tokens)[:, None]
                 for sequence in sequences:
                     sequence.write(start, rows)
@@ -256,6 +269,13 @@ class Embedder:
             state = contextualize_in_chunks(model, sequences, steps, self.chunk_length, keep, state=state)
             if self.stateful:
                 self.carried.put(state)
+
+    def _pieces(self, sentence: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        """The tokens of a sentence with its marks, a piece at a time, and where each piece begins."""
+        steps = len(sentence) + 2
+        for start in range(0, steps, self.chunk_length):
+            stop = min(start + self.chunk_length, steps)
+            yield start, [_marked(sentence, place) for place in range(start, stop)]
 
     def _vectors(self, tokens: list[str]) -> Tensor:
         """Token vectors [N, P], without sentence marks of their own."""

@@ -16,6 +16,7 @@ from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 _SECONDS_BETWEEN_CHECKPOINTS = 10
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TEXT = click.Path(exists=True, dir_okay=False, allow_dash=True)  # a str: Path("./-") would be Path("-")
 
 
 class _Layers(click.ParamType):
@@ -34,7 +35,7 @@ class _Layers(click.ParamType):
 
 
 @click.command("embed")
-@click.argument("sentences", type=_FILE)
+@click.argument("sentences", type=_TEXT)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--options", type=_FILE, help="options.json of the original's two files.")
 @click.option("--weights", type=_FILE, required=True, help="The hdf5 weights, or .safetensors or .th.")
@@ -80,12 +81,13 @@ class _Layers(click.ParamType):
     help="Type of weights and activations.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing output, finished or not.")
-def embed(sentences: Path, output: Path, **settings) -> None:
+def embed(sentences: str, output: Path, **settings) -> None:
     """Write ELMo vectors of SENTENCES to OUTPUT (hdf5).
 
-    SENTENCES has one sentence a line, tokens split on blanks. OUTPUT has a dataset for each line, named by its number
-    from 0; a blank line gives an array of no tokens. "sentence_to_index" holds a JSON object from sentences to keys, as
-    AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is given again.
+    SENTENCES has one sentence a line, tokens split on blanks; - is standard input. OUTPUT has a dataset for each line,
+    named by its number from 0; a blank line gives an array of no tokens. "sentence_to_index" holds a JSON object from
+    sentences to keys, as AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is
+    given again, and ends with the same file as one that was not.
     """
     from .embedding_file import remove_unfinished
     from .files import WeightsError
@@ -101,8 +103,10 @@ def embed(sentences: Path, output: Path, **settings) -> None:
         if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--mix goes with none of --all, --top, --average")
         settings["kind"] = settings["mix"]
+    with click.open_file(sentences, "rb") as file:
+        text = file.read()
     try:
-        _run(sentences, output, settings)
+        _run(text, output, settings)
     except WeightsError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
@@ -111,19 +115,18 @@ def embed(sentences: Path, output: Path, **settings) -> None:
         ) from None
 
 
-def read_lines(path: Path) -> list[str]:
+def split_lines(text: bytes) -> list[str]:
     """Lines without their ends; bytes that are no UTF-8 become lone surrogates, which have no characters in ELMo."""
-    text = path.read_bytes().decode("utf-8", "surrogateescape")
-    lines = text.split("\n")
+    lines = text.decode("utf-8", "surrogateescape").split("\n")
     if not lines[-1]:
         lines.pop()
     return [line.strip() for line in lines]
 
 
-def _fingerprint(sentences: Path, settings: dict) -> str:
+def _fingerprint(text: bytes, settings: dict) -> str:
     """Of the text, the weights and everything in the settings that changes the numbers or their order."""
-    digest = hashlib.sha256()
-    for path in (sentences, settings["weights"], settings["options"], settings["vocabulary"]):
+    digest = hashlib.sha256(hashlib.sha256(text).digest())
+    for path in (settings["weights"], settings["options"], settings["vocabulary"]):
         if path is not None:
             inner = hashlib.sha256()
             with open(path, "rb") as file:
@@ -143,7 +146,7 @@ def _bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def _run(sentences: Path, output: Path, settings: dict) -> None:
+def _run(text: bytes, output: Path, settings: dict) -> None:
     import numpy as np
     import torch
 
@@ -154,11 +157,11 @@ def _run(sentences: Path, output: Path, settings: dict) -> None:
     device = torch.device(settings["device"])
     if device.type == "cuda" and not torch.cuda.is_available():
         raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
-    lines = read_lines(sentences)
+    lines = split_lines(text)
     tokens = [line.split() for line in lines]
     model = read_elmo(settings["weights"], settings["options"]).bilm
     model = model.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
-    words = None if settings["vocabulary"] is None else read_lines(settings["vocabulary"])
+    words = None if settings["vocabulary"] is None else split_lines(settings["vocabulary"].read_bytes())
     try:
         embedder = Embedder(
             model,
@@ -180,11 +183,13 @@ def _run(sentences: Path, output: Path, settings: dict) -> None:
         f"{output}: {_bytes(size)}"
     )
     keys = {line: str(number) for number, line in enumerate(lines)}
-    with EmbeddingFile(output, shapes, settings["dtype"], keys, _fingerprint(sentences, settings)) as file:
+    with EmbeddingFile(output, shapes, settings["dtype"], keys, _fingerprint(text, settings)) as file:
         batches = embedder.plan([len(sentence) for sentence in tokens])
         if file.done:
             click.echo(f"going on after {file.done:,} of {len(batches):,} batches")
             file.restore(embedder.carried, device)
+            for batch in batches[: file.done]:
+                embedder.pass_over([tokens[number] for number in batch])
         _embed_batches(embedder, file, tokens, batches)
         file.finish()
 

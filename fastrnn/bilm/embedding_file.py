@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .elmo import CarriedState
-from .files import WeightsError, reserve, write_all
+from .files import WeightsError, reserve, save_tensors, write_all
 
 
 class EmbeddingFile:
@@ -77,6 +77,7 @@ class EmbeddingFile:
                 file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
                 file["sentence_to_index"][0] = json.dumps(sentence_to_index)
                 layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                layout.set_obj_track_times(False)  # the same command makes the same bytes
                 layout.set_layout(h5py.h5d.CONTIGUOUS)
                 layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the place in the file is fixed now
                 layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -135,8 +136,6 @@ class EmbeddingFile:
 
     def checkpoint(self, done: int, carried: CarriedState | None = None) -> None:
         """Record that ``done`` batches are on the disk."""
-        from safetensors.torch import save_file
-
         if hasattr(self, "_file"):
             os.fsync(self._file.fileno())
         tensors = {}
@@ -145,7 +144,7 @@ class EmbeddingFile:
                 for index, values in enumerate(state):
                     tensors |= {f"{index}.{place}": value.contiguous().cpu() for place, value in enumerate(values)}
         new = self.progress.with_name(self.progress.name + ".new")
-        save_file(tensors, new, metadata={"fingerprint": self.fingerprint, "done": str(done)})
+        save_tensors(new, tensors, {"fingerprint": self.fingerprint, "done": str(done)})
         os.replace(new, self.progress)
 
     def restore(self, carried: CarriedState, device: torch.device) -> None:

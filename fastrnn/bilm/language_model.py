@@ -169,6 +169,7 @@ class LanguageModel(nn.Module):
 
         Raises:
             FileNotFoundError: the folder has no model.
+            ValueError: its files are damaged or do not belong together.
         """
         folder = Path(folder)
         path = folder / MODEL_FILE
@@ -183,7 +184,13 @@ class LanguageModel(nn.Module):
         if not weights:
             raise ValueError(f"{path} holds a biLM without a softmax: it cannot predict words")
         head = SoftmaxHead("full" if "weight" in weights else "adaptive", bilm.width, len(vocabulary))
-        head.load_state_dict(weights)
+        try:
+            head.load_state_dict(weights)
+        except RuntimeError:
+            raise ValueError(
+                f"the softmax in {path} is not one over the {len(vocabulary):,} words of {folder / VOCABULARY_FILE}: "
+                "the files are of different models"
+            ) from None
         model = cls(bilm, head, vocabulary).to(device).eval()
         if f"{START}0.0" in extra:
             states = range(sum(name.startswith(f"{START}0.") for name in extra))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .elmo import Elmo
-from .files import WeightsError, replacing
+from .files import WeightsError, replacing, save_tensors
 from .model import BiLanguageModel
 from .options import BiLMOptions
 
@@ -37,8 +37,6 @@ def save(
         extra: further tensors; their names must not begin with "bilm.".
         metadata: further text for the file's head.
     """
-    from safetensors.torch import save_file
-
     tensors = {f"bilm.{name}": value for name, value in model.state_dict().items()}
     for name, value in (extra or {}).items():
         if name.startswith("bilm."):
@@ -48,7 +46,7 @@ def save(
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     head = {**(metadata or {}), _OPTIONS: json.dumps(model.options.to_json())}
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata=head)
+        save_tensors(temporary, tensors, head)
 
 
 def load(path: str | PathLike) -> BiLanguageModel:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,27 @@ def _lines(text: str) -> list[str]:
 def read_sentences(path: Path | str) -> Iterator[list[str]]:
     """Reads a text file: a list of tokens per line."""
     return (line.split() for line in _lines(_decode(path, _read_bytes(path))))
+
+
+def read_text(patterns: Sequence[str]) -> Iterator[list[str]]:
+    """Reads what paths, folders and patterns name, one file after the other: a list of tokens per line.
+
+    Args:
+        patterns: as for :func:`find_files`; "-" is standard input, which is read last.
+
+    Raises:
+        TextError: a pattern names no file (at once), or a file cannot be used (when it is reached).
+    """
+    files = find_files(pattern for pattern in patterns if pattern != "-") if set(patterns) != {"-"} else []
+
+    def read() -> Iterator[list[str]]:
+        for path in files:
+            yield from read_sentences(path)
+        if "-" in patterns:
+            lines = _lines(_decode("standard input", sys.stdin.buffer.read()))
+            yield from (line.split() for line in lines)
+
+    return read()
 
 
 def scan(paths: Iterable[Path | str]) -> list[Shard]:

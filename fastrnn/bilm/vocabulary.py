@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .files import replacing
-from .text import TextError, read_sentences
+from .text import TextError
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SPECIALS = (BEGIN, END, UNKNOWN)
@@ -76,12 +76,11 @@ class Vocabulary:
             temporary.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8")
 
 
-def count_words(paths: Iterable[Path | str]) -> Counter[str]:
-    """Counts the words of text files."""
+def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:
+    """Counts the words of tokenised sentences."""
     counts: Counter[str] = Counter()
-    for path in paths:
-        for sentence in read_sentences(path):
-            counts.update(sentence)
+    for sentence in sentences:
+        counts.update(sentence)
     return counts
 
 
