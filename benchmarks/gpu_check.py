@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = Path(__file__).resolve().parent / "gpu"
-TESTS = ("tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
+TESTS = ("tests/test_hard_conditions.py", "tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
 _GRACE = 5  # s between the budget of a program that watches its own time and its end by force
 
 
