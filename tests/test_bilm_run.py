@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from bilm_small import (
+    CHARACTERS,
     MODEL,
     OPTIONS,
     QUIET,
@@ -58,8 +59,38 @@ def test_folder_of_a_finished_run(corpus: Path, tmp_path: Path) -> None:
     longer = train(replace(new_run(corpus, tmp_path), steps=13), MODEL, OPTIONS, QUIET)
     assert list_checkpoints(tmp_path)[-1][0] == 13
     assert not torch.equal(longer.head.weight, model.head.weight)
-    with pytest.raises(TrainingError, match="another unroll: 4 there, 5 now"):
-        train(new_run(corpus, tmp_path), MODEL, replace(OPTIONS, unroll=5), QUIET)
+
+
+def test_other_settings_are_named(corpus: Path, tmp_path: Path) -> None:
+    """A folder started with other options: every one with its old and its new value, and what to do."""
+    run = new_run(corpus, tmp_path / "model")
+    train(run, MODEL, OPTIONS, QUIET)
+    (tmp_path / "words.txt").write_text((corpus / "vocab.txt").read_text() + "more\n")
+    other = replace(run, train=[str(corpus / "shard1.txt")], vocabulary=str(tmp_path / "words.txt"))
+    characters = replace(CHARACTERS, filters=((1, 4), (2, 9)), embedding_dim=5)
+    model = replace(MODEL, hidden=13, skip_connections=False, characters=characters)
+    with pytest.raises(TrainingError) as caught:
+        train(other, model, replace(OPTIONS, unroll=5, learning_rate=0.5), QUIET)
+    path, *lines, advice = str(caught.value).splitlines()
+    assert path == f"{tmp_path / 'model' / 'checkpoint-000000012.pt'} is of a run with other settings:"
+    assert [line.strip() for line in lines] == [
+        "--unroll 4, now --unroll 5",
+        "no --learning-rate, now --learning-rate 0.5",
+        "--dim 12, now --dim 13",
+        "--skip, now --no-skip",
+        "--char-dim 4, now --char-dim 5",
+        "--filters 1:4,2:8, now --filters 1:4,2:9",
+        "--train with 2 files, now 1",
+        "--vocab with other words",
+    ]
+    assert advice == "Give the old ones to go on with that run, or another --out to begin anew"
+    with pytest.raises(TrainingError, match=r"\(--start-from\) is another than the one asked for:\n  --layers 2, now"):
+        train(replace(run, folder=str(tmp_path / "m"), start_from=run.folder), replace(MODEL, layers=1), OPTIONS, QUIET)
+    changed = replace(CHARACTERS, projected=False, filters=((1, 2), (2, 4)))
+    train(replace(run, folder=str(tmp_path / "n")), replace(MODEL, characters=changed), OPTIONS, QUIET)
+    with pytest.raises(TrainingError, match=r"  characters.projected False, now True\n"):
+        changed = replace(changed, projected=True)
+        train(replace(run, folder=str(tmp_path / "n")), replace(MODEL, characters=changed), OPTIONS, QUIET)
 
 
 def test_start_from_official_weights(corpus: Path, tmp_path: Path) -> None:
@@ -151,7 +182,7 @@ def test_shard_that_changes_stops_the_run(corpus: Path, tmp_path: Path, monkeypa
     with pytest.raises(TextError, match="changed during the run"):
         train(replace(new_run(tmp_path, tmp_path / "out"), steps=500), MODEL, OPTIONS, QUIET)
     monkeypatch.undo()
-    with pytest.raises(TrainingError, match="another training text"):
+    with pytest.raises(TrainingError, match="--train with other text in 2 of 2 files"):
         train(new_run(tmp_path, tmp_path / "out"), MODEL, OPTIONS, QUIET)
 
 

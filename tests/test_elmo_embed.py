@@ -241,7 +241,7 @@ def test_a_kill_in_the_middle_of_writing_is_resumed(tmp_path, files, arguments):
     with h5py.File(f"{output}.partial") as file:  # never broken
         assert file["0"].shape[-1] == 16
     changed = run(tmp_path, files, "out.hdf5", *arguments, "--dtype=float16", code=1)
-    assert "other text, weights or settings" in changed
+    assert "was begun with other --dtype: give the same command" in changed
     assert "going on after" in run(tmp_path, files, "out.hdf5", *arguments)
     assert output.read_bytes() == (tmp_path / "whole.hdf5").read_bytes()
     assert not list(tmp_path.glob("out.hdf5.*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -123,19 +122,22 @@ def split_lines(text: bytes) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def _fingerprint(text: bytes, settings: dict) -> str:
-    """Of the text, the weights and everything in the settings that changes the numbers or their order."""
-    digest = hashlib.sha256(hashlib.sha256(text).digest())
-    for path in (settings["weights"], settings["options"], settings["vocabulary"]):
-        if path is not None:
-            inner = hashlib.sha256()
-            with open(path, "rb") as file:
+def _fingerprint(text: bytes, settings: dict) -> dict[str, str]:
+    """By argument, what determines the numbers and their order: settings, and hashes of files."""
+    found = {"SENTENCES": hashlib.sha256(text).hexdigest()}
+    for argument, name in (("--weights", "weights"), ("--options", "options"), ("--vocab", "vocabulary")):
+        if settings[name] is not None:
+            digest = hashlib.sha256()
+            with open(settings[name], "rb") as file:
                 while block := file.read(1 << 20):
-                    inner.update(block)
-            digest.update(inner.digest())
-    names = ("kind", "dtype", "stateful", "batch_size", "tokens", "chunk_length", "precision")
-    digest.update(json.dumps({name: settings[name] for name in names}).encode())
-    return digest.hexdigest()
+                    digest.update(block)
+            found[argument] = digest.hexdigest()
+    found["choice of layers"] = str(settings["kind"])
+    for argument in ("--dtype", "--stateful", "--chunk-length", "--precision"):
+        found[argument] = str(settings[argument[2:].replace("-", "_")])
+    batches = "--batch" if settings["stateful"] else "--tokens"
+    found[batches] = str(settings["batch_size" if settings["stateful"] else "tokens"])
+    return found
 
 
 def _bytes(size: float) -> str:

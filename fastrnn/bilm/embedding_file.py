@@ -28,7 +28,7 @@ class EmbeddingFile:
         shapes: of every sentence's array.
         dtype: numpy's "float32" or "float16".
         sentence_to_index: what AllenNLP's command stored under this name: sentence text -> key.
-        fingerprint: of everything that determines the contents; an unfinished file of another fingerprint is refused.
+        fingerprint: everything that determines the contents, by name; an unfinished file with another is refused.
 
     Attributes:
         done: batches finished by an earlier run.
@@ -41,14 +41,14 @@ class EmbeddingFile:
         shapes: Sequence[tuple[int, ...]],
         dtype: str,
         sentence_to_index: Mapping[str, str],
-        fingerprint: str,
+        fingerprint: Mapping[str, str],
     ) -> None:
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
         self.progress = path.with_name(path.name + ".progress")
         self.shapes = shapes
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.fingerprint = fingerprint
+        self.fingerprint = dict(fingerprint)
         self.done = 0
         self.state: dict[str, torch.Tensor] = {}
         if self.partial.exists() and self.progress.exists():
@@ -105,10 +105,12 @@ class EmbeddingFile:
                 self.state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise WeightsError(f"{self.progress}: not a progress file: {error}") from error
-        if head.get("fingerprint") != self.fingerprint:
+        begun_with = json.loads(head["fingerprint"])
+        names = {**begun_with, **self.fingerprint}
+        if other := [name for name in names if begun_with.get(name) != self.fingerprint.get(name)]:
             raise WeightsError(
-                f"{self.partial} is unfinished and made from other text, weights or settings; "
-                f"finish it with those, or pass --overwrite"
+                f"{self.partial} is unfinished and was begun with other {', '.join(other)}: "
+                "give the same command to finish it, or pass --overwrite to begin anew"
             )
         self.done = int(head["done"])
 
@@ -144,7 +146,7 @@ class EmbeddingFile:
                 for index, values in enumerate(state):
                     tensors |= {f"{index}.{place}": value.contiguous().cpu() for place, value in enumerate(values)}
         new = self.progress.with_name(self.progress.name + ".new")
-        save_tensors(new, tensors, {"fingerprint": self.fingerprint, "done": str(done)})
+        save_tensors(new, tensors, {"fingerprint": json.dumps(self.fingerprint), "done": str(done)})
         os.replace(new, self.progress)
 
     def restore(self, carried: CarriedState, device: torch.device) -> None:

@@ -23,6 +23,7 @@ from .evaluate import Evaluation, evaluate, merge
 from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
 from .options import BiLMOptions
 from .progress import StepTimer, TrainingProgress
+from .settings import model_differences, run_differences
 from .text import Shard, find_files, read_sentences, read_shard, scan
 from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
 from .vocabulary import Vocabulary
@@ -164,8 +165,11 @@ def _new_trainer(
     if run.start_from is not None:
         source = official.load(Path(run.start_from) / OPTIONS_FILE, Path(run.start_from) / WEIGHTS_FILE)
         if source.options != model_options:
+            different = model_differences(source.options.to_json(), model_options.to_json())
             raise TrainingError(
-                f"{run.start_from} holds another architecture: {source.options}, asked for {model_options}"
+                f"the model in {run.start_from} (--start-from) is another than the one asked for:\n"
+                + "".join(f"  {line}\n" for line in different)
+                + "Give its options to train it further"
             )
         model.bilm.load_state_dict(source.state_dict())
     torch.manual_seed(options.seed + 1 + world.rank)  # dropout: each process its own
@@ -183,16 +187,11 @@ def _resume(trainer: Trainer, folder: Path, identity: dict[str, Any]) -> None:
         return
     path = found[-1][1]
     content = load_checkpoint(path)
-    saved = content["identity"]
-    different = [name for name in identity if saved.get(name) != identity[name]]
-    if different:
-        first = different[0]
-        values = (
-            "" if first in ("training text", "vocabulary") else f": {saved.get(first)} there, {identity[first]} now"
-        )
+    if different := run_differences(content["identity"], identity):
         raise TrainingError(
-            f"{path} was trained with another {', '.join(different)}{values}. "
-            "Use the same settings to go on, or another folder to begin anew"
+            f"{path} is of a run with other settings:\n"
+            + "".join(f"  {line}\n" for line in different)
+            + "Give the old ones to go on with that run, or another --out to begin anew"
         )
     trainer.restore(content["trainer"])
 
