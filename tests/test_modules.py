@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
+import typing
 import warnings
 
 import pytest
@@ -195,6 +197,32 @@ def test_state_travels_both_ways(kind):
         with torch.no_grad():
             twin.weight_hh_l0.add_(1)
         assert not torch.equal(twin(x)[0], expected)
+
+
+@each_kind
+def test_signatures_and_docs(kind):
+    """What help(), inspect and editors show: torch.nn's arguments in its order, then our own, each documented."""
+    ours, theirs = getattr(fastrnn, kind), inspect.signature(torch.nn.RNNBase.__init__).parameters
+    options = inspect.signature(ours).parameters
+    positional = [name for name, option in options.items() if option.kind is option.POSITIONAL_OR_KEYWORD]
+    assert [name for name in positional if name != "nonlinearity"] == [*theirs][2:]
+    assert all(options[name].default == theirs[name].default for name in positional if name != "nonlinearity")
+    assert (positional.index("nonlinearity") == 3) if kind == "RNN" else ("nonlinearity" not in positional)
+    assert "recompute" in options and all(f"        {name}: " in ours.__doc__ for name in options)
+    arguments = [*inspect.signature(ours.forward).parameters][1:]
+    assert arguments == ["input", "hx", "lengths", "resets", "reset_to_initial"]
+    assert all(f"            {name}: " in ours.forward.__doc__ for name in arguments)
+    assert "[T, B, D*" in ours.forward.__doc__ and "h_n [L*D, B, " in ours.forward.__doc__
+    typing.get_type_hints(ours.__init__), typing.get_type_hints(ours.forward)
+
+
+@each_kind
+def test_options_by_position(kind):
+    extra = ["tanh"] if kind == "RNN" else []
+    options = [3, 5, 2, *extra, False, True, 0.0, True, 2 if kind == "LSTM" else 0, "cpu", torch.float64]
+    theirs, ours = pair(kind, *options)
+    assert repr(ours) == repr(theirs)
+    assert {p.dtype for p in ours.parameters()} == {torch.float64}
 
 
 @each_kind

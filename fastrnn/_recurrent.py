@@ -1,0 +1,159 @@
+"""What the modules LSTM, GRU and RNN share: input of every layout checked and brought to [T, B, I], the layers run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from ._checks import check_masks
+from .cells import States
+from .functional import stack
+
+
+class Recurrent(torch.nn.RNNBase):
+    """What the three modules share; states travel as tuples."""
+
+    _kind: str
+    _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
+    cell_clip: float | None = None
+    proj_clip: float | None = None
+
+    def __init__(self, mode: str, recompute: bool, *options) -> None:
+        """Take torch.nn.RNNBase's ``options`` in its order, as the three constructors pass them on."""
+        super().__init__(mode, *options)
+        self.recompute = bool(recompute)
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: parameters are used as they lie. Kept because callers of torch.nn's modules call it."""
+
+    @property
+    def cell(self) -> str:
+        """The key of this module's cell in :data:`fastrnn.cells.CELLS`."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        return text + ", recompute=True" if self.recompute else text
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("recompute", False)
+
+    def _run(
+        self,
+        input: Tensor | PackedSequence,
+        states: States | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        reset_to_initial: bool,
+    ) -> tuple[Tensor | PackedSequence, States]:
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, states, lengths, resets, reset_to_initial)
+        dims = input.dim()
+        if dims not in (2, 3):
+            raise ValueError(f"{self._kind}: Expected input to be 2D or 3D, got {dims}D {self._instead}")
+        batched = dims == 3
+        if states is not None:
+            self._check_dims(states, batched)
+        if lengths is not None or resets is not None:
+            if not batched and isinstance(lengths, Tensor) and lengths.dim() == 0:
+                lengths = lengths.unsqueeze(0)
+            check_masks(lengths, resets, input.shape[0 if self.batch_first else 1] if batched else 1, input.shape[:-1])
+        if not batched:
+            x = input.unsqueeze(1)
+            states = None if states is None else tuple(state.unsqueeze(1) for state in states)
+            resets = None if resets is None else resets.unsqueeze(1)
+        elif self.batch_first:
+            x = input.transpose(0, 1)
+            resets = None if resets is None else resets.transpose(0, 1)
+        else:
+            x = input
+        weights = [getattr(self, name) for name in self._flat_weights_names]
+        self._check_input(x, input, weights[0], 3)
+        if states is not None:
+            self._check_states(states, x.shape[1])
+        if x.shape[0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        output, final = self._stack(x, states, weights, lengths, resets, reset_to_initial)
+        if not batched:
+            return output.squeeze(1), tuple(state.squeeze(1) for state in final)
+        return (output.transpose(0, 1) if self.batch_first else output), final
+
+    def _run_packed(self, packed, states, lengths, resets, reset_to_initial):
+        if lengths is not None:
+            raise ValueError("lengths must be None for a PackedSequence, which has its own")
+        x, batch_sizes, sorted_indices, unsorted_indices = packed
+        weights = [getattr(self, name) for name in self._flat_weights_names]
+        self._check_input(x, x, weights[0], 2)
+        if torch.compiler.is_compiling():
+            # Reading batch_sizes would break the graph. B stands in other shapes; the operator compares when it runs.
+            if states is None and sorted_indices is not None:
+                states = self._zeros(x, sorted_indices.shape[0])
+            elif states is not None:
+                self._check_states(states, states[0].shape[1])
+        elif states is not None:
+            self._check_states(states, int(batch_sizes[0]))
+        if states is not None:
+            if sorted_indices is not None:
+                states = tuple(state.index_select(1, sorted_indices) for state in states)
+        output, final = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes)
+        if unsorted_indices is not None:
+            final = tuple(state.index_select(1, unsorted_indices) for state in final)
+        return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), final
+
+    def _zeros(self, x: Tensor, batch: int) -> States:
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = (self.proj_size or self.hidden_size, self.hidden_size)
+        return tuple(x.new_zeros(count, batch, size) for size in sizes[: 2 if self.mode == "LSTM" else 1])
+
+    def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None):
+        return stack(
+            self.cell,
+            x,
+            states,
+            weights,
+            self.num_layers,
+            self.bias,
+            self.bidirectional,
+            self.dropout if self.training else 0.0,
+            lengths,
+            resets,
+            reset_to_initial,
+            batch_sizes,
+            self.cell_clip or 0.0,
+            self.proj_clip or 0.0,
+            self.recompute,
+        )
+
+    def _check_input(self, x: Tensor, given: Tensor, weight: Tensor, dims: int) -> None:
+        """torch.nn.RNNBase.check_input on the weights in use."""
+        if x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
+            raise ValueError(
+                f"RNN input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). "
+                f"Convert input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
+            )
+        if x.dim() != dims:
+            raise RuntimeError(f"input must have {dims} dimensions, got {given.dim()}")
+        if x.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {x.shape[-1]}"
+            )
+
+    def _check_dims(self, states: States, batched: bool) -> None:
+        """Refuse hx of the wrong rank, in torch.nn.GRU's words."""
+        dims = 3 if batched else 2
+        kind = "batched" if batched else "unbatched"
+        if states[0].dim() != dims:
+            raise RuntimeError(
+                f"For {kind} {dims}-D input, hx should also be {dims}-D but got {states[0].dim()}-D tensor"
+            )
+
+    def _check_states(self, states: States, batch: int) -> None:
+        """Refuse hx of the wrong size, in torch.nn's words."""
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = (self.proj_size or self.hidden_size, self.hidden_size)
+        for index, (state, size) in enumerate(zip(states, sizes, strict=False)):
+            if state.shape != (count, batch, size):
+                name = "hidden" if len(states) == 1 else f"hidden[{index}]"
+                raise RuntimeError(f"Expected {name} size {(count, batch, size)}, got {list(state.shape)}")
