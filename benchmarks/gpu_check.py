@@ -76,6 +76,11 @@ def _sanitizer(out: Path, arch: str) -> list[list[str]]:
 _LANES, _PROBE = "tests/cpp/gpu_lanes_test.cu", "benchmarks/gpu/probe.cu"
 
 
+def _probe(out: Path, arch: str) -> list[list[str]]:
+    constants = [sys.executable, "-m", "benchmarks.gpu.constants", str(out / "probe.log"), str(out / "constants.json")]
+    return [*_compile_and_run(_PROBE, "probe", "-O3")(out, arch), constants]
+
+
 def _times(provider: str) -> Callable[[Path, str], list[list[str]]]:
     return _python("-m", "benchmarks.gpu.times", provider, f"{{out}}/{provider}.json", "--seconds", "60")
 
@@ -86,7 +91,7 @@ STAGES = (
     Stage("small", "every cell and type against the CPU core", 25, _python("-m", "benchmarks.gpu.small")),
     Stage("torch", "times of torch.nn (cuDNN)", 70, _times("torch")),
     Stage("fastrnn", "times of fastrnn on the same cases", 70, _times("fastrnn")),
-    Stage("probe", "latencies and bandwidths of the chip", 70, _compile_and_run(_PROBE, "probe", "-O3")),
+    Stage("probe", "latencies and bandwidths of the chip", 70, _probe),
     Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "-x", "--device", "cuda", *TESTS)),
     Stage("sanitizer", "memcheck, racecheck, synccheck", 90, _sanitizer),
 )
@@ -172,6 +177,9 @@ def markdown(record: dict[str, object]) -> str:
     """The summary as a page."""
     lines = [f"# GPU check: {record['card']}", "", "| stage | what | status | s |", "|---|---|---|---|"]
     lines += [f"| {s['stage']} | {s['what']} | {s['status']} | {s['seconds']} |" for s in record["stages"]]
+    if record["constants"]:
+        lines += ["", "| constant of the plan's model | assumed | measured |", "|---|---|---|"]
+        lines += [f"| {name} | {v['assumed']:.3f} | {v['measured']:.3f} |" for name, v in record["constants"].items()]
     cases = record["cases"]
     if cases:
         lines += [
@@ -216,7 +224,13 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.resolve()
     card, arch = architecture()
-    record: dict[str, object] = {"card": card or arch, "command": " ".join(sys.argv), "stages": [], "cases": []}
+    record: dict[str, object] = {
+        "card": card or arch,
+        "command": " ".join(sys.argv),
+        "stages": [],
+        "cases": [],
+        "constants": {},
+    }
     for stage in STAGES:
         if options.only and stage.name not in options.only:
             continue
@@ -227,6 +241,8 @@ def main() -> int:
         record["stages"].append(done)
         print(f"{done['stage']:<10} {done['seconds']:>6} s  {done['status']}", flush=True)
         record["cases"] = compare(out)
+        constants = out / "constants.json"
+        record["constants"] = json.loads(constants.read_text()) if constants.is_file() else {}
         (out / "summary.json").write_text(json.dumps(record, indent=1))
         (out / "summary.md").write_text(markdown(record))
     try:

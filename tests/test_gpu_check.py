@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 
 import pytest
 import torch
 from fastrnn.benchmarks import gpu_check
+from fastrnn.benchmarks.gpu import constants
 from fastrnn.benchmarks.gpu.times import cases
+
+from fastrnn._extension import _C
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -61,10 +66,47 @@ def test_comparison(tmp_path):
     (tmp_path / "fastrnn.json").write_text(json.dumps(own))
     rows = gpu_check.compare(tmp_path)
     assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None
-    page = gpu_check.markdown({"card": "H100", "stages": [], "cases": rows})
+    launch = {"launch": {"assumed": 2.2, "measured": 1.9}}
+    page = gpu_check.markdown({"card": "H100", "stages": [], "cases": rows, "constants": launch})
+    assert "| launch | 2.200 | 1.900 |" in page
     assert f"| {key} | 2.000 | 0.500 | 4.00 | 3.90 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
     gpu_check.plot(rows, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 0
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("arch", ["80", "90"])
+def test_probe_without_gpu(arch, tmp_path):
+    """It compiles for every architecture and ends cleanly where there is no GPU."""
+    compiler, program = gpu_check._compile_and_run(gpu_check._PROBE, "probe", "-O1")(tmp_path, arch)
+    subprocess.run(compiler, check=True)
+    run = subprocess.run(program, capture_output=True, text=True)
+    assert run.returncode == 1 and json.loads(run.stdout) == {"error": "no GPU"}
+
+
+def test_constants_from_the_probe():
+    log = """compiled
+{"card": "H100", "sms": 132, "cc": "9.0"}
+{"probe": "launch after launch", "us_per_launch": 1.9}
+{"probe": "block exchange", "blocks": 132, "h_bytes": 2048, "us_per_step": 0.06}
+{"probe": "block exchange", "blocks": 1, "h_bytes": 2048, "us_per_step": 0.05}
+{"probe": "cluster exchange", "how": "stores and cluster.sync", "cluster": 8, "slice_bytes": 256, "us_per_step": 0.7}
+{"probe": "cluster exchange", "how": "stores and cluster.sync", "cluster": 8, "slice_bytes": 256, "timed_out": true}
+{"probe": "cluster exchange", "how": "st.async on mbarrier", "cluster": 8, "slice_bytes": 256, "us_per_step": 0.4}
+{"probe": "grid exchange", "how": "grid.sync", "blocks": 132, "h_bytes": 2112, "us_per_step": 0.5, "timed_out": false}
+{"probe": "grid exchange", "how": "epoch-tagged 16-byte words", "blocks": 132, "us_per_step": 1.1, "timed_out": false}
+{"probe": "shared memory read", "cluster": 1, "blocks": 132, "gb_per_s_per_sm": 204.8}
+"""
+    found = constants.measured(constants.rows_of(log))
+    assert found == {
+        "launch": 1.9,
+        "block_exchange": 0.06,
+        "cluster_exchange": 0.7,
+        "grid_exchange": 1.1,
+        "shared_rate_per_sm": 200.0,
+    }
+    known = {*_C.model_constants(), *_C.cards()[0]}
+    assert set(found) <= known
 
 
 def test_cases_begin_with_the_most_telling():

@@ -84,6 +84,11 @@ void bind_cuda(py::module_& m) {
     for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));
     return names;
   });
+  m.def("model_constants", [] {
+    py::dict constants;
+    for (const auto& [name, value] : model_constants()) constants[name.c_str()] = value;
+    return constants;
+  });
   m.def("planned_registers", [](const std::string& strategy, int type, bool tf32, int gates, bool backward) {
           return planned_registers(strategy_named(strategy), math_of(static_cast<Type>(type), tf32), gates, backward);
         }, "strategy"_a, "type"_a, "tf32"_a, "gates"_a, "backward"_a);

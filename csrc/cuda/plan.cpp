@@ -323,6 +323,11 @@ DeviceLimits limits_like(int capability, int sms) {
   return limits;
 }
 
+std::vector<std::pair<std::string, double>> model_constants() {
+  return {{"launch", kLaunch}, {"block_exchange", kBlockExchange}, {"cluster_exchange", kClusterExchange},
+          {"grid_exchange", kGridExchange}, {"pointwise", kPointwise}, {"tensor_share", kTensorShare}, {"vector_share", kVectorShare}};
+}
+
 Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits) {
   // A single step would load the weights for one product: step does that with more blocks.
   const bool block = limits.capability >= kLowestCapability && request.steps > 1 &&

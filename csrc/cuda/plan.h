@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../rnn.h"
@@ -79,6 +80,9 @@ struct Plan {
   std::vector<std::string> reasons;
   const Candidate& candidate() const { return candidates[static_cast<int>(chosen)]; }
 };
+
+// The model's constants by name, for comparison with measurements: us, and the shares of dense rates that products reach.
+std::vector<std::pair<std::string, double>> model_constants();
 
 // The choice alone, without the candidates: what a call asks. A function of cell, type, H and whether T > 1, not of the batch,
 // so that a row's result is the same in any batch.
