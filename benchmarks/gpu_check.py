@@ -81,19 +81,20 @@ def _probe(out: Path, arch: str) -> list[list[str]]:
     return [*_compile_and_run(_PROBE, "probe", "-O3")(out, arch), constants]
 
 
-def _times(provider: str) -> Callable[[Path, str], list[list[str]]]:
-    return _python("-m", "benchmarks.gpu.times", provider, f"{{out}}/{provider}.json", "--seconds", "60")
+def _times(provider: str, seconds: int) -> Callable[[Path, str], list[list[str]]]:
+    return _python("-m", "benchmarks.gpu.times", provider, f"{{out}}/{provider}.json", "--seconds", str(seconds))
 
 
 STAGES = (
-    Stage("build", "the extension for this card", 110, _build),
+    Stage("build", "the extension for this card", 90, _build),
     Stage("lanes", "lane maps of mma and ldmatrix", 15, _compile_and_run(_LANES, "lanes", "-O2")),
-    Stage("small", "every cell and type against the CPU core", 25, _python("-m", "benchmarks.gpu.small")),
-    Stage("torch", "times of torch.nn (cuDNN)", 70, _times("torch")),
-    Stage("fastrnn", "times of fastrnn on the same cases", 70, _times("fastrnn")),
-    Stage("probe", "latencies and bandwidths of the chip", 70, _probe),
+    Stage("small", "every strategy, cell and type against the CPU core", 25, _python("-m", "benchmarks.gpu.small")),
+    Stage("torch", "times of torch.nn (cuDNN)", 65, _times("torch", 55)),
+    Stage("fastrnn", "times of fastrnn on the same cases", 65, _times("fastrnn", 55)),
+    Stage("step", "times of fastrnn where it may use step alone", 35, _times("step", 25)),
+    Stage("probe", "latencies and bandwidths of the chip", 50, _probe),
     Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "-x", "--device", "cuda", *TESTS)),
-    Stage("sanitizer", "memcheck, racecheck, synccheck", 90, _sanitizer),
+    Stage("sanitizer", "memcheck, racecheck, synccheck over every strategy", 80, _sanitizer),
 )
 
 
@@ -145,8 +146,8 @@ def _load(path: Path) -> dict:
 
 
 def compare(out: Path) -> list[dict[str, object]]:
-    """Per case both times, ratio, us a step, predicted us a step, and both errors against float64."""
-    theirs = {row["key"]: row for row in _load(out / "torch.json")["rows"]}
+    """Per case times, torch.nn's over fastrnn's, strategy, us a step measured and predicted, errors against float64."""
+    theirs, steps = ({row["key"]: row for row in _load(out / f"{name}.json")["rows"]} for name in ("torch", "step"))
     rows = []
     for own in _load(out / "fastrnn.json")["rows"]:
         other = theirs.get(own["key"], {})
@@ -157,6 +158,8 @@ def compare(out: Path) -> list[dict[str, object]]:
                 "case": own["key"],
                 "torch_ms": other.get("ms"),
                 "fastrnn_ms": own.get("ms"),
+                "step_ms": steps.get(own["key"], {}).get("ms"),
+                "strategy": own.get("strategy", ""),
                 "ratio": other["ms"] / own["ms"] if both else None,
                 "us_per_step": measured,
                 "predicted_us_per_step": least,
@@ -184,11 +187,13 @@ def markdown(record: dict[str, object]) -> str:
     if cases:
         lines += [
             "",
-            "| case | torch ms | fastrnn ms | ratio | us/step | predicted | % | torch error | fastrnn error |",
+            "| case | torch ms | fastrnn ms | ratio | strategy | step ms | us/step | predicted | % "
+            "| torch error | fastrnn error |",
         ]
-        lines += ["|---|---|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in cases:
         shown = [row["case"], _number(row["torch_ms"]), _number(row["fastrnn_ms"]), _number(row["ratio"], ".2f")]
+        shown += [row["strategy"], _number(row["step_ms"])]
         shown += [_number(row["us_per_step"], ".2f"), _number(row["predicted_us_per_step"], ".2f")]
         shown += [_number(row["percent_of_prediction"], ".0f")]
         shown += [_number(row["torch_error"], ".1e"), _number(row["fastrnn_error"], ".1e")]

@@ -60,16 +60,27 @@ def test_comparison(tmp_path):
     key = "LSTM bf16 T128 B16 H512 forward one"
     theirs = {"rows": [{"key": key, "ms": 2.0, "error": 1e-3}]}
     own = {
-        "rows": [{"key": key, "ms": 0.5, "us_per_step": 3.9, "predicted_us_per_step": 3.0, "error": 1e-3}, {"key": "x"}]
+        "rows": [
+            {
+                "key": key,
+                "ms": 0.5,
+                "strategy": "block",
+                "us_per_step": 3.9,
+                "predicted_us_per_step": 3.0,
+                "error": 1e-3,
+            },
+            {"key": "x"},
+        ]
     }
     (tmp_path / "torch.json").write_text(json.dumps(theirs))
     (tmp_path / "fastrnn.json").write_text(json.dumps(own))
+    (tmp_path / "step.json").write_text(json.dumps({"rows": [{"key": key, "ms": 1.5}]}))
     rows = gpu_check.compare(tmp_path)
     assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None
     launch = {"launch": {"assumed": 2.2, "measured": 1.9}}
     page = gpu_check.markdown({"card": "H100", "stages": [], "cases": rows, "constants": launch})
     assert "| launch | 2.200 | 1.900 |" in page
-    assert f"| {key} | 2.000 | 0.500 | 4.00 | 3.90 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
+    assert f"| {key} | 2.000 | 0.500 | 4.00 | block | 1.500 | 3.90 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
     gpu_check.plot(rows, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 0
 

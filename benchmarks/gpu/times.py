@@ -1,6 +1,6 @@
-"""Times of one provider on the cases that fastrnn is judged on; run once for torch.nn and once for fastrnn.
+"""Times of one provider on the cases that fastrnn is judged on: torch.nn, fastrnn, or fastrnn held to `step`.
 
-usage: python -m benchmarks.gpu.times torch|fastrnn OUT.json --seconds N
+usage: python -m benchmarks.gpu.times torch|fastrnn|step OUT.json --seconds N
 
 Whole module calls, input product included, by CUDA events: queued behind each other (``ms``) and alone on an idle GPU
 (``ms_single``). The most telling cases come first and the run ends cleanly when its seconds are spent. "tf32" and
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -154,8 +155,8 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     )
 
 
-def predicted(case: Case) -> float | None:
-    """Predicted us a step of the plan on this GPU, without the input product."""
+def planned(case: Case) -> tuple[str, float]:
+    """The plan's strategy on this GPU and the predicted us a step, without the input product."""
     from fastrnn.explain import explain_layer
 
     kind = "lstm_projected" if case.projection else case.cell.lower()
@@ -172,15 +173,17 @@ def predicted(case: Case) -> float | None:
         card="cuda:0",
     )
     total = plan.chosen["forward"]["total"] + (plan.chosen["backward"]["total"] if case.mode == "training" else 0)
-    return total * (2 if case.layout == "deep" else 1)
+    return plan.strategy, total * (2 if case.layout == "deep" else 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("provider", choices=("torch", "fastrnn"))
+    parser.add_argument("provider", choices=("torch", "fastrnn", "step"))
     parser.add_argument("out")
     parser.add_argument("--seconds", type=float, default=70)
     options = parser.parse_args()
+    if options.provider == "step":
+        os.environ["FASTRNN_PLAN"] = "cuda:step"
     begin, rows, done = time.perf_counter(), [], set()
     for case in cases():
         if time.perf_counter() - begin > options.seconds:
@@ -196,7 +199,7 @@ def main() -> None:
             row["us_per_step"] = row["ms"] * 1e3 / case.steps
             row["error"] = workload.error()
             if options.provider == "fastrnn":
-                row["predicted_us_per_step"] = predicted(case)
+                row["strategy"], row["predicted_us_per_step"] = planned(case)
             del workload
         except Exception as error:  # a case that cannot run must not end the list
             row["failure"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
