@@ -93,20 +93,24 @@ void pack_share(const PackedMatrix& matrix, int index, int count) {
   P::pack_panels(matrix, panels * index / count, panels * (index + 1) / count);
 }
 
-// Calls pointwise(panel, row0, rows, tile) for every panel of the unit range and every block of at most kTileRows rows.
+// Calls pointwise(panel, row0, rows, tile) for every panel of the unit range and every block of at most kTileRows rows. Steps
+// that go through the panels forth and back in turn (`back`) find those of the turn in cache, where all of them do not fit.
 inline constexpr int64_t kTileRows = 48;
 
 template <class P, class Pointwise>
 inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* rows, int64_t count,
-                          typename P::T* tile, Pointwise pointwise) {
+                          typename P::T* tile, Pointwise pointwise, bool back = false) {
   if (units.begin >= units.end) return;
-  const int64_t panel_end = (units.end + P::kUnits - 1) / P::kUnits;
-  for (int64_t panel = units.begin / P::kUnits; panel < panel_end; ++panel)
+  const int64_t begin = units.begin / P::kUnits, end = (units.end + P::kUnits - 1) / P::kUnits;
+  for (int64_t index = begin; index < end; ++index) {
+    const int64_t panel = back ? begin + end - 1 - index : index;
+    const int64_t next = index + 1 == end ? panel : back ? panel - 1 : panel + 1;
     for (int64_t row0 = 0; row0 < count; row0 += kTileRows) {
       const int64_t size = count - row0 < kTileRows ? count - row0 : kTileRows;
-      P::run(matrix, panel, rows + row0, size, tile, P::kColumns);
+      P::run(matrix, panel, rows + row0, size, tile, P::kColumns, next);
       pointwise(panel, row0, size);
     }
+  }
 }
 
 // The memory of one thread.

@@ -119,10 +119,10 @@ struct Forward {
         ++count;
       }
     }
-    if (units.begin >= units.end) return;
+    if (count == 0 || units.begin >= units.end) return;
     const int64_t panel0 = units.begin / Input::kUnits;
     for (int64_t panel = 0; panel < own / Input::kColumns; ++panel)
-      Input::run(work.input, panel0 + panel, input_rows, count, input_gates + panel * Input::kColumns, own);
+      Input::run(work.input, panel0 + panel, input_rows, count, input_gates + panel * Input::kColumns, own, panel0 + panel + 1);
   }
 
   // Where the input part of a gate of the unit lies in a row of scratch.gates.
@@ -159,7 +159,7 @@ struct Forward {
           first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
         }
       }
-    });
+    }, t & 1);
     if constexpr (Cell::kProducts == 2) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
@@ -172,7 +172,7 @@ struct Forward {
             second_phase(t, b, unit, tile + row * Second::kColumns + group * kLanes, gates + (row0 + row) * own);
           }
         }
-      });
+      }, t & 1);
     }
     for (int64_t row = 0; row < count && !gates_only; ++row) {
       const int64_t b = rows[row];

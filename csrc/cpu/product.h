@@ -49,6 +49,17 @@ struct Product {
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
   // A block of k keeps its part of a panel in L2 (128 KiB in float) while the row groups pass; a block packed on the fly in L1.
   static constexpr int64_t kDepthBlock = 512, kFlyBlock = 64;
+  static constexpr int64_t kLine = 64;  // of cache
+
+  // A word of a panel: what one 32-bit lane multiplies. Weights that are words as they lie need no conversion on their way.
+#if defined(__AVX2__)
+  static constexpr bool kWords = std::is_same_v<S, float> || kPairs;
+#else
+  static constexpr bool kWords = false;
+#endif
+  static constexpr int kWordSize = kPairs ? 2 : 1;
+  // Up to so many rows, weights that are used once go from where they lie straight into the sums.
+  static constexpr int kUnpackedRows = 4;
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
   static int64_t padded_depth(int64_t depth) { return kPairs ? (depth + 1) / 2 * 2 : depth; }
@@ -95,10 +106,17 @@ struct Product {
       }
       const S* from = data + (gate * source.gate_rows + unit0) * source.stride;
       int64_t k = k0;
-#if defined(__AVX512F__)
-      if constexpr (std::is_same_v<S, float>) {
+#if defined(__AVX2__)
+      if constexpr (kWords) {
         if (lanes == kLanes)
-          for (; k + kLanes <= k1; k += kLanes) transpose_16x16(from + k, source.stride, slot(k), kColumns);
+          for (; k + 4 * kWordSize <= k1; k += 4 * kWordSize)
+#pragma GCC unroll 2
+            for (int part = 0; part < kLanes; part += 8) {
+              __m256 words[4];
+              transpose_8x4(from + part * source.stride + k, source.stride, words);
+#pragma GCC unroll 4
+              for (int i = 0; i < 4; ++i) std::memcpy(slot(k + i * kWordSize) + part * kWordSize, &words[i], 32);
+            }
       }
 #endif
       for (int lane = 0; lane < lanes; ++lane)
@@ -120,27 +138,45 @@ struct Product {
 
   // ---- the product ----
 
-  // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` rows of `depth` operands each.
-  static void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count, T* out, int64_t out_stride) {
-    const int64_t depth = matrix.source.depth;
+  // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth` operands
+  // each. `next`: the panel that the caller wants next.
+  static void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count, T* out, int64_t out_stride,
+                  int64_t next) {
+    const MatrixSource& source = matrix.source;
+    const int64_t depth = source.depth;
     alignas(64) T fly_bias[kColumns];
     const T* bias = fly_bias;
     if (matrix.panels) bias = reinterpret_cast<const T*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
-    else pack_bias(matrix.source, panel, fly_bias);
+    else pack_bias(source, panel, fly_bias);
     if (depth == 0) {
       for (int64_t row = 0; row < count; ++row)
         for (int vector = 0; vector < kVectors; ++vector)
           store_full(out + row * out_stride + vector * kLanes, load_full<V>(bias + vector * kLanes));
     } else if (matrix.panels) {
       const O* weights = reinterpret_cast<const O*>(bias + kColumns);
-      for (int64_t k = 0; k < depth; k += kDepthBlock)
-        block(rows, count, k, k + kDepthBlock < depth ? k + kDepthBlock : depth, weights + k * kColumns, bias, out, out_stride);
+      const char* after = reinterpret_cast<const char*>(weights) + (next - panel) * panel_bytes(depth);
+      for (int64_t k = 0; k < depth; k += kDepthBlock) {
+        const O* here = weights + k * kColumns;
+        const bool last = k + kDepthBlock >= depth;
+        block(rows, count, k, last ? depth : k + kDepthBlock, here, bias, out, out_stride,
+              last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kColumns));
+      }
     } else {
+      int64_t k = 0;
+      if constexpr (kWords) {
+        // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are packed, a block at a time.
+        const bool apart = source.stride * static_cast<int64_t>(sizeof(S)) % 4096 != 0;
+        const bool full = (panel + 1) * kUnits <= source.units && depth >= 4 * kWordSize;
+        if (!source.transposed && apart && full && count <= kUnpackedRows) {
+          k = depth / (4 * kWordSize) * (4 * kWordSize);
+          unpacked<kUnpackedRows>(source, panel, rows, count, k, bias, out, out_stride);
+        }
+      }
       alignas(64) O weights[kFlyBlock * kColumns];
-      for (int64_t k = 0; k < depth; k += kFlyBlock) {
+      for (; k < depth; k += kFlyBlock) {
         const int64_t end = k + kFlyBlock < depth ? k + kFlyBlock : depth;
-        pack_block(matrix.source, panel, k, end, weights);
-        block(rows, count, k, end, weights, bias, out, out_stride);
+        pack_block(source, panel, k, end, weights);
+        block(rows, count, k, end, weights, bias, out, out_stride, reinterpret_cast<const char*>(weights));
       }
     }
   }
@@ -152,31 +188,34 @@ struct Product {
   }
 
   // Adds k in [k0, k1) to the sums, in groups of rows as even as can be. The first block starts from the bias, the others from
-  // what the one before left.
+  // what the one before left. Meanwhile the next block comes closer, from `ahead`: each group asks for a part of it, so that
+  // memory works all the time and not for the first group alone.
   static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, const T* bias, T* out,
-                    int64_t out_stride) {
+                    int64_t out_stride, const char* ahead) {
     int64_t groups = (count + kMaxRows - 1) / kMaxRows;
     for (int64_t row = 0; groups > 0; --groups) {
       const int64_t size = (count - row + groups - 1) / groups;
       T* to = out + row * out_stride;
-      group<kMaxRows>(size, rows + row, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride);
+      group<kMaxRows>(size, rows + row, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, ahead);
+      ahead += (k1 - k0) * kLine;
       row += size;
     }
   }
 
   template <int kRows>
   static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const O* weights, const T* from,
-                    int64_t from_stride, T* to, int64_t to_stride) {
+                    int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
     if constexpr (kRows > 1) {
-      if (size < kRows) return group<kRows - 1>(size, rows, k0, k1, weights, from, from_stride, to, to_stride);
+      if (size < kRows) return group<kRows - 1>(size, rows, k0, k1, weights, from, from_stride, to, to_stride, ahead);
     }
-    micro_kernel<kRows>(rows, k0, k1, weights, from, from_stride, to, to_stride);
+    micro_kernel<kRows>(rows, k0, k1, weights, from, from_stride, to, to_stride, ahead);
   }
 
   // The loop that matters: kRows*kVectors sums in registers; per k, kVectors loads of weights, kRows broadcasts. k0 < k1.
   template <int kRows>
   static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const O* weights,
-                                                     const T* from, int64_t from_stride, T* to, int64_t to_stride) {
+                                                     const T* from, int64_t from_stride, T* to, int64_t to_stride,
+                                                     const char* ahead) {
     V sum[kRows][kVectors];
     const O* a[kRows];
 #pragma GCC unroll 8
@@ -216,6 +255,7 @@ struct Product {
       int64_t k = 0;
       do {
         V w[kVectors];
+        __builtin_prefetch(ahead + k * kLine, 0, 2);
 #pragma GCC unroll 4
         for (int vector = 0; vector < kVectors; ++vector) w[vector] = load_full<V>(weights + k * kColumns + vector * kLanes);
 #pragma GCC unroll 8
@@ -233,34 +273,71 @@ struct Product {
         store_full(to + row * to_stride + vector * kLanes, sum[row][vector]);
   }
 
-#if defined(__AVX512F__)
-  // to[k][lane] = from[lane][k] for a 16 by 16 block of floats: four rounds of pairwise exchanges.
-  static void transpose_16x16(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-    __m512 a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(from + i * from_stride);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+  // ---- weights as they lie: 8 rows of a matrix meet in a register ----
+#if defined(__AVX2__)
+
+  // to[i] lane j = word i of row j, for the first 4 words of 8 rows: rows j and j + 4 meet as they are loaded.
+  static inline __attribute__((always_inline)) void transpose_8x4(const S* from, int64_t stride, __m256 (&to)[4]) {
+    const auto half = [&](int row) { return _mm_loadu_ps(reinterpret_cast<const float*>(from + row * stride)); };
+    __m256 a[4];
+#pragma GCC unroll 4
+    for (int row = 0; row < 4; ++row) a[row] = _mm256_insertf128_ps(_mm256_castps128_ps256(half(row)), half(row + 4), 1);
+    const __m256 x = _mm256_unpacklo_ps(a[0], a[1]), y = _mm256_unpacklo_ps(a[2], a[3]);
+    const __m256 z = _mm256_unpackhi_ps(a[0], a[1]), w = _mm256_unpackhi_ps(a[2], a[3]);
+    to[0] = _mm256_shuffle_ps(x, y, 0x44), to[1] = _mm256_shuffle_ps(x, y, 0xee);
+    to[2] = _mm256_shuffle_ps(z, w, 0x44), to[3] = _mm256_shuffle_ps(z, w, 0xee);
+  }
+
+  // What the micro-kernel does, one word of 8 columns.
+  static inline __attribute__((always_inline)) __m256 add_product(__m256 sum, const O* operand, __m256 words) {
+    if constexpr (kPairs) {
+#if defined(__AVX512BF16__)
+      int32_t bits;
+      std::memcpy(&bits, operand, sizeof bits);
+      return _mm256_dpbf16_ps(sum, reinterpret_cast<__m256bh>(_mm256_set1_epi32(bits)), reinterpret_cast<__m256bh>(words));
+#endif
+    } else {
+      return _mm256_fmadd_ps(_mm256_set1_ps(*operand), words, sum);
     }
+  }
+
+  // The sums of k in [0, depth), a multiple of 4 words, from the bias, for a panel without padding. kOctets times 8 columns at
+  // a time: each column is one chain of additions, and more rows of weights at once would fall out of L1 before a line is used.
+  template <int kRows>
+  static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows, int64_t count,
+                                                 int64_t depth, const T* bias, T* out, int64_t out_stride) {
+    if constexpr (kRows > 1) {
+      if (count < kRows) return unpacked<kRows - 1>(source, panel, rows, count, depth, bias, out, out_stride);
+    }
+    constexpr int kOctets = kColumns / 8 % 2 ? 3 : 2;
+    for (int column = 0; column < kColumns; column += 8 * kOctets) {
+      const S* from[kOctets];
+      __m256 sum[kRows][kOctets];
+#pragma GCC unroll 3
+      for (int octet = 0; octet < kOctets; ++octet) {
+        const int first = column + 8 * octet, vector = first / kLanes;
+        const int64_t unit = panel * kUnits + vector % kGroups * kLanes + first % kLanes;
+        from[octet] = static_cast<const S*>(source.data) + (vector / kGroups * source.gate_rows + unit) * source.stride;
 #pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4)
-#pragma GCC unroll 2
-      for (int j = 0; j < 2; ++j) {
-        const __m512d low = _mm512_castps_pd(b[i + j]), high = _mm512_castps_pd(b[i + j + 2]);
-        a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-        a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        for (int row = 0; row < kRows; ++row) sum[row][octet] = _mm256_loadu_ps(bias + first);
       }
-    // Now a[4q + c] holds, in each 128-bit lane l, column 4l + c of rows 4q .. 4q+3.
+      for (int64_t k = 0; k < depth; k += 4 * kWordSize) {
+        __m256 words[kOctets][4];
+#pragma GCC unroll 3
+        for (int octet = 0; octet < kOctets; ++octet) transpose_8x4(from[octet] + k, source.stride, words[octet]);
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      const __m512 x = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), y = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-      const __m512 z = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88), w = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-      _mm512_storeu_ps(to + (0 + c) * to_stride, _mm512_shuffle_f32x4(x, z, 0x88));
-      _mm512_storeu_ps(to + (4 + c) * to_stride, _mm512_shuffle_f32x4(y, w, 0x88));
-      _mm512_storeu_ps(to + (8 + c) * to_stride, _mm512_shuffle_f32x4(x, z, 0xdd));
-      _mm512_storeu_ps(to + (12 + c) * to_stride, _mm512_shuffle_f32x4(y, w, 0xdd));
+        for (int i = 0; i < 4; ++i)
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 3
+            for (int octet = 0; octet < kOctets; ++octet)
+              sum[row][octet] = add_product(sum[row][octet], rows[row] + k + i * kWordSize, words[octet][i]);
+      }
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 3
+        for (int octet = 0; octet < kOctets; ++octet)
+          _mm256_storeu_ps(out + row * out_stride + column + 8 * octet, sum[row][octet]);
     }
   }
 #endif

@@ -321,17 +321,15 @@ MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, 
 
 // Wants everything the forward pass of one direction needs.
 void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
-                  const Weights& w, Type type, bool pack) {
+                  const Weights& w, Type type, bool pack, bool pack_input) {
   const int64_t width = s.width(), second_row = cell.first_gates * s.hidden;
   const auto element = [&](const void* base, int64_t offset) -> const void* {
     return base ? static_cast<const char*>(base) + offset * bytes_of(type) : nullptr;
   };
   work.input.source = source_of(w.ih, w.ih_stride, s.hidden, w.bias_ih, s.hidden, s.input);
   work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, width);
-  if (pack) {
-    arena.want(work.input.panels, backend.input_bytes(work.input.source));
-    arena.want(work.first.panels, backend.first_bytes(work.first.source));
-  }
+  if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
+  if (pack) arena.want(work.first.panels, backend.first_bytes(work.first.source));
   if (cell.products == 2) {
     work.second.source =
         s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)
@@ -357,10 +355,18 @@ Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell) 
   const int64_t rows = team.call.shape.batch;
   const int64_t row_bytes = cell.gates * padded_units(team.call.shape, backend.lanes) * backend.state_bytes;
   const int64_t range = team.call.last_step - team.call.first_step;
-  int64_t steps = kChunkBytes / (row_bytes * (rows ? rows : 1));
+  // Weights that lie far from the cores are worth a longer way of the results: each chunk reads them once.
+  const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * backend.operand_bytes;
+  int64_t steps = (weights > kNearWeightBytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
   if (steps > range) steps = range;
   if (steps < 1) steps = 1;
   return {steps, steps * rows};
+}
+
+// The input weights are used once where one chunk covers all steps and no other thread needs them for other rows.
+bool packs_input(const Team& team, Chunk chunk) {
+  const bool shared_rows = !team.sharing.by_units && team.sharing.group(team.threads) > 1;
+  return shared_rows || chunk.steps < team.call.last_step - team.call.first_step;
 }
 
 void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk) {
@@ -396,11 +402,11 @@ void cpu_forward(const ForwardArgs& args) {
   Arena arena;
   DirectionWork work[2] = {};
   std::vector<Scratch> scratch(team.threads);
+  const Chunk chunk = chunk_of(team, backend, cell);
   for (int d = 0; d < args.directions; ++d) {
-    want_forward(arena, work[d], backend, s, cell, args.direction[d].weights, s.type, pack);
+    want_forward(arena, work[d], backend, s, cell, args.direction[d].weights, s.type, pack, pack && packs_input(team, chunk));
     work[d].barrier = &team.barriers[d];
   }
-  const Chunk chunk = chunk_of(team, backend, cell);
   for (Scratch& own : scratch) want_scratch(arena, own, backend, team, cell, chunk);
   arena.allocate();
   for (int d = 0; d < args.directions; ++d) std::memset(work[d].zeros, 0, (s.hidden > s.width() ? s.hidden : s.width()) * 8);
@@ -462,6 +468,7 @@ void cpu_backward(const BackwardArgs& args) {
   DirectionWork work[2] = {};
   ForwardDirection rebuilding[2] = {};
   std::vector<Scratch> scratch(team.threads);
+  const Chunk chunk = rebuild ? chunk_of(team, backend, cell) : Chunk{0, 0};
   const int64_t range_rows =
       s.batch_sizes ? s.step_offset[args.last_step - 1] + s.batch_sizes[args.last_step - 1] - s.step_offset[args.first_step]
                     : (args.last_step - args.first_step) * s.batch;
@@ -484,11 +491,10 @@ void cpu_backward(const BackwardArgs& args) {
         arena.want(work[d].d_second, s.batch * work[d].second_transposed.source.depth * backend.operand_bytes);
     }
     if (rebuild) {
-      want_forward(arena, work[d], backend, s, cell, w, s.type, pack);
+      want_forward(arena, work[d], backend, s, cell, w, s.type, pack, pack && packs_input(team, chunk));
       arena.want(work[d].rebuilt_gates, range_rows * cell.saved * s.hidden * bytes_of(s.type));
     }
   }
-  const Chunk chunk = rebuild ? chunk_of(team, backend, cell) : Chunk{0, 0};
   for (Scratch& own : scratch) want_scratch(arena, own, backend, team, cell, chunk);
   arena.allocate();
   for (int d = 0; d < args.directions && rebuild; ++d) {

@@ -1,0 +1,54 @@
+"""Calls of few rows and steps, whose weights are used where they lie or packed block by block, against those of many
+rows, whose weights are packed once: equal bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import DTYPES
+
+from fastrnn import _C, functional
+from fastrnn.cells import CELLS, Parameters
+
+SETS = _C.build_info()["cpu_instruction_sets"].split()
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request):
+    try:
+        _C.cpu_choose_instruction_set(request.param)
+    except ValueError:
+        pytest.skip("not on this machine")
+    yield
+    _C.cpu_choose_instruction_set("")
+
+
+def make(cell, dtype, batch, steps, inputs, hidden):
+    """Input, initial states and weights; the state is as wide as the layer but where it is projected."""
+    spec, g = CELLS[cell], torch.Generator().manual_seed(hidden + batch)
+    width = inputs if cell == "lstm_projected" else hidden
+
+    def draw(*shape):
+        return ((torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1) * hidden**-0.5).to(dtype)
+
+    rows = spec.gates * hidden
+    own = Parameters(
+        draw(rows, inputs), draw(rows, width), draw(rows), draw(rows), draw(width, hidden) if width != hidden else None
+    )
+    states = (draw(1, batch, width), draw(1, batch, hidden))[: spec.states]
+    return draw(steps, batch, inputs), states, own
+
+
+# Depths that are no multiple of 4, of 8 or of a block; a last panel with fewer units; rows of weights 4 KiB apart.
+@pytest.mark.parametrize("inputs, hidden", [(67, 150), (512, 80), (1024, 64), (3, 5)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh"])
+@torch.no_grad()
+def test_few_rows_equal_many(cell, dtype, inputs, hidden, instruction_set):
+    x, initial, own = make(cell, dtype, 50, 9, inputs, hidden)
+    for steps in (1, 2, 3, 9):
+        expected, expected_final = functional.layer(cell, x[:steps], initial, (own,))
+        for rows in (1, 2, 4, 5):
+            output, final = functional.layer(cell, x[:steps, :rows], tuple(s[:, :rows] for s in initial), (own,))
+            assert torch.equal(output, expected[:, :rows]), f"{rows} rows, {steps} steps"
+            assert all(torch.equal(a, b[:, :rows]) for a, b in zip(final, expected_final, strict=True))
