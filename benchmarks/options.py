@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from pathlib import Path
 
 import click
+
+from fastrnn.cli import require_device
+
+__all__ = ["OUTPUT_FILE", "require_device", "require_plot"]
 
 
 class _OutputFile(click.ParamType):
@@ -42,18 +45,3 @@ def require_plot(path: Path | None) -> None:
         raise click.ClickException("--plot needs matplotlib: pip install matplotlib, or fastrnn[plot]")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise click.BadParameter(f"{path} must end in .png, .svg or .pdf", param_hint="--plot")
-
-
-def require_device(device: str) -> None:
-    """Fails early where the device cannot be used.
-
-    Raises:
-        click.BadParameter: neither cpu nor cuda.
-        click.ClickException: torch sees no such device.
-    """
-    import torch
-
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise click.BadParameter(f"device must be cpu, cuda or cuda:N; got {device!r}", param_hint="--device")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")

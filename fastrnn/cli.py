@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 
 import click
@@ -57,6 +58,25 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.commands_by_name.items()])
+
+
+def require_device(device: str) -> None:
+    """Fails early where the device cannot be used.
+
+    Raises:
+        click.BadParameter: neither cpu nor cuda.
+        click.ClickException: torch sees no such device.
+    """
+    import torch
+
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise click.BadParameter(f"device must be cpu, cuda or cuda:N; got {device!r}", param_hint="--device")
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise click.ClickException(f"no {device}: torch sees {torch.cuda.device_count()} GPUs on this machine")
 
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)

@@ -186,9 +186,10 @@ def test_sixteen_bit_computing(tmp_path, files, compute):
 
 
 def test_usage_errors(tmp_path, files):
-    assert "--options is needed" in run(tmp_path, files[1:], "out.hdf5", code=2)
+    assert "needs --options" in run(tmp_path, files[1:], "out.hdf5", code=2)
     assert "goes with none of" in run(tmp_path, files, "out.hdf5", "--mix=1,2,3", "--top", code=2)
-    assert "3 weights" in run(tmp_path, files, "out.hdf5", "--mix=1,2", code=1)
+    assert "--mix needs 3 weights" in run(tmp_path, files, "out.hdf5", "--mix=1,2", code=2)
+    assert "got 'gpu'" in run(tmp_path, files, "out.hdf5", "--device=gpu", code=2)
     assert "not a list of numbers" in run(tmp_path, files, "out.hdf5", "--mix=1,b", code=2)
     assert "finite" in run(tmp_path, files, "out.hdf5", "--mix=1,nan,2", code=2)
     assert "is not a directory" in run(tmp_path, files, "none/out.hdf5", code=1)
@@ -205,6 +206,7 @@ def test_usage_errors(tmp_path, files):
 def test_an_existing_output_is_kept(tmp_path, files):
     (tmp_path / "out.hdf5").write_text("mine")
     assert "--overwrite" in run(tmp_path, files, "out.hdf5", code=1)
+    run(tmp_path, files, "out.hdf5", "--overwrite", "--mix=1,2", code=2)
     assert (tmp_path / "out.hdf5").read_text() == "mine"
     run(tmp_path, files, "out.hdf5", "--overwrite")
     assert len(read(tmp_path / "out.hdf5")) == len(LINES)

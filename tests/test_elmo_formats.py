@@ -199,7 +199,7 @@ def test_convert_command(tmp_path):
     native.save(tmp_path / "gru.safetensors", make_model(**GRU))
     assert "LSTM cells" in command("convert-bilm", tmp_path / "gru.safetensors", tmp_path / "f.th", code=1)
     assert "--output-options" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", code=2)
-    assert "--options is needed" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=2)
+    assert "needs --options" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=2)
     assert "must end in" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.npz", code=2)
     (tmp_path / "b.hdf5").write_bytes(b"")
     broken = command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", "--options", options, code=1)

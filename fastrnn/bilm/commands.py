@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..cli import require_device
+
 if TYPE_CHECKING:
     from .language_model import LanguageModel
 
@@ -22,8 +24,11 @@ def _plain_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:  # the reader of our output has enough
         raise
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, ImportError) as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        plain = error.strerror and error.filename  # str() has an error number and may name a temporary file
+        raise click.ClickException(f"{error.filename}: {error.strerror}" if plain else str(error)) from error
     except RuntimeError as error:
         from .checkpoint import CheckpointError
         from .training import TrainingError
@@ -53,7 +58,10 @@ def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None)
     with _plain_errors():
         counts = count_words(read_text(text))
         vocabulary = build_vocabulary(counts, min_count, max_size)
-        vocabulary.save(out)
+        try:
+            vocabulary.save(out)
+        except OSError as error:
+            raise click.ClickException(f"cannot write {out}: {error.strerror or error}") from None
     total = counts.total()
     known = sum(counts[word] for word in vocabulary.words if word not in SPECIALS)
     click.echo(
@@ -71,39 +79,133 @@ def _filters(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 _MODEL_OPTIONS = (
-    click.option("--dim", default=4096, show_default=True, help="Cells of a layer and direction."),
-    click.option("--projection", default=512, show_default=True, help="Width of token vectors and outputs."),
-    click.option("--layers", default=2, show_default=True),
-    click.option("--cell", default="lstm", show_default=True, type=click.Choice(["lstm", "gru"]),
-                 help="A GRU has no projection (--dim equal to --projection), and the official format cannot hold it."),
-    click.option("--cell-clip", default=3.0, show_default=True, help="Bound of the cell state; 0: none."),
-    click.option("--proj-clip", default=3.0, show_default=True, help="Bound of the projected output; 0: none."),
-    click.option("--skip/--no-skip", "skip_connections", default=True, help="Add a layer's input to its output."),
-    click.option("--char-dim", default=16, show_default=True, help="Width of a character's vector."),
-    click.option("--filters", default="1:32,2:32,3:64,4:128,5:256,6:512,7:1024", show_default=True, callback=_filters,
-                 help="Convolutions over characters, width:count."),
-    click.option("--highways", default=2, show_default=True, help="Highway layers after the convolutions."),
-    click.option("--activation", default="relu", show_default=True, type=click.Choice(["relu", "tanh"])),
-    click.option("--max-characters", default=50, show_default=True, help="Characters of a token, two marks included."),
-)  # fmt: skip
+    click.option(
+        "--dim", default=4096, show_default=True, type=click.IntRange(1), help="Cells of a layer and direction."
+    ),
+    click.option(
+        "--projection",
+        default=512,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Width of token vectors and outputs, at most --dim.",
+    ),
+    click.option(
+        "--layers", default=2, show_default=True, type=click.IntRange(1), help="Recurrent layers of a direction."
+    ),
+    click.option(
+        "--cell",
+        default="lstm",
+        show_default=True,
+        type=click.Choice(["lstm", "gru"]),
+        help="A GRU has no projection (--dim equal to --projection), and the official format cannot hold it.",
+    ),
+    click.option(
+        "--cell-clip",
+        default=3.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Bound of the cell state; 0: none.",
+    ),
+    click.option(
+        "--proj-clip",
+        default=3.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Bound of the projected output; 0: none.",
+    ),
+    click.option(
+        "--skip/--no-skip",
+        "skip_connections",
+        default=True,
+        show_default=True,
+        help="Add a layer's input to its output.",
+    ),
+    click.option(
+        "--char-dim", default=16, show_default=True, type=click.IntRange(1), help="Width of a character's vector."
+    ),
+    click.option(
+        "--filters",
+        default="1:32,2:32,3:64,4:128,5:256,6:512,7:1024",
+        show_default=True,
+        callback=_filters,
+        help="Convolutions over characters, width:count.",
+    ),
+    click.option(
+        "--highways",
+        default=2,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Highway layers after the convolutions.",
+    ),
+    click.option(
+        "--activation",
+        default="relu",
+        show_default=True,
+        type=click.Choice(["relu", "tanh"]),
+        help="After the convolutions.",
+    ),
+    click.option(
+        "--max-characters",
+        default=50,
+        show_default=True,
+        type=click.IntRange(3),
+        help="Characters of a token, two marks included.",
+    ),
+)
 _TRAINING_OPTIONS = (
-    click.option("--batch", default=128, show_default=True, help="Rows of one process."),
-    click.option("--unroll", default=20, show_default=True, help="Steps of a window."),
-    click.option("--softmax", default="sampled", show_default=True, type=click.Choice(["sampled", "full", "adaptive"])),
     click.option(
-        "--negatives", default=8192, show_default=True, help="Words the sampled softmax draws, at most the vocabulary."
+        "--batch",
+        default=128,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Rows of one process, each a text of its own.",
     ),
-    click.option("--dropout", default=0.1, show_default=True),
-    click.option("--clip", default=10.0, show_default=True, help="Bound of the global gradient norm; 0: none."),
+    click.option("--unroll", default=20, show_default=True, type=click.IntRange(1), help="Steps of a window."),
+    click.option(
+        "--softmax",
+        default="sampled",
+        show_default=True,
+        type=click.Choice(["sampled", "full", "adaptive"]),
+        help="How the loss over the vocabulary is made; full suits small vocabularies.",
+    ),
+    click.option(
+        "--negatives",
+        default=8192,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Words the sampled softmax draws, at most the vocabulary.",
+    ),
+    click.option(
+        "--dropout",
+        default=0.1,
+        show_default=True,
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Of the inputs of every layer and of the softmax.",
+    ),
+    click.option(
+        "--clip",
+        default=10.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Bound of the global gradient norm; 0: none.",
+    ),
     click.option("--optimizer", default="adagrad", show_default=True, type=click.Choice(["adagrad", "adamw"])),
-    click.option("--learning-rate", type=float, help="[default: 0.2 for adagrad, 0.001 for adamw]"),
+    click.option("--learning-rate", type=click.FloatRange(0), help="[default: 0.2 for adagrad, 0.001 for adamw]"),
     click.option(
-        "--accumulate", default=1, show_default=True, help="Compute a step in so many parts of --batch rows each."
+        "--accumulate",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Compute a step in so many parts of --batch rows each.",
     ),
     click.option(
-        "--precision", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"])
+        "--precision",
+        default="float32",
+        show_default=True,
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        help="Of the products; parameters stay float32.",
     ),
-    click.option("--seed", default=0, show_default=True),
+    click.option("--seed", default=0, show_default=True, help="Of parameters, shuffling, negatives and dropout."),
 )
 _RUN_OPTIONS = (
     click.option(
@@ -112,13 +214,27 @@ _RUN_OPTIONS = (
     click.option("--held-out", multiple=True, help="Text to evaluate after each epoch, likewise."),
     click.option("--vocab", "vocabulary", required=True, help="File of words, made by `fastrnn vocab`."),
     click.option("--out", "folder", required=True, help="Folder for checkpoints, log and model."),
-    click.option("--epochs", default=10, show_default=True, type=click.IntRange(1)),
+    click.option("--epochs", default=10, show_default=True, type=click.IntRange(1), help="Passes over the text."),
     click.option("--steps", type=click.IntRange(1), help="Train so many steps in place of whole epochs."),
-    click.option("--checkpoint-every", default=1250, show_default=True, type=click.IntRange(1), metavar="STEPS"),
+    click.option(
+        "--checkpoint-every",
+        default=1250,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="STEPS",
+        help="Steps between checkpoints; the end of an epoch has one too.",
+    ),
     click.option("--keep", default=2, show_default=True, type=click.IntRange(1), help="Checkpoints to keep."),
-    click.option("--log-every", default=100, show_default=True, type=click.IntRange(1), metavar="STEPS"),
+    click.option(
+        "--log-every",
+        default=100,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="STEPS",
+        help="Steps between two lines of log.jsonl.",
+    ),
     click.option("--start-from", help="Folder with options.json and weights.hdf5 to begin from; the softmax is new."),
-    click.option("--device", help="[default: a GPU if there is one]"),
+    click.option("--device", help="cpu, cuda or cuda:N.  [default: a GPU if there is one]"),
     click.option("--tensorboard", is_flag=True, help="Write TensorBoard files below --out."),
 )
 
@@ -139,6 +255,14 @@ def train_bilm(**values: Any) -> None:
 
     On several GPUs: torchrun --nproc-per-node N --no-python fastrnn train-bilm ...
     """
+    if values["projection"] > values["dim"]:
+        raise click.UsageError(f"--projection {values['projection']} is larger than --dim {values['dim']}")
+    if values["cell"] == "gru" and values["projection"] != values["dim"]:
+        raise click.UsageError("--cell gru has no projection: give --projection the value of --dim")
+    if "-" in (*values["train"], *values["held_out"]):
+        raise click.UsageError("training reads its text many times, which standard input cannot give: name a file")
+    if values["device"] is not None:
+        require_device(values["device"])
     with _plain_errors():
         from .options import BiLMOptions, CharacterOptions
         from .run import Interrupted, Run, train
@@ -164,11 +288,23 @@ def train_bilm(**values: Any) -> None:
 
 
 def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--device", default="cpu", show_default=True)(command)
+    command = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")(command)
     return click.option("--model", "folder", required=True, help="Folder that train-bilm wrote.")(command)
 
 
+def _counted(sentences: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The same sentences, counted on a terminal while they are read."""
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.completed:,} sentences"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield from bar.track(sentences)
+
+
 def _load(folder: str, device: str) -> LanguageModel:
+    require_device(device)
     from .language_model import LanguageModel
 
     return LanguageModel.load(folder, device)
@@ -189,7 +325,7 @@ def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> No
         from .evaluate import evaluate
         from .text import read_text
 
-        sentences = read_text(text)
+        sentences = _counted(read_text(text))
         click.echo(str(evaluate(_load(folder, device), sentences, batch)))
 
 

@@ -20,7 +20,10 @@ def read_elmo(weights: Path, options: Path | None):
     if weights.suffix in (".th", ".pt", ".bin"):
         return allennlp.load(weights, options)
     if options is None:
-        raise click.UsageError("--options is needed: the options.json that belongs to the weights")
+        raise click.UsageError(
+            f"{weights} needs --options, the options.json that belongs to it "
+            "(only .safetensors, .th, .pt and .bin can do without)"
+        )
     return Elmo(official.load(options, weights))
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from ..cli import require_device
+from .files import WeightsError, say_bytes
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 _SECONDS_BETWEEN_CHECKPOINTS = 10
@@ -88,13 +90,7 @@ def embed(sentences: str, output: Path, **settings) -> None:
     sentences to keys, as AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is
     given again, and ends with the same file as one that was not.
     """
-    from .embedding_file import remove_unfinished
-    from .files import WeightsError
-
-    if settings.pop("overwrite"):
-        output.unlink(missing_ok=True)
-        remove_unfinished(output)
-    if output.exists():
+    if output.exists() and not settings["overwrite"]:
         raise click.ClickException(f"{output} exists; remove it or pass --overwrite")
     if not output.parent.is_dir():
         raise click.ClickException(f"{output.parent} is not a directory")
@@ -140,29 +136,25 @@ def _fingerprint(text: bytes, settings: dict) -> dict[str, str]:
     return found
 
 
-def _bytes(size: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def _run(text: bytes, output: Path, settings: dict) -> None:
     import numpy as np
     import torch
 
     from .convert_command import read_elmo
     from .embed import Embedder
-    from .embedding_file import EmbeddingFile
+    from .embedding_file import EmbeddingFile, remove_unfinished
 
+    require_device(settings["device"])
     device = torch.device(settings["device"])
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise click.ClickException(f"no CUDA device: torch {torch.__version__} sees no GPU on this machine")
     lines = split_lines(text)
     tokens = [line.split() for line in lines]
     model = read_elmo(settings["weights"], settings["options"]).bilm
     model = model.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
+    if settings["mix"] is not None and len(settings["mix"]) != model.options.layers + 1:
+        raise click.UsageError(
+            f"--mix needs {model.options.layers + 1} weights for this model, one a layer, the token vectors first; "
+            f"got {len(settings['mix'])}"
+        )
     words = None if settings["vocabulary"] is None else split_lines(settings["vocabulary"].read_bytes())
     try:
         embedder = Embedder(
@@ -182,8 +174,11 @@ def _run(text: bytes, output: Path, settings: dict) -> None:
     size = sum(map(math.prod, shapes)) * np.dtype(settings["dtype"]).itemsize
     click.echo(
         f"{len(lines):,} sentences ({sum(not s for s in tokens):,} blank), {sum(map(len, tokens)):,} tokens; "
-        f"{output}: {_bytes(size)}"
+        f"{output}: {say_bytes(size)}"
     )
+    if settings["overwrite"]:
+        output.unlink(missing_ok=True)
+        remove_unfinished(output)
     keys = {line: str(number) for number, line in enumerate(lines)}
     with EmbeddingFile(output, shapes, settings["dtype"], keys, _fingerprint(text, settings)) as file:
         batches = embedder.plan([len(sentence) for sentence in tokens])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ class WeightsError(ValueError):
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside ``path``, moved onto it when the block ends well and removed when not."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -53,3 +56,12 @@ def write_all(file, values: np.ndarray) -> None:
     data = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
     while data:
         data = data[file.write(data) :]
+
+
+def say_bytes(size: float) -> str:
+    """A size in words: "95.2 KB"."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,8 +43,8 @@ def generate(
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction must be forward or backward, got {direction!r}")
-    if temperature < 0:
-        raise ValueError(f"temperature must not be negative, got {temperature}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be a number not below 0, got {temperature}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top-k must be at least 1, got {top_k}")
     vocabulary = model.vocabulary

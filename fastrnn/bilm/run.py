@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -20,6 +21,7 @@ from rich.console import Console
 from . import official
 from .checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 from .evaluate import Evaluation, evaluate, merge
+from .files import say_bytes
 from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
 from .options import BiLMOptions
 from .progress import StepTimer, TrainingProgress
@@ -91,11 +93,13 @@ def _train(
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
     folder = Path(run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))
     vocabulary = Vocabulary.load(run.vocabulary)
     shards = scan(find_files(run.train))
     held_out = find_files(run.held_out) if run.held_out else []
     scan(held_out)  # says now what would stop the run at the end of an epoch
+    folder.mkdir(parents=True, exist_ok=True)
     trainer = _new_trainer(run, model_options, options, vocabulary, shards, world, device)
     predictions = sum(shard.predictions for shard in shards)
     per_step = trainer.rows * options.unroll
@@ -109,7 +113,8 @@ def _train(
     identity = _identity(trainer, shards, vocabulary)
     _resume(trainer, folder, identity)
     console.print(
-        f"{len(shards)} shards, {predictions:,} predictions a direction, {epoch:,} steps an epoch, {total:,} steps; "
+        f"{len(shards)} {'file' if len(shards) == 1 else 'files'}, {predictions:,} predictions a direction, "
+        f"{epoch:,} steps an epoch, {total:,} steps; "
         f"{'resuming at step ' + format(trainer.done, ',') if trainer.done else 'starting'}\n{_sizes(trainer)}",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
@@ -220,14 +225,14 @@ def _export(trainer: Trainer, folder: Path) -> None:
 
 
 def _sizes(trainer: Trainer) -> str:
-    def millions(module: torch.nn.Module) -> float:
-        return sum(parameter.numel() for parameter in module.parameters()) / 1e6
+    def count(module: torch.nn.Module) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
 
-    bilm, head = millions(trainer.model.bilm), millions(trainer.model.head)
+    bilm, head = count(trainer.model.bilm), count(trainer.model.head)
     values = 3 if trainer.options.optimizer == "adagrad" else 4  # parameter, gradient, one or two of the optimiser
     return (
-        f"{bilm:.1f} M parameters in the biLM, {head:.1f} M in the {trainer.options.softmax} softmax: "
-        f"up to {4e6 * values * (bilm + head) / 1e9:.2f} GB with gradients and optimiser, without activations"
+        f"{bilm:,} parameters in the biLM, {head:,} in the {trainer.options.softmax} softmax: "
+        f"up to {say_bytes(4 * values * (bilm + head))} with gradients and optimiser, without activations"
     )
 
 
