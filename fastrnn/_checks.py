@@ -31,6 +31,8 @@ def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows:
 
 def check_clips(config: Config) -> None:
     """Refuse clips that bound nothing."""
+    if config.cell_clip >= 0 and config.proj_clip >= 0:
+        return
     for name, clip in (("cell_clip", config.cell_clip), ("proj_clip", config.proj_clip)):
         if not clip >= 0:
             raise ValueError(f"{name} must be a positive number, or 0 for none; got {clip}")
@@ -80,14 +82,20 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     elif width != hidden:
         raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
     expected += own * directions
-    for place, (t, shape) in enumerate(zip(operands, expected, strict=True)):
+    for t, shape in zip(operands, expected, strict=True):
         if t.shape != shape or t.dtype != dtype or t.device != device:
-            _refuse(config, place, t, shape, x)
+            _refuse(config, operands, expected)
     return batch
 
 
-def _refuse(config: Config, place: int, t: Tensor, shape: tuple[int, ...], x: Tensor) -> NoReturn:
-    """Say what is wrong with the operand at this place, which should have this shape and the dtype and device of x."""
+def _refuse(config: Config, operands: list[Tensor], shapes: list[tuple[int, ...]]) -> NoReturn:
+    """Say what is wrong with the first operand that has not its shape or not the dtype and device of the input."""
+    x = operands[0]
+    place, t, shape = next(
+        (place, t, shape)
+        for place, (t, shape) in enumerate(zip(operands, shapes, strict=True))
+        if t.shape != shape or t.dtype != x.dtype or t.device != x.device
+    )
     name = _name(config, place)
     if t.shape != shape:
         where = f"cell {config.spec.name}, input {tuple(x.shape)}"

@@ -77,10 +77,16 @@ def forward(
     call = Call(_C.ForwardArgs(), config, layout, rows, dtype)
     initial = call.initial(operands)
 
-    output = x.new_empty((*x.shape[:-1], directions * width))
-    h_n = x.new_empty((directions, batch, width))
+    new = x.new_empty  # sizes apart cost less than a tuple of them
+    if layout.offsets is None:
+        output = new(layout.steps, batch, directions * width)
+    else:
+        output = new(layout.rows, directions * width)
+    h_n = new(directions, batch, width)
     states = state_dtype(dtype)
-    c_n = x.new_empty((directions, batch, hidden), dtype=states) if spec.states == 2 else None
+    c_n = None
+    if spec.states == 2:
+        c_n = new(directions, batch, hidden) if states is dtype else new(directions, batch, hidden, dtype=states)
     gates = cells = None
     if save:
         # The core leaves rows beyond the lengths as they are; operators must not return uninitialised memory.
@@ -93,7 +99,8 @@ def forward(
     backend, structs = select(x.device), []
     for d, reverse in enumerate(config.reverse):
         struct = _C.ForwardDirection()
-        struct.reverse = reverse
+        if reverse:
+            struct.reverse = True
         call.weights(struct, operands, d)
         if backend.computes_input_gates:
             struct.input = call.rows(operands[d if config.inputs > 1 else 0])

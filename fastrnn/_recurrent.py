@@ -69,7 +69,7 @@ class Recurrent(torch.nn.RNNBase):
             resets = None if resets is None else resets.transpose(0, 1)
         else:
             x = input
-        weights = [getattr(self, name) for name in self._flat_weights_names]
+        weights = self._weights()
         self._check_input(x, input, weights[0], 3)
         if states is not None:
             self._check_states(states, x.shape[1])
@@ -84,7 +84,7 @@ class Recurrent(torch.nn.RNNBase):
         if lengths is not None:
             raise ValueError("lengths must be None for a PackedSequence, which has its own")
         x, batch_sizes, sorted_indices, unsorted_indices = packed
-        weights = [getattr(self, name) for name in self._flat_weights_names]
+        weights = self._weights()
         self._check_input(x, x, weights[0], 2)
         if torch.compiler.is_compiling():
             # Reading batch_sizes would break the graph. B stands in other shapes; the operator compares when it runs.
@@ -101,6 +101,11 @@ class Recurrent(torch.nn.RNNBase):
         if unsorted_indices is not None:
             final = tuple(state.index_select(1, unsorted_indices) for state in final)
         return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), final
+
+    def _weights(self) -> list[Tensor]:
+        """The parameters, or what stands in their place; asking for an attribute costs 0.6 us each."""
+        own = self._parameters
+        return [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
 
     def _zeros(self, x: Tensor, batch: int) -> States:
         count = self.num_layers * (2 if self.bidirectional else 1)

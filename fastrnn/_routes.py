@@ -24,7 +24,6 @@ from ._ops import gradients_operator, run_operator
 from .cells import States
 
 _PLAIN = {Tensor, Parameter}
-_DEVICES = {"cpu", "cuda"}
 
 
 def _transformed() -> bool:
@@ -78,12 +77,8 @@ def run(
         return run_operator(config, operands, rows, save)
     if _transformed():
         return call_reference(config, operands, rows)
-    if (
-        operands[0].device.type not in _DEVICES  # functional.py has checked that all lie on one
-        or _observed()
-        or not _plain(operands)
-        or not _plain(rows[1:])
-    ):
+    x = operands[0]  # functional.py has checked that all lie on one device
+    if not (x.is_cpu or x.is_cuda) or _observed() or not _plain(operands) or not _plain(rows[1:]):
         return run_operator(config, operands, rows, save)
     if save:
         output, *final = LayerFunction.apply(config, rows, *operands)

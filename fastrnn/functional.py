@@ -114,11 +114,10 @@ def _checked(
     if batch_sizes is not None:
         check_batch_sizes(batch_sizes)
     batch = check_shapes(config, operands, batch_sizes)
-    check_masks(lengths, resets, batch, x.shape[:-1])
-    if lengths is not None:
-        lengths = lengths.to(x.device, torch.int64)
-    if resets is not None:
-        resets = resets.to(x.device)
+    if lengths is not None or resets is not None:
+        check_masks(lengths, resets, batch, x.shape[:-1])
+        lengths = lengths if lengths is None else lengths.to(x.device, torch.int64)
+        resets = resets if resets is None else resets.to(x.device)
     return run(config, operands, Rows(batch, lengths, resets, batch_sizes))
 
 
