@@ -35,10 +35,13 @@ def _transformed() -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def _transformed_while_compiling() -> bool:
     """The same while torch.compile traces: it enters transforms for real and guards on those around it by itself."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+# What torch.compiler.assume_constant_result does, without its import of torch._dynamo: a second or more for everybody.
+_transformed_while_compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _observed() -> bool:
