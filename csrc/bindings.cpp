@@ -93,8 +93,6 @@ py::class_<Args> arguments(py::module_& m, const char* name) {
   value("cell_clip", &Args::options, &fr::Options::cell_clip);
   value("proj_clip", &Args::options, &fr::Options::proj_clip);
   value("reset_to_initial", &Args::options, &fr::Options::reset_to_initial);
-  type.def_readwrite("threads", &Args::threads);
-  address(type, "stream", &Args::stream);
   type.def_property(
       "direction",
       [](const Args& self) { return std::vector<Direction>(self.direction, self.direction + self.directions); },
@@ -134,22 +132,47 @@ PYBIND11_MODULE(_C, m) {
   backward.def_readwrite("wants_initial", &fr::BackwardDirection::wants_initial);
   weights(backward);
   for (auto [name, field] : std::initializer_list<std::pair<const char*, fr::Rows fr::BackwardDirection::*>>{
-           {"input", &fr::BackwardDirection::input}, {"input_gates", &fr::BackwardDirection::input_gates},
-           {"output", &fr::BackwardDirection::output}, {"gates", &fr::BackwardDirection::gates},
-           {"cells", &fr::BackwardDirection::cells}, {"d_output", &fr::BackwardDirection::d_output},
-           {"d_gates", &fr::BackwardDirection::d_gates}, {"d_recurrent", &fr::BackwardDirection::d_recurrent},
-           {"h_prev", &fr::BackwardDirection::h_prev}, {"inner", &fr::BackwardDirection::inner},
-           {"d_projected", &fr::BackwardDirection::d_projected}})
+           {"input_gates", &fr::BackwardDirection::input_gates}, {"output", &fr::BackwardDirection::output},
+           {"gates", &fr::BackwardDirection::gates}, {"cells", &fr::BackwardDirection::cells},
+           {"d_output", &fr::BackwardDirection::d_output}, {"d_gates", &fr::BackwardDirection::d_gates},
+           {"d_recurrent", &fr::BackwardDirection::d_recurrent}, {"h_prev", &fr::BackwardDirection::h_prev},
+           {"inner", &fr::BackwardDirection::inner}, {"d_projected", &fr::BackwardDirection::d_projected}})
     rows(backward, name, field);
   address(backward, "h0", &fr::BackwardDirection::h0), address(backward, "c0", &fr::BackwardDirection::c0);
   address(backward, "d_h", &fr::BackwardDirection::d_h), address(backward, "d_c", &fr::BackwardDirection::d_c);
   address(backward, "d_h0_reset", &fr::BackwardDirection::d_h0_reset);
   address(backward, "d_c0_reset", &fr::BackwardDirection::d_c0_reset);
 
-  arguments<fr::ForwardArgs, fr::ForwardDirection>(m, "ForwardArgs");
-  arguments<fr::BackwardArgs, fr::BackwardDirection>(m, "BackwardArgs")
-      .def_readwrite("first_step", &fr::BackwardArgs::first_step)
-      .def_readwrite("last_step", &fr::BackwardArgs::last_step);
+  py::class_<fr::GradientDirection> gradient(m, "GradientDirection");
+  gradient.def(py::init([] { return fr::GradientDirection{}; }));
+  gradient.def_readwrite("reverse", &fr::GradientDirection::reverse);
+  weights(gradient);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, fr::Rows fr::GradientDirection::*>>{
+           {"input", &fr::GradientDirection::input}, {"output", &fr::GradientDirection::output},
+           {"gates", &fr::GradientDirection::gates}, {"cells", &fr::GradientDirection::cells},
+           {"d_output", &fr::GradientDirection::d_output}})
+    rows(gradient, name, field);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, const void* fr::GradientDirection::*>>{
+           {"h0", &fr::GradientDirection::h0}, {"c0", &fr::GradientDirection::c0},
+           {"d_h_n", &fr::GradientDirection::d_h_n}, {"d_c_n", &fr::GradientDirection::d_c_n}})
+    address(gradient, name, field);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, void* fr::GradientDirection::*>>{
+           {"d_input", &fr::GradientDirection::d_input}, {"d_h0", &fr::GradientDirection::d_h0},
+           {"d_c0", &fr::GradientDirection::d_c0}, {"d_weight_ih", &fr::GradientDirection::d_weight_ih},
+           {"d_weight_hh", &fr::GradientDirection::d_weight_hh}, {"d_weight_hr", &fr::GradientDirection::d_weight_hr},
+           {"d_bias_ih", &fr::GradientDirection::d_bias_ih}, {"d_bias_hh", &fr::GradientDirection::d_bias_hh}})
+    address(gradient, name, field);
+
+  auto forward_args = arguments<fr::ForwardArgs, fr::ForwardDirection>(m, "ForwardArgs");
+  forward_args.def_readwrite("threads", &fr::ForwardArgs::threads);
+  address(forward_args, "stream", &fr::ForwardArgs::stream);
+  auto backward_args = arguments<fr::BackwardArgs, fr::BackwardDirection>(m, "BackwardArgs");
+  backward_args.def_readwrite("first_step", &fr::BackwardArgs::first_step);
+  backward_args.def_readwrite("last_step", &fr::BackwardArgs::last_step);
+  address(backward_args, "stream", &fr::BackwardArgs::stream);
+  auto gradient_args = arguments<fr::GradientArgs, fr::GradientDirection>(m, "GradientArgs");
+  gradient_args.def_readwrite("range_bytes", &fr::GradientArgs::range_bytes);
+  gradient_args.def_readwrite("threads", &fr::GradientArgs::threads);
 
   m.def("cpu_forward", &fr::cpu_forward, py::call_guard<py::gil_scoped_release>());
   m.def("cpu_backward", &fr::cpu_backward, py::call_guard<py::gil_scoped_release>());

@@ -91,18 +91,18 @@ struct ForwardArgs {
   void* stream;    // CUDA: the stream to run on
 };
 
-// One direction, backward, over the steps [first_step, last_step): the caller may cut the sequence into ranges, last range
-// in processing order first, and carry d_h and d_c from one to the next. Buffers marked "range" hold only the range's rows:
-// row(first_step, 0) is their row 0. The time-parallel products (d_input, weight and bias gradients) are the caller's.
+// One direction, backward, for kernels that walk back over the steps [first_step, last_step) alone: the caller may cut the
+// sequence into ranges, last range in processing order first, and carry d_h and d_c from one to the next. Buffers marked "range"
+// hold only the range's rows: row(first_step, 0) is their row 0. The time-parallel products (d_input, weight and bias gradients)
+// are the caller's.
 struct BackwardDirection {
   bool reverse;
   Weights weights;
-  Rows input;        // [N, I] storage: read only when gates are rebuilt (CPU); else null
-  Rows input_gates;  // range [*, G*H] state type: read only when gates are rebuilt and the caller computes the input part
+  Rows input_gates;  // range [*, G*H] state type: read only when gates are rebuilt; else null
   Rows output;       // [N, R] storage: what forward wrote
   const void* h0;    // as in forward
   const void* c0;    // as in forward
-  Rows gates;        // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
+  Rows gates;        // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input_gates, output and cells
   Rows cells;        // [N, H] state type: what forward wrote
   Rows d_output;     // [N, R] storage, or null: zero
   bool wants_initial;  // d_h is wanted: false for the range processed last when h0 needs no gradient, and a product is saved
@@ -124,13 +124,45 @@ struct BackwardArgs {
   int64_t first_step, last_step;
   int directions;
   BackwardDirection direction[2];
-  int threads;
   void* stream;
+};
+
+// One direction, backward, all of it in one call (CPU): every gradient that is not null is written, in the storage type and
+// contiguous. What lies beyond a row's length is not read; d_input is zero there.
+struct GradientDirection {
+  bool reverse;
+  Weights weights;
+  Rows input;          // [N, I] storage
+  Rows output;         // [N, R] storage: what forward wrote
+  const void* h0;      // as in forward
+  const void* c0;      // as in forward
+  Rows gates;          // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
+  Rows cells;          // [N, H] state type: what forward wrote
+  Rows d_output;       // [N, R] storage, or null: zero
+  const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
+  const void* d_c_n;   // [B, H] storage, likewise (LSTM only)
+  void* d_input;       // [N, I]; two directions with the same address add up
+  void* d_h0;          // [B, R]
+  void* d_c0;          // [B, H] (LSTM only)
+  void* d_weight_ih;   // shapes as in Weights, without gaps
+  void* d_weight_hh;
+  void* d_weight_hr;
+  void* d_bias_ih;
+  void* d_bias_hh;
+};
+
+struct GradientArgs {
+  Shape shape;
+  Options options;
+  int64_t range_bytes;  // the sequence is cut into ranges of steps so that gradients of the gates take no more memory than this
+  int directions;       // 1 or 2
+  GradientDirection direction[2];
+  int threads;          // at most this many; the result does not depend on it
 };
 
 // Both throw std::invalid_argument for a broken contract, before anything is written.
 void cpu_forward(const ForwardArgs& args);
-void cpu_backward(const BackwardArgs& args);
+void cpu_backward(const GradientArgs& args);
 
 // The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was chosen.
 std::string cpu_instruction_sets();

@@ -19,7 +19,8 @@ from ._extension import _C
 class Backend(Protocol):
     """What _raw.py and _backward.py ask of a backend."""
 
-    # Whether the core multiplies the input by W_ih itself; if not, the caller fills ``input_gates`` by `input_product`.
+    # Whether the core makes the products that are parallel in time itself: the input by W_ih (if not, the caller fills
+    # ``input_gates`` by `input_product`), and all gradients in one call of backward with GradientArgs.
     computes_input_gates: bool
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
@@ -31,7 +32,7 @@ class Backend(Protocol):
 
 
 class Cpu:
-    """The CPU core: it computes the input product itself."""
+    """The CPU core: it makes all products itself."""
 
     computes_input_gates = True
 

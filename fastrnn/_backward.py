@@ -1,7 +1,8 @@
-"""One layer backward: ranges of steps through the compiled core, and the products that are parallel in time in torch.
+"""One layer backward, in one of two ways. Same assumptions as _raw.py.
 
-The core walks back over the steps of a range and fills the gradients of the gates and the operands of the weight
-gradients; the products turn these into gradients of input, weights and biases. Same assumptions as _raw.py.
+The CPU core makes every gradient in one call. The kernels of csrc/cuda walk back over the steps of a range and fill the
+gradients of the gates and the operands of the weight gradients; products in torch, parallel in time, turn these into
+gradients of input, weights and biases.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._backends import select
+from ._backends import Backend, select
 from ._config import Config, Rows, reference_gradients
 from ._extension import _C
 from ._raw import Result
-from ._structs import Call, buffer_rows, layout_of, part, readable, rows_of
+from ._structs import Call, Layout, buffer_rows, layout_of, part, readable, rows_of
 from .cells import state_dtype
 
-# Backward works on ranges of steps so that its buffers stay below this.
+# Either way works on ranges of steps so that the gradients of the gates stay below this.
 RANGE_BYTES = 64 << 20
 
 
@@ -50,14 +51,109 @@ def backward(
             g if g is not None or not need else torch.zeros_like(t)
             for t, g, need in zip(operands, found, needs, strict=True)
         ]
-    return _Backward(config, operands, rows, result, gradients, needs).run()
+    backend = select(x.device)
+    if backend.computes_input_gates:
+        return _in_one_call(backend, config, operands, rows, result, gradients, needs)
+    return _InRanges(backend, config, operands, rows, result, gradients, needs).run()
 
 
-class _Backward:
-    """State of one backward pass: carried gradients, accumulators, and the loop over ranges of steps."""
+def _in_one_call(
+    backend: Backend,
+    config: Config,
+    operands: Sequence[Tensor],
+    rows: Rows,
+    result: Result,
+    gradients: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Every gradient by the core."""
+    # Hooks on saved tensors may give them back laid out otherwise than forward wrote them.
+    output, _, gates, cells = result
+    output = output.contiguous()
+    gates, cells = gates if gates is None else gates.contiguous(), cells if cells is None else cells.contiguous()
+    layout = layout_of(config, operands, rows)
+    call = Call(_C.GradientArgs(), config, layout, rows, output.dtype)
+    args, batch, width, two = call.args, layout.batch, layout.width, config.spec.states == 2
+    args.range_bytes = RANGE_BYTES
+    initial = call.initial(operands)
+    d_output = gradients[0]
+    if d_output is not None:
+        d_output = readable(d_output)
+    d_final = [None if g is None else g.contiguous() for g in gradients[1:]]
+    found = [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if need else None
+        for t, need in zip(operands, needs, strict=True)
+    ]
+    structs = []
+    for d, reverse in enumerate(config.reverse):
+        struct = _C.GradientDirection()
+        struct.reverse = reverse
+        call.weights(struct, operands, d)
+        place = d if config.inputs > 1 else 0
+        struct.input = call.rows(operands[place])
+        struct.output = rows_of(output, d * width)
+        if gates is not None:
+            struct.gates = buffer_rows(gates, batch, d)
+        if cells is not None:
+            struct.cells = buffer_rows(cells, batch, d)
+        if d_output is not None:
+            struct.d_output = rows_of(d_output, d * width)
+        if d_final[0] is not None:
+            struct.d_h_n = part(d_final[0], d)
+        if two and d_final[1] is not None:
+            struct.d_c_n = part(d_final[1], d)
+        if found[place] is not None:
+            struct.d_input = found[place].data_ptr()
+        if initial is not None:
+            at = config.first_state
+            struct.h0 = part(initial[0], d)
+            if found[at] is not None:
+                struct.d_h0 = part(found[at], d)
+            if two:
+                struct.c0 = part(initial[1], d)
+                if found[at + 1] is not None:
+                    struct.d_c0 = part(found[at + 1], d)
+        at = config.first_weight + d * config.weights
+        if found[at] is not None:
+            struct.d_weight_ih = found[at].data_ptr()
+        if found[at + 1] is not None:
+            struct.d_weight_hh = found[at + 1].data_ptr()
+        if config.has_bias:
+            if found[at + 2] is not None:
+                struct.d_bias_ih = found[at + 2].data_ptr()
+            if found[at + 3] is not None:
+                struct.d_bias_hh = found[at + 3].data_ptr()
+        if config.has_projection and found[at + config.weights - 1] is not None:
+            struct.d_weight_hr = found[at + config.weights - 1].data_ptr()
+        structs.append(struct)
+    args.direction = structs
+    backend.backward(args)
+    return found
+
+
+def _ranges(layout: Layout, most_rows: int) -> list[tuple[int, int, int, int]]:
+    """(first step, last step, first row, last row) of ranges with at most ``most_rows`` rows, or one step."""
+    if layout.rows <= most_rows:
+        return [(0, layout.steps, 0, layout.rows)]
+    if layout.offsets is None:
+        each, batch = max(1, most_rows // layout.batch), layout.batch
+        ends = [min(layout.steps, first + each) for first in range(0, layout.steps, each)]
+        return [(first, last, first * batch, last * batch) for first, last in zip([0, *ends], ends, strict=False)]
+    offsets = [*layout.offsets.tolist(), layout.rows]
+    ranges, first = [], 0
+    for step in range(1, layout.steps + 1):
+        if step == layout.steps or offsets[step + 1] - offsets[first] > most_rows:
+            ranges.append((first, step, offsets[first], offsets[step]))
+            first = step
+    return ranges
+
+
+class _InRanges:
+    """State of a pass in ranges of steps: carried gradients, accumulators, and the loop over the ranges."""
 
     def __init__(
         self,
+        backend: Backend,
         config: Config,
         operands: Sequence[Tensor],
         rows: Rows,
@@ -65,7 +161,7 @@ class _Backward:
         gradients: Sequence[Tensor | None],
         needs: Sequence[bool],
     ) -> None:
-        self.config, self.operands, self.needs = config, operands, needs
+        self.backend, self.config, self.operands, self.needs = backend, config, operands, needs
         # Hooks on saved tensors may give them back laid out otherwise than forward wrote them.
         output, _, *kept = result
         kept = (t if t is None else t.contiguous() for t in kept)
@@ -97,10 +193,10 @@ class _Backward:
 
     def run(self) -> list[Tensor | None]:
         directions = len(self.config.reverse)
-        ranges = self._ranges(RANGE_BYTES // (self.row_bytes * directions))
+        ranges = _ranges(self.layout, RANGE_BYTES // (self.row_bytes * directions))
         together = len(ranges) == 1 or directions == 1
         if not together:  # each direction ends with another range first, so they go one after the other
-            ranges = self._ranges(RANGE_BYTES // self.row_bytes)
+            ranges = _ranges(self.layout, RANGE_BYTES // self.row_bytes)
         self.single = len(ranges) == 1
         for own in [tuple(range(directions))] if together else [(d,) for d in range(directions)]:
             buffers = [self._allocate(max(last - first for _, _, first, last in ranges)) for _ in own]
@@ -110,23 +206,6 @@ class _Backward:
                 for d, buffer in zip(own, buffers, strict=True):
                     self._products(d, piece, buffer, piece is order[0])
         return self._collect()
-
-    def _ranges(self, most_rows: int) -> list[tuple[int, int, int, int]]:
-        """(first step, last step, first row, last row) of ranges with at most ``most_rows`` rows, or one step."""
-        layout = self.layout
-        if layout.rows <= most_rows:
-            return [(0, layout.steps, 0, layout.rows)]
-        if layout.offsets is None:
-            each, batch = max(1, most_rows // layout.batch), layout.batch
-            ends = [min(layout.steps, first + each) for first in range(0, layout.steps, each)]
-            return [(first, last, first * batch, last * batch) for first, last in zip([0, *ends], ends, strict=False)]
-        offsets = [*layout.offsets.tolist(), layout.rows]
-        ranges, first = [], 0
-        for step in range(1, layout.steps + 1):
-            if step == layout.steps or offsets[step + 1] - offsets[first] > most_rows:
-                ranges.append((first, step, offsets[first], offsets[step]))
-                first = step
-        return ranges
 
     def _allocate(self, rows: int) -> list[Tensor | None]:
         """d_gates, d_recurrent, h_prev, inner and d_projected for ``rows`` rows, None where the cell has none."""
@@ -141,15 +220,13 @@ class _Backward:
         args.first_step, args.last_step = piece[:2]
         # Nobody reads the gradient of an initial state that is not wanted: one product less, all of them when T is 1.
         wants_initial = not last or (config.has_initial and any(self.needs[config.inputs : config.first_weight]))
-        backend, structs = select(self.operands[0].device), []
+        backend, structs = self.backend, []
         for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
             struct = _C.BackwardDirection()
             struct.reverse = config.reverse[d]
             struct.wants_initial = wants_initial
             call.weights(struct, self.operands, d)
-            if backend.computes_input_gates:
-                struct.input = call.rows(self.operands[d if config.inputs > 1 else 0])
-            elif config.spec.saved and result.gates is None:
+            if config.spec.saved and result.gates is None:
                 struct.input_gates = call.input_gates(backend, self.operands, d, *piece[2:])
             struct.output = rows_of(result.output, d * layout.width)
             if self.initial is not None:

@@ -25,7 +25,7 @@ CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 NVCC = shutil.which("nvcc")
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
-CPU_CORE = ("rnn_cpu", "team", "isa_baseline")
+CPU_CORE = ("rnn_cpu", "core", "team", "isa_baseline")
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
 # Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
 LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}

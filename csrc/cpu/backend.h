@@ -1,7 +1,8 @@
 // What each instruction set offers to rnn_cpu.cpp: one table of functions per cell and storage type.
 #pragma once
 
-#include "call.h"
+#include "input_gradient.h"
+#include "outer.h"
 
 namespace fr::cpu {
 
@@ -11,15 +12,20 @@ struct Backend {
   int operand_bytes;          // of an operand of the products
   int state_bytes;            // of a pre-activation, cell state or sum
   bool output_is_operand;     // states need no converted copies
-  bool gradient_is_operand;   // likewise for backward
-  int64_t tile_bytes;
+  int64_t tile_bytes;         // of two tiles
   int64_t (*input_bytes)(const MatrixSource&);       // packed sizes
   int64_t (*first_bytes)(const MatrixSource&);
   int64_t (*plain_bytes)(const MatrixSource&);       // second, and both transposed
   void (*pack_forward)(const Call&, const DirectionWork&, const void* h0, int index, int count);
   void (*pack_backward)(const DirectionWork&, int index, int count);
   void (*forward)(const Call&, const ForwardDirection&, const DirectionWork&, const Part&, const Scratch&, bool gates_only);
-  void (*backward)(const Call&, const BackwardDirection&, const DirectionWork&, const Part&, const Scratch&);
+  void (*backward)(const Call&, const GradientDirection&, const DirectionWork&, const Part&, const Scratch&);
+  int64_t (*outer_left_bytes)(int64_t rows, int64_t columns);  // one thread's buffers
+  int64_t (*outer_right_bytes)(int64_t rows, int64_t columns);
+  void (*outer)(const Outer&, int64_t rows, bool first, int index, int count, void* left, void* right);
+  void (*input_gradient)(const InputGradient&, int index, int count, void* tiles);
+  void (*widen)(const void* from, void* to, int64_t size);  // storage to state type
+  void (*narrow)(const void* from, const void* more, void* to, int64_t size);  // and back
 };
 
 // Null where the instruction set leaves the type to another.

@@ -10,13 +10,13 @@ template <class Isa, class CellType, class S>
 const Backend* backend() {
   using F = Forward<Isa, CellType, S>;
   using B = Backward<Isa, CellType, S>;
+  using Outers = OuterProduct<Isa, S>;
   static constexpr Backend table{
       F::kLanes,
       sizeof(typename F::O),
       sizeof(typename F::T),
       F::kOutputIsOperand,
-      B::kOutputIsOperand,
-      kTileRows * 4 * Isa::kBytes,
+      2 * kTileRows * 4 * Isa::kBytes,
       F::Input::bytes,
       F::First::bytes,
       F::Second::bytes,
@@ -24,6 +24,12 @@ const Backend* backend() {
       B::pack,
       F::run,
       B::run,
+      Outers::left_bytes,
+      Outers::right_bytes,
+      Outers::run,
+      InputGradients<Isa, S>::run,
+      Conversion<Isa, S>::widen,
+      Conversion<Isa, S>::narrow,
   };
   return &table;
 }

@@ -1,7 +1,7 @@
-// The backward pass through time of one thread's part of a layer on the CPU, over one range of steps. Called by the tables in
-// backend.h. The loop is turned by half a step: at step t the product of the later step's d_recurrent with the recurrent weights
-// first completes d_h, unit by unit, and the cell's gradient is taken on the same tile; the last step's product comes after
-// the loop.
+// The backward pass through time of one thread's part of a layer on the CPU, over one range of steps: gradients of the gates and of
+// the states, from which those of weights, biases and input follow (outer.h, input_gradient.h). Called by the tables in backend.h.
+// The loop is turned by half a step: at step t the product of the later step's d_recurrent with the recurrent weights first
+// completes d_h, unit by unit, and the cell's gradient is taken on the same tile; the last step's product comes after the loop.
 //
 // Sync: parts that share rows (units split) meet at the barrier after each phase; parts with rows of their own never.
 #pragma once
@@ -18,15 +18,14 @@ struct Backward {
   using Transposed = Product<Isa, S, 1>;
   static constexpr int kLanes = V::kLanes, kGates = Cell::kGates, kFirstGates = Cell::kFirstGates;
   static constexpr bool kProjected = std::is_same_v<Cell, LstmProjected>;
-  // The gradients that the caller gets are themselves the operands of the products.
-  static constexpr bool kOutputIsOperand = std::is_same_v<O, S> && Cell::kSplitGate < 0;
 
   static void pack(const DirectionWork& work, int index, int count) {
     pack_share<Transposed>(work.first_transposed, index, count);
+    pack_share<Transposed>(work.input_transposed, index, count);
     if constexpr (Cell::kProducts == 2) pack_share<Transposed>(work.second_transposed, index, count);
   }
 
-  static void run(const Call& call, const BackwardDirection& direction, const DirectionWork& work, const Part& part,
+  static void run(const Call& call, const GradientDirection& direction, const DirectionWork& work, const Part& part,
                   const Scratch& scratch) {
     Backward self{call, direction, work, part, scratch};
     self.run();
@@ -34,7 +33,7 @@ struct Backward {
 
  private:
   const Call& call;
-  const BackwardDirection& direction;
+  const GradientDirection& direction;
   const DirectionWork& work;
   const Part& part;
   const Scratch& scratch;
@@ -57,29 +56,26 @@ struct Backward {
     return static_cast<Element*>(rows.data) + offset;
   }
   template <class Element>
-  Element* in_range(const Rows& rows, int64_t t, int64_t b) const {
-    return at<Element>(rows, call.range_offset(rows, t, b));
-  }
-  template <class Element>
   const Element* in_all(const Rows& rows, int64_t t, int64_t b) const {
     return at<const Element>(rows, call.offset(rows, t, b));
   }
-  T* d_h(int64_t b) const { return static_cast<T*>(direction.d_h) + b * width; }
-  T* d_c(int64_t b) const { return static_cast<T*>(direction.d_c) + b * hidden; }
+  T* d_h(int64_t b) const { return static_cast<T*>(work.d_h) + b * width; }
+  T* d_c(int64_t b) const { return static_cast<T*>(work.d_c) + b * hidden; }
   static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
   void run() {
     const int64_t steps = call.last_step - call.first_step;
     for (int64_t index = 0; index < steps; ++index)
       step(direction.reverse ? call.first_step + index : call.last_step - 1 - index);
-    if (direction.wants_initial)
-      for_each_tile<Transposed>(work.first_transposed, out_units, pending, pending_count, tile, add_pending());
+    if (work.wants_initial) for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
   }
 
-  // ---- d_h += d_recurrent W_hh of the step before (in this order) ----
+  // ---- d_h += d_recurrent W_hh of the step before (in this order), one panel of units; `next`: the one that follows ----
 
-  auto add_pending() {
-    return [this](int64_t panel, int64_t row0, int64_t size) {
+  void add_pending(int64_t panel, int64_t next) {
+    for (int64_t row0 = 0; row0 < pending_count; row0 += kTileRows) {
+      const int64_t size = pending_count - row0 < kTileRows ? pending_count - row0 : kTileRows;
+      Transposed::run(work.first_transposed, panel, pending + row0, size, tile, Transposed::kColumns, next);
       for (int64_t row = 0; row < size; ++row) {
         const int64_t b = pending_rows[row0 + row];
         const bool to_initial = call.is_cut(direction.reverse, pending_step, b);  // else it would not be pending
@@ -88,14 +84,25 @@ struct Backward {
           if (unit >= out_units.end) break;
           const int n = lanes_left(width - unit);
           const V sum = load<V>(d_h(b) + unit, n) + load_full<V>(tile + row * Transposed::kColumns + group * kLanes);
-          if (to_initial && direction.d_h0_reset) {
-            T* d_h0 = static_cast<T*>(direction.d_h0_reset) + b * width + unit;
+          if (to_initial && work.d_h0_reset) {
+            T* d_h0 = static_cast<T*>(work.d_h0_reset) + b * width + unit;
             store(d_h0, load<V>(d_h0, n) + sum, n);
           }
           store(d_h(b) + unit, to_initial ? V(0) : sum, n);
         }
       }
-    };
+    }
+  }
+
+  // Calls function(panel, next panel) for the panels of out_units; forth and back in turn, as for_each_tile.
+  template <class Function>
+  void for_each_panel(bool back, Function function) const {
+    if (out_units.begin >= out_units.end) return;
+    const int64_t begin = out_units.begin / Transposed::kUnits, end = Transposed::panels(out_units.end);
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t panel = back ? begin + end - 1 - index : index;
+      function(panel, index + 1 == end ? panel : back ? panel - 1 : panel + 1);
+    }
   }
 
   // ---- one step ----
@@ -103,16 +110,14 @@ struct Backward {
   void step(int64_t t) {
     const int64_t here = call.batch_at(t);
     int64_t count = 0;
-    for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b) {
+    for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b)
       if (call.is_active(t, b)) rows[count++] = b;
-      else clear(t, b);
-    }
-    for (int64_t begin = out_units.begin; begin < out_units.end; begin += Transposed::kUnits) {
-      const UnitRange panel_units{begin, begin + Transposed::kUnits};
-      for_each_tile<Transposed>(work.first_transposed, panel_units, pending, pending_count, tile, add_pending());
+    for_each_panel(t & 1, [&](int64_t panel, int64_t next) {
+      add_pending(panel, next);
+      const int64_t begin = panel * Transposed::kUnits, end = begin + Transposed::kUnits;
       for (int64_t row = 0; row < count; ++row)
-        for (int64_t unit = begin; unit < panel_units.end && unit < out_units.end; unit += kLanes) first_phase(t, rows[row], unit);
-    }
+        for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes) first_phase(t, rows[row], unit);
+    });
     if constexpr (Cell::kProducts == 2) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) second[row] = second_operand(t, rows[row]);
@@ -123,27 +128,23 @@ struct Backward {
             if (unit >= units.end) break;
             second_phase(t, rows[row0 + row], unit, tile + row * Transposed::kColumns + group * kLanes);
           }
-      });
+      }, t & 1);
     }
     // Rows whose state was cut to zero before this step pass nothing on.
     pending_count = 0;
     pending_step = t;
     for (int64_t row = 0; row < count; ++row) {
       if (call.origin(direction.reverse, t, rows[row]) == Origin::kZero) continue;
-      pending[pending_count] = first_operand(t, rows[row]);
+      pending[pending_count] = gradients(t, rows[row]);
       pending_rows[pending_count++] = rows[row];
     }
     work.barrier->wait(part.parts);
   }
 
-  O* first_operand(int64_t t, int64_t b) const {
-    if constexpr (kOutputIsOperand) return in_range<O>(direction.d_gates, t, b);
-    else return static_cast<O*>(work.d_operands) + ((t & 1) * batch + b) * kFirstGates * hidden;
-  }
+  // The row's gradients, which begin with the operand of the first product.
+  O* gradients(int64_t t, int64_t b) const { return static_cast<O*>(work.gradients) + call.range_row(t, b) * work.columns.stride; }
   O* second_operand(int64_t t, int64_t b) const {
-    if constexpr (!kOutputIsOperand) return static_cast<O*>(work.d_second) + b * work.second_transposed.source.depth;
-    else if constexpr (kProjected) return in_range<O>(direction.d_projected, t, b);
-    else return in_range<O>(direction.d_gates, t, b) + kFirstGates * hidden;
+    return gradients(t, b) + (kProjected ? work.columns.projected : work.columns.gates + kFirstGates * hidden);
   }
 
   // One product: the whole of a unit's gradient. Two: backward1, over R.
@@ -152,7 +153,7 @@ struct Backward {
     Unit<V> u;
     u.d_h = load<V>(d_h(b) + unit, n);
     if (direction.d_output.data) u.d_h = u.d_h + load<V>(in_all<S>(direction.d_output, t, b) + unit, n);
-    copy_previous(t, b, unit, n, u);
+    if constexpr (Cell::kReadsHidden) load_previous(t, b, unit, n, u);
     if constexpr (Cell::kReadsOutput || kProjected) u.h = load<V>(in_all<S>(direction.output, t, b) + unit, n);
     if constexpr (!kProjected) load_saved(t, b, unit, n, u);
     if constexpr (Cell::kProducts == 1) {
@@ -162,12 +163,10 @@ struct Backward {
       pass_cell_on(t, b, unit, n, u);
     } else if constexpr (kProjected) {
       Cell::backward1(u, clips);
-      store(in_range<S>(direction.d_projected, t, b) + unit, u.d_recurrent[0], n);
-      if constexpr (!kOutputIsOperand) store_operand<S>(second_operand(t, b) + unit, u.d_recurrent[0], n);
+      store(second_operand(t, b) + unit, u.d_recurrent[0], n);
     } else {
       Cell::backward1(u, clips);
       store_gates(t, b, unit, n, u, 1, kGates);
-      if constexpr (!kOutputIsOperand) store_operand<S>(second_operand(t, b) + unit, u.d_recurrent[2], n);
     }
     pass_hidden_on(t, b, unit, n, u.d_h_prev);
   }
@@ -182,12 +181,11 @@ struct Backward {
       if constexpr (kProjected) {
         load_cell(t, b, unit, n, u);
       } else {
-        const S* previous = previous_hidden(t, b);
-        u.h_prev = previous ? load<V>(previous + unit, n) : V(0);
+        load_previous(t, b, unit, n, u);
         u.d_h_prev = load<V>(d_h(b) + unit, n);
       }
       Cell::backward0(u, clips);
-      store(in_range<S>(direction.inner, t, b) + unit, u.inner, n);
+      store_operand<S>(gradients(t, b) + work.columns.inner + unit, u.inner, n);
       store_gates(t, b, unit, n, u, 0, kProjected ? kGates : 1);
       if constexpr (kProjected) pass_cell_on(t, b, unit, n, u);
       else pass_hidden_on(t, b, unit, n, u.d_h_prev);
@@ -196,23 +194,16 @@ struct Backward {
 
   // ---- loads ----
 
-  // Null: zero.
-  const S* previous_hidden(int64_t t, int64_t b) const {
+  void load_previous(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
     const Origin origin = call.origin(direction.reverse, t, b);
-    if (origin == Origin::kStep) return in_all<S>(direction.output, direction.reverse ? t + 1 : t - 1, b);
-    if (origin == Origin::kZero || !direction.h0) return nullptr;
-    return static_cast<const S*>(direction.h0) + b * width;
-  }
-  void copy_previous(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
-    const S* previous = previous_hidden(t, b);
-    u.h_prev = previous ? load<V>(previous + unit, n) : V(0);
-    if (direction.h_prev.data) store(in_range<S>(direction.h_prev, t, b) + unit, u.h_prev, n);
+    if (origin == Origin::kStep) u.h_prev = load<V>(in_all<S>(direction.output, direction.reverse ? t + 1 : t - 1, b) + unit, n);
+    else if (origin == Origin::kZero || !direction.h0) u.h_prev = V(0);
+    else u.h_prev = load<V>(static_cast<const S*>(direction.h0) + b * width + unit, n);
   }
   void load_saved(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
     const S* gates = direction.gates.data
                          ? in_all<S>(direction.gates, t, b)
-                         : static_cast<const S*>(work.rebuilt_gates) +
-                               (call.row(t, b) - call.row(call.first_step, 0)) * Cell::kSaved * hidden;
+                         : static_cast<const S*>(work.rebuilt_gates) + call.range_row(t, b) * Cell::kSaved * hidden;
     for (int value = 0; value < Cell::kSaved; ++value) u.saved[value] = load<V>(gates + value * hidden + unit, n);
   }
   void load_cell(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
@@ -230,14 +221,9 @@ struct Backward {
   // ---- stores ----
 
   void store_gates(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u, int begin, int end) const {
-    S* to = in_range<S>(direction.d_gates, t, b) + unit;
-    for (int gate = begin; gate < end; ++gate) store(to + gate * hidden, u.d_input[gate], n);
-    if constexpr (Cell::kSplitGate >= 0) store(in_range<S>(direction.d_recurrent, t, b) + unit, u.d_recurrent[Cell::kSplitGate], n);
-    if constexpr (!kOutputIsOperand) {
-      O* operand = first_operand(t, b) + unit;
-      for (int gate = begin; gate < end && gate < kFirstGates; ++gate)
-        store_operand<S>(operand + gate * hidden, u.d_recurrent[gate], n);
-    }
+    O* const to = gradients(t, b) + unit;
+    for (int gate = begin; gate < end; ++gate) store(to + work.columns.gates + gate * hidden, u.d_input[gate], n);
+    if constexpr (Cell::kSplitGate >= 0) store(to, u.d_recurrent[Cell::kSplitGate], n);
   }
   // What reaches the old state on elementwise paths; the product's part follows with the next step.
   void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
@@ -247,28 +233,15 @@ struct Backward {
   void pass_cell_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u) const {
     if constexpr (Cell::kStates == 2) {
       const bool cut = call.is_cut(direction.reverse, t, b);
-      if (cut && call.options.reset_to_initial && direction.d_c0_reset) {
-        T* d_c0 = static_cast<T*>(direction.d_c0_reset) + b * hidden + unit;
+      if (cut && call.options.reset_to_initial && work.d_c0_reset) {
+        T* d_c0 = static_cast<T*>(work.d_c0_reset) + b * hidden + unit;
         store(d_c0, load<V>(d_c0, n) + u.d_c, n);
       }
       store(d_c(b) + unit, cut ? V(0) : u.d_c, n);
     }
   }
-  // A row that is not active at t: zero gradients there, so that the caller's products need no mask.
-  void clear(int64_t t, int64_t b) const {
-    const auto zero = [&](const Rows& rows, UnitRange range, int64_t blocks, int64_t stride) {
-      if (!rows.data) return;
-      for (int64_t block = 0; block < blocks; ++block)
-        std::memset(static_cast<void*>(in_range<S>(rows, t, b) + block * stride + range.begin), 0, (range.end - range.begin) * sizeof(S));
-    };
-    zero(direction.d_gates, units, kGates, hidden);
-    zero(direction.d_recurrent, units, 1, hidden);
-    zero(direction.h_prev, out_units, 1, width);
-    zero(direction.inner, units, 1, hidden);
-    zero(direction.d_projected, out_units, 1, width);
-  }
 
-  Backward(const Call& c, const BackwardDirection& d, const DirectionWork& w, const Part& p, const Scratch& s)
+  Backward(const Call& c, const GradientDirection& d, const DirectionWork& w, const Part& p, const Scratch& s)
       : call(c), direction(d), work(w), part(p), scratch(s) {}
 };
 

@@ -23,10 +23,8 @@ struct Call {
   int64_t offset(const Rows& rows, int64_t t, int64_t b) const {
     return shape.step_offset ? (shape.step_offset[t] + b) * rows.row_stride : t * rows.step_stride + b * rows.row_stride;
   }
-  // The same for a buffer that holds only the range's rows.
-  int64_t range_offset(const Rows& rows, int64_t t, int64_t b) const {
-    return offset(rows, t, b) - offset(rows, first_step, 0);
-  }
+  // A row's place in a buffer that holds only the range's rows.
+  int64_t range_row(int64_t t, int64_t b) const { return row(t, b) - row(first_step, 0); }
   bool is_active(int64_t t, int64_t b) const { return t < active[b]; }
   bool reset(int64_t t, int64_t b) const { return shape.resets && shape.resets[row(t, b)]; }
 
@@ -42,18 +40,31 @@ struct Call {
   }
 };
 
+// The gradients that one row leaves at one step, side by side in the operand type: of the recurrent part of the gate that has its
+// own (GRU reset-after; then of r, z and n's input part, so that those of the recurrent parts of n, r, z lie together as well),
+// of the gates, the operand of a cell's second product (o*tanh(c), or r*h), and the gradient of the projection before its clip.
+struct GradientColumns {
+  int64_t gates, inner, projected;  // where they begin; the recurrent parts begin at 0
+  int64_t stride;                   // between rows
+};
+
 // What one direction's threads share.
 struct DirectionWork {
-  PackedMatrix input, first, second;                    // forward (and rebuilding gates)
-  PackedMatrix first_transposed, second_transposed;     // backward
+  PackedMatrix input, first, second;  // forward (and rebuilding gates)
+  PackedMatrix first_transposed, second_transposed, input_transposed;  // backward
   void* operands;   // [2][B][R] operand type: states in turn, where the output itself cannot serve (16 bit without native dot)
   void* initial;    // [B][R] operand type: h0 converted, likewise
   void* inner;      // [B][H] operand type: operand of the second product
   void* cell;       // [B][H] state type
-  void* d_operands; // [2][B][first product's gates * H] operand type: d_recurrent in turn, where d_gates cannot serve
-  void* d_second;   // [B][depth of the second product] operand type: its d_recurrent
-  void* zeros;      // [max(R, H)] operand type
-  void* rebuilt_gates;  // range [*, kSaved*H] storage, where the caller saved none
+  void* zeros;      // [max(R, H)] of any type
+  void* rebuilt_gates;  // [range rows][kSaved*H] storage, where the caller saved none
+  void* gradients;      // [range rows][columns.stride] operand type, written where a row is active
+  GradientColumns columns;
+  void* d_h;         // [B][R] state type, in: gradient of the state after the range; out: of the state before it
+  void* d_c;         // [B][H] likewise
+  void* d_h0_reset;  // [B][R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null
+  void* d_c0_reset;  // [B][H] likewise
+  bool wants_initial;  // d_h is wanted after the range; else a product is saved
   Barrier* barrier;
 };
 

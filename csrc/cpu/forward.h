@@ -253,7 +253,7 @@ struct Forward {
 
   void save(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u, int begin, int end) {
     if (!direction.gates.data) return;
-    const int64_t offset = gates_only ? call.range_offset(direction.gates, t, b) : call.offset(direction.gates, t, b);
+    const int64_t offset = gates_only ? call.range_row(t, b) * direction.gates.row_stride : call.offset(direction.gates, t, b);
     S* to = at<S>(direction.gates, offset) + unit;
     for (int value = begin; value < end; ++value) store(to + value * hidden, u.saved[value], n);
   }

@@ -27,6 +27,7 @@ struct MatrixSource {
   int64_t gate_rows;     // rows between the gates of a unit
   const void* bias;      // [gates*gate_rows] or null, only if not transposed
   int64_t units, depth;  // columns per gate; number of k
+  int64_t first_k = 0;   // transposed: the row of data that k = 0 is; after the last comes row 0
 };
 
 struct PackedMatrix {
@@ -97,7 +98,8 @@ struct Product {
       if (source.transposed) {
         for (int64_t k = k0; k < end; ++k) {
           O* to = slot(k);
-          const S* from = data + k * source.stride + unit0;
+          const int64_t data_row = k + source.first_k < source.depth ? k + source.first_k : k + source.first_k - source.depth;
+          const S* from = data + data_row * source.stride + unit0;
           const int valid = k < k1 ? lanes : 0;
           for (int lane = 0; lane < valid; ++lane) convert(to[lane * kLaneStep], from[lane]);
           for (int lane = valid; lane < kLanes; ++lane) to[lane * kLaneStep] = O{};

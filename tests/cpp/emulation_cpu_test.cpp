@@ -1,6 +1,6 @@
-// The emulated CUDA kernels beside the CPU core, through the structs of csrc/rnn.h that both take: every cell x type x direction
-// on small odd shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same rows; backward starts for
-// both from what the CPU core kept, so every buffer that one writes for the other's caller is compared by itself.
+// The emulated CUDA kernels beside the CPU core, through the structs of csrc/rnn.h: every cell x type x direction on small odd
+// shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same rows; backward starts for both from what
+// the CPU core kept. The kernels leave the products that are parallel in time to their caller: here they are made in double.
 // usage: emulation_cpu_test STRATEGY [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
 #include <cmath>
 #include <cstdio>
@@ -50,7 +50,9 @@ double bound_of(const Case& c) {
 struct Direction {
   Buffer input, input_gates, ih, hh, hr, bias_ih, bias_hh, h0, c0;
   Buffer output, h_n, c_n, gates, cells;
-  Buffer d_output, d_h, d_c, d_h0_reset, d_c0_reset, d_gates, d_recurrent, h_prev, inner, d_projected;
+  Buffer d_output, d_h_n, d_c_n;
+  Buffer d_h, d_c, d_h0_reset, d_c0_reset, d_gates, d_recurrent, h_prev, inner, d_projected;                 // the kernels'
+  Buffer d_input, d_h0, d_c0, d_weight_ih, d_weight_hh, d_weight_hr, d_bias_ih, d_bias_hh;  // the core's
 };
 
 struct Test {
@@ -97,11 +99,16 @@ struct Test {
     const int64_t B = c.batch;
     Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H), storage(1, GH),
                 storage(1, GH), storage(B, R), state(B, H), storage(N, R), storage(B, R), state(B, H), storage(N, saved), state(N, H),
-                storage(N, R), state(B, R), state(B, H), state(B, R), state(B, H), storage(N, GH), storage(N, H), storage(N, R),
-                storage(N, H), storage(N, c.projection)};
+                storage(N, R), storage(B, R), storage(B, H),
+                state(B, R), state(B, H), state(B, R), state(B, H), storage(N, GH), storage(N, H), storage(N, R), storage(N, H),
+                storage(N, c.projection),
+                storage(N, kInput), storage(B, R), storage(B, H), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
+                storage(1, GH), storage(1, GH)};
     const double scale = 1 / std::sqrt(double(H));
     fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3), fill(d.bias_hh, 0.3);
-    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.d_output, 1), fill(d.d_h, 1), fill(d.d_c, 1);
+    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.d_output, 1), fill(d.d_h_n, 1), fill(d.d_c_n, 1);
+    Values d_h = d.d_h_n.take(), d_c = d.d_c_n.take();
+    d.d_h.put(d_h), d.d_c.put(d_c);
     fill(d.gates, 0), fill(d.cells, 0), fill(d.d_h0_reset, 0), fill(d.d_c0_reset, 0);
     for (int64_t n = 0; n < N; ++n)
       for (int64_t j = 0; j < GH; ++j) {
@@ -120,9 +127,10 @@ struct Test {
   }
   static Direction copy(const Direction& d) {
     return {copy(d.input), copy(d.input_gates), copy(d.ih), copy(d.hh), copy(d.hr), copy(d.bias_ih), copy(d.bias_hh), copy(d.h0),
-            copy(d.c0), copy(d.output), copy(d.h_n), copy(d.c_n), copy(d.gates), copy(d.cells), copy(d.d_output), copy(d.d_h),
-            copy(d.d_c), copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent), copy(d.h_prev), copy(d.inner),
-            copy(d.d_projected)};
+            copy(d.c0), copy(d.output), copy(d.h_n), copy(d.c_n), copy(d.gates), copy(d.cells), copy(d.d_output), copy(d.d_h_n),
+            copy(d.d_c_n), copy(d.d_h), copy(d.d_c), copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent),
+            copy(d.h_prev), copy(d.inner), copy(d.d_projected), copy(d.d_input), copy(d.d_h0), copy(d.d_c0), copy(d.d_weight_ih),
+            copy(d.d_weight_hh), copy(d.d_weight_hr), copy(d.d_bias_ih), copy(d.d_bias_hh)};
   }
 
   template <class Args>
@@ -131,7 +139,6 @@ struct Test {
                   c.packed ? step_offset.data() : nullptr, c.masked ? lengths.data() : nullptr, c.masked ? resets.data() : nullptr};
     args.options = {cell.states == 2 ? 0.9 : 0.0, c.projection ? 0.8 : 0.0, c.masked};
     args.directions = c.directions;
-    args.threads = 1;
   }
   fr::Weights weights(const Direction& d) const {
     return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, d.bias_hh.data, kInput, R, H};
@@ -141,6 +148,7 @@ struct Test {
   fr::ForwardArgs forward_args(std::vector<Direction>& all, bool cpu) const {
     fr::ForwardArgs args{};
     set_common(args);
+    args.threads = 1;
     for (int i = 0; i < c.directions; ++i) {
       Direction& d = all[i];
       fr::ForwardDirection& to = args.direction[i];
@@ -156,21 +164,27 @@ struct Test {
     return args;
   }
 
-  fr::BackwardArgs backward_args(std::vector<Direction>& all, bool cpu) const {
+  template <class To>
+  void set_backward(To& to, Direction& d, int i) const {
+    to.reverse = reverse(i);
+    to.weights = weights(d);
+    to.output = d.output.as_rows(c.batch), to.d_output = d.d_output.as_rows(c.batch);
+    to.h0 = d.h0.data;
+    if (cell.states == 2) to.c0 = d.c0.data, to.cells = d.cells.as_rows(c.batch);
+    if (saved && !c.recompute) to.gates = d.gates.as_rows(c.batch);
+  }
+
+  fr::BackwardArgs backward_args(std::vector<Direction>& all) const {
     fr::BackwardArgs args{};
     set_common(args);
     args.last_step = c.steps;
     for (int i = 0; i < c.directions; ++i) {
       Direction& d = all[i];
       fr::BackwardDirection& to = args.direction[i];
-      to.reverse = reverse(i);
-      to.weights = weights(d);
-      if (cpu) to.input = d.input.as_rows(c.batch);
-      else to.input_gates = d.input_gates.as_rows(c.batch);
-      to.output = d.output.as_rows(c.batch), to.d_output = d.d_output.as_rows(c.batch);
-      to.h0 = d.h0.data, to.d_h = d.d_h.data, to.wants_initial = true;
-      if (cell.states == 2) to.c0 = d.c0.data, to.d_c = d.d_c.data, to.cells = d.cells.as_rows(c.batch);
-      if (saved && !c.recompute) to.gates = d.gates.as_rows(c.batch);
+      set_backward(to, d, i);
+      to.input_gates = d.input_gates.as_rows(c.batch);
+      to.d_h = d.d_h.data, to.wants_initial = true;
+      if (cell.states == 2) to.d_c = d.d_c.data;
       if (c.masked) to.d_h0_reset = d.d_h0_reset.data;
       if (c.masked && cell.states == 2) to.d_c0_reset = d.d_c0_reset.data;
       to.d_gates = d.d_gates.as_rows(c.batch), to.h_prev = d.h_prev.as_rows(c.batch);
@@ -179,6 +193,60 @@ struct Test {
       if (c.projection) to.d_projected = d.d_projected.as_rows(c.batch);
     }
     return args;
+  }
+
+  fr::GradientArgs gradient_args(std::vector<Direction>& all) const {
+    fr::GradientArgs args{};
+    set_common(args);
+    args.threads = 1, args.range_bytes = 1 << 20;
+    for (int i = 0; i < c.directions; ++i) {
+      Direction& d = all[i];
+      fr::GradientDirection& to = args.direction[i];
+      set_backward(to, d, i);
+      to.input = d.input.as_rows(c.batch), to.d_h_n = d.d_h_n.data, to.d_input = d.d_input.data, to.d_h0 = d.d_h0.data;
+      if (cell.states == 2) to.d_c_n = d.d_c_n.data, to.d_c0 = d.d_c0.data;
+      if (c.projection) to.d_weight_hr = d.d_weight_hr.data;
+      to.d_weight_ih = d.d_weight_ih.data, to.d_weight_hh = d.d_weight_hh.data;
+      to.d_bias_ih = d.d_bias_ih.data, to.d_bias_hh = d.d_bias_hh.data;
+    }
+    return args;
+  }
+
+  // From what the kernels wrote: each gradient as the core writes it.
+  void finish(Direction& d) const {
+    const auto sum_rows = [&](const Buffer& left, int64_t first, int64_t count, const Buffer& right, Buffer& to, int64_t row) {
+      for (int64_t j = 0; j < count; ++j)
+        for (int64_t k = 0; k < to.columns; ++k) {
+          double sum = 0;
+          for (int64_t n = 0; n < N; ++n) sum += left.get(n, first + j) * right.get(n, k);
+          to.set(row + j, k, sum);
+        }
+    };
+    const auto sum_bias = [&](const Buffer& left, int64_t first, int64_t count, Buffer& to, int64_t column) {
+      for (int64_t j = 0; j < count; ++j) {
+        double sum = 0;
+        for (int64_t n = 0; n < N; ++n) sum += left.get(n, first + j);
+        to.set(0, column + j, sum);
+      }
+    };
+    const bool split = cell.split_gate >= 0, second = cell.products == 2 && !c.projection;
+    const int64_t joint = split || second ? 2 * H : GH;
+    sum_rows(d.d_gates, 0, GH, d.input, d.d_weight_ih, 0), sum_rows(d.d_gates, 0, joint, d.h_prev, d.d_weight_hh, 0);
+    if (split) sum_rows(d.d_recurrent, 0, H, d.h_prev, d.d_weight_hh, joint);
+    if (second) sum_rows(d.d_gates, joint, H, d.inner, d.d_weight_hh, joint);
+    if (c.projection) sum_rows(d.d_projected, 0, c.projection, d.inner, d.d_weight_hr, 0);
+    sum_bias(d.d_gates, 0, GH, d.d_bias_ih, 0), sum_bias(d.d_gates, 0, GH, d.d_bias_hh, 0);
+    if (split) sum_bias(d.d_recurrent, 0, H, d.d_bias_hh, joint);
+    for (int64_t n = 0; n < N; ++n)
+      for (int64_t k = 0; k < kInput; ++k) {
+        double sum = 0;
+        for (int64_t j = 0; j < GH; ++j) sum += d.d_gates.get(n, j) * d.ih.get(j, k);
+        d.d_input.set(n, k, sum);
+      }
+    for (int64_t b = 0; b < c.batch; ++b) {
+      for (int64_t j = 0; j < R; ++j) d.d_h0.set(b, j, d.d_h.get(b, j) + (c.masked ? d.d_h0_reset.get(b, j) : 0));
+      for (int64_t j = 0; j < H && cell.states == 2; ++j) d.d_c0.set(b, j, d.d_c.get(b, j) + (c.masked ? d.d_c0_reset.get(b, j) : 0));
+    }
   }
 
   // Largest difference relative to the largest value; what neither wrote (NaN in both) is equal.
@@ -209,14 +277,15 @@ struct Test {
     }
     std::vector<Direction> from;
     for (const Direction& d : core) from.push_back(copy(d));
-    fr::cpu_backward(backward_args(core, true));
-    fr::emulated_backward(backward_args(from, false), options);
+    fr::cpu_backward(gradient_args(core));
+    fr::emulated_backward(backward_args(from), options);
     for (int i = 0; i < c.directions; ++i) {
+      finish(from[i]);
       const Direction &a = from[i], &b = core[i];
-      compare("d_gates", a.d_gates, b.d_gates), compare("d_recurrent", a.d_recurrent, b.d_recurrent);
-      compare("h_prev", a.h_prev, b.h_prev), compare("inner", a.inner, b.inner), compare("d_projected", a.d_projected, b.d_projected);
-      compare("d_h", a.d_h, b.d_h), compare("d_c", a.d_c, b.d_c);
-      compare("d_h0_reset", a.d_h0_reset, b.d_h0_reset), compare("d_c0_reset", a.d_c0_reset, b.d_c0_reset);
+      compare("d_input", a.d_input, b.d_input), compare("d_h0", a.d_h0, b.d_h0), compare("d_c0", a.d_c0, b.d_c0);
+      compare("d_weight_ih", a.d_weight_ih, b.d_weight_ih), compare("d_weight_hh", a.d_weight_hh, b.d_weight_hh);
+      compare("d_weight_hr", a.d_weight_hr, b.d_weight_hr);
+      compare("d_bias_ih", a.d_bias_ih, b.d_bias_ih), compare("d_bias_hh", a.d_bias_hh, b.d_bias_hh);
     }
   }
 };

@@ -1,0 +1,260 @@
+// Instruction sets, checks and the sharing of work: core.h.
+#include "core.h"
+
+#include <atomic>
+
+#include "../cells/gru.h"
+#include "../cells/lstm.h"
+#include "../cells/rnn.h"
+
+namespace fr {
+namespace cpu {
+namespace {
+
+// ---- instruction sets ----
+
+struct InstructionSet {
+  const char* name;
+  bool (*available)();
+  const Backend* (*find)(Cell, Type);
+};
+
+#if defined(FASTRNN_X86)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+// Best first. One that does not serve a type leaves it to the next.
+const InstructionSet kInstructionSets[] = {
+#if defined(FASTRNN_X86)
+    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>},
+    {"avx512", has_avx512, find_backend<Avx512>},
+    {"avx2", has_avx2, find_backend<Avx2>},
+#endif
+    {"baseline", [] { return true; }, find_backend<Baseline>},
+};
+constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
+
+int best_instruction_set() {
+  int index = 0;
+  while (!kInstructionSets[index].available()) ++index;
+  return index;
+}
+std::atomic<int> chosen_instruction_set{-1};  // -1: the best
+
+int current_instruction_set() {
+  static const int best = best_instruction_set();
+  const int chosen = chosen_instruction_set.load(std::memory_order_relaxed);
+  return chosen < 0 ? best : chosen;
+}
+
+}  // namespace
+
+const Backend& choose_backend(Cell cell, Type type) {
+  for (int index = current_instruction_set();; ++index)
+    if (const Backend* found = kInstructionSets[index].find(cell, type)) return *found;
+}
+
+// ---- what a cell needs ----
+
+namespace {
+
+template <class CellType>
+constexpr CellFacts facts() {
+  return {CellType::kGates, CellType::kFirstGates, CellType::kStates, CellType::kSaved, CellType::kProducts,
+          CellType::kSplitGate >= 0};
+}
+
+}  // namespace
+
+CellFacts facts_of(Cell cell) {
+  switch (cell) {
+#define FR_CELL(name, Type) \
+  case Cell::name:          \
+    return facts<Type>();
+#include "../cells/cells.inc"
+#undef FR_CELL
+  }
+  throw std::invalid_argument("cell: unknown code " + std::to_string(static_cast<int>(cell)));
+}
+
+// ---- the contract ----
+
+void require(bool holds, const char* argument, const std::string& expected) {
+  if (!holds) throw std::invalid_argument(std::string(argument) + ": expected " + expected);
+}
+
+int64_t bytes_of(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
+
+void check_address(const void* data, int64_t alignment, const char* argument, bool needed) {
+  if (needed) require(data != nullptr, argument, "an address, got null");
+  require(reinterpret_cast<uintptr_t>(data) % alignment == 0, argument,
+          "an address aligned to " + std::to_string(alignment) + " bytes");
+}
+
+// ---- sharing the work ----
+
+namespace {
+
+// Fewer rows than this a thread, and it streams all the weights for too little arithmetic: then units are shared instead.
+constexpr int64_t kRowsPerThread = 8;
+// Recurrent weights beyond this lie far from the cores, and every thread with rows of its own reads them all at each step: until
+// rows are many, sharing units, so that each reads only its share, is worth a barrier.
+constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
+// Multiply-adds below which another thread costs more than it saves: for the whole call, and for a step with a barrier.
+constexpr int64_t kWorkPerThread = 1 << 17, kStepWorkPerThread = 1 << 14;
+// The input product's result for a few steps should stay in L2.
+constexpr int64_t kChunkBytes = 512 << 10;
+
+}  // namespace
+
+void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
+             const Backend& backend) {
+  const int lanes = backend.lanes;
+  const int64_t batch = shape.batch;
+  team.active.assign(batch, shape.steps);
+  if (shape.batch_sizes) {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < shape.steps; ++t) {
+      const int64_t size = shape.batch_sizes[t];
+      require(size >= 0 && size <= (t ? shape.batch_sizes[t - 1] : batch), "batch_sizes", "sizes from batch down, never rising");
+      require(shape.step_offset[t] == rows, "step_offset", "the sums of the batch_sizes before");
+      rows += size;
+    }
+    int64_t steps = shape.steps;
+    for (int64_t b = 0; b < batch; ++b) {
+      while (steps > 0 && shape.batch_sizes[steps - 1] <= b) --steps;
+      team.active[b] = steps;
+    }
+  }
+  team.work_before.assign(batch + 1, 0);
+  for (int64_t b = 0; b < batch; ++b) {
+    if (shape.lengths) {
+      require(shape.lengths[b] >= 0, "lengths", "values that are not negative, got " + std::to_string(shape.lengths[b]));
+      if (shape.lengths[b] < team.active[b]) team.active[b] = shape.lengths[b];
+    }
+    team.work_before[b + 1] = team.work_before[b] + team.active[b];
+  }
+  team.call = Call{shape, options, team.active.data(), 0, shape.steps};
+
+  const int64_t recurrent = cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden;
+  const int64_t work = directions * batch * shape.steps * (recurrent + cell.gates * shape.hidden * shape.input);
+  int64_t wanted = work / kWorkPerThread + 1;
+  if (wanted > threads) wanted = threads;
+  if (wanted < 1) wanted = 1;
+  team.sharing = {directions, false};
+  int64_t group = team.sharing.group(static_cast<int>(wanted));
+  const bool far = recurrent * backend.operand_bytes > kNearWeightBytes;
+  if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
+    const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
+    const int64_t most = shares < by_work ? shares : by_work;
+    team.sharing.by_units = most > 1;
+    if (most <= 1) wanted = directions == 2 && wanted >= 2 ? 2 : 1;
+    else if (group > most) wanted = wanted > group ? 2 * most : most;
+  }
+  team.threads = static_cast<int>(wanted);
+}
+
+// ---- packed weights and scratch ----
+
+namespace {
+
+// Hidden units in a row of scratch, padded to whole panels of any width. The runtime may grant fewer threads than planned: one
+// thread's part is then everything, so scratch is sized for that.
+int64_t padded_units(const Shape& shape, int lanes) { return (shape.hidden + 4 * lanes - 1) / (4 * lanes) * 4 * lanes; }
+
+MatrixSource source_of(const void* data, int64_t stride, int64_t gate_rows, const void* bias, int64_t units, int64_t depth) {
+  return {data, stride, false, gate_rows, bias, units, depth};
+}
+
+}  // namespace
+
+MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, int64_t depth) {
+  return {data, stride, true, 0, nullptr, units, depth};
+}
+
+bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows; }
+
+void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
+                  const Weights& w, bool pack, bool pack_input) {
+  const int64_t width = s.width(), second_row = cell.first_gates * s.hidden;
+  const auto element = [&](const void* base, int64_t offset) -> const void* {
+    return base ? static_cast<const char*>(base) + offset * bytes_of(s.type) : nullptr;
+  };
+  work.input.source = source_of(w.ih, w.ih_stride, s.hidden, w.bias_ih, s.hidden, s.input);
+  work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, width);
+  if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
+  if (pack) arena.want(work.first.panels, backend.first_bytes(work.first.source));
+  if (cell.products == 2) {
+    work.second.source =
+        s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)
+                     : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, 0, element(w.bias_hh, second_row), s.hidden, s.hidden);
+    if (pack) arena.want(work.second.panels, backend.plain_bytes(work.second.source));
+    arena.want(work.inner, s.batch * s.hidden * backend.operand_bytes);
+  }
+  if (!backend.output_is_operand) {
+    arena.want(work.operands, 2 * s.batch * width * backend.operand_bytes);
+    arena.want(work.initial, s.batch * width * backend.operand_bytes);
+  }
+  if (cell.states == 2) arena.want(work.cell, s.batch * s.hidden * backend.state_bytes);
+}
+
+void want_zeros(Arena& arena, DirectionWork& work, const Shape& s) {
+  arena.want(work.zeros, (s.hidden > s.width() ? s.hidden : s.width()) * 8);
+}
+void clear_zeros(const DirectionWork& work, const Shape& s) {
+  std::memset(work.zeros, 0, (s.hidden > s.width() ? s.hidden : s.width()) * 8);
+}
+
+Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most) {
+  const int64_t rows = team.call.shape.batch;
+  const int64_t row_bytes = cell.gates * padded_units(team.call.shape, backend.lanes) * backend.state_bytes;
+  // Weights that lie far from the cores are worth a longer way of the results: each chunk reads them once.
+  const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * backend.operand_bytes;
+  int64_t steps = (weights > kNearWeightBytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
+  if (steps > most) steps = most;
+  if (steps < 1) steps = 1;
+  return {steps, steps * rows};
+}
+
+bool packs_input(const Team& team, Chunk chunk) {
+  const bool shared_rows = !team.sharing.by_units && team.sharing.group(team.threads) > 1;
+  return shared_rows || chunk.steps < team.call.shape.steps;
+}
+
+void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk) {
+  const Shape& s = team.call.shape;
+  arena.want(scratch.tile, backend.tile_bytes);
+  arena.want(scratch.pointers, (4 * s.batch + chunk.rows) * sizeof(void*));
+  arena.want(scratch.indices, 2 * s.batch * sizeof(int64_t));
+  if (chunk.rows) {
+    arena.want(scratch.gates, chunk.rows * cell.gates * padded_units(s, backend.lanes) * backend.state_bytes);
+    if (!backend.output_is_operand) arena.want(scratch.converted, chunk.rows * s.input * backend.operand_bytes);
+  }
+  scratch.chunk_steps = chunk.steps;
+}
+
+}  // namespace cpu
+
+std::string cpu_instruction_sets() {
+  std::string names;
+  for (const cpu::InstructionSet& set : cpu::kInstructionSets) names += (names.empty() ? "" : " ") + std::string(set.name);
+  return names;
+}
+
+std::string cpu_chosen_instruction_set() { return cpu::kInstructionSets[cpu::current_instruction_set()].name; }
+
+void cpu_choose_instruction_set(const std::string& name) {
+  int found = -1;
+  for (int index = 0; index < cpu::kInstructionSetCount; ++index)
+    if (name == cpu::kInstructionSets[index].name) found = index;
+  cpu::require(name.empty() || found >= 0, "instruction set", "one of: " + cpu_instruction_sets() + "; got " + name);
+  cpu::require(found < 0 || cpu::kInstructionSets[found].available(), "instruction set", "one that this machine has, got " + name);
+  cpu::chosen_instruction_set.store(found, std::memory_order_relaxed);
+}
+
+}  // namespace fr

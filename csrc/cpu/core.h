@@ -1,0 +1,136 @@
+// What forward and backward share between the public entry points (rnn_cpu.cpp) and the instruction sets' tables (backend.h): the
+// contract's checks, how threads share the work, and the scratch memory of a call.
+//
+// Threads: directions first, then batch rows for the whole sequence (no barrier), and hidden units only where rows are few.
+// The result never depends on the choice: every sum has one fixed order (product.h, outer.h).
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "backend.h"
+
+namespace fr::cpu {
+
+// The instruction set's table that serves a cell and type.
+const Backend& choose_backend(Cell cell, Type type);
+
+// What a cell needs.
+struct CellFacts {
+  int gates, first_gates, states, saved, products;
+  bool split_gate;
+};
+CellFacts facts_of(Cell cell);
+
+int64_t bytes_of(Type type);
+
+// ---- the contract ----
+
+void require(bool holds, const char* argument, const std::string& expected);
+void check_address(const void* data, int64_t alignment, const char* argument, bool needed);
+
+// What forward and backward have in common.
+template <class Args>
+CellFacts check(const Args& args) {
+  const Shape& s = args.shape;
+  const CellFacts cell = facts_of(s.cell);
+  const int type = static_cast<int>(s.type);
+  require(type >= 0 && type <= 3, "type", "a code from 0 to 3, got " + std::to_string(type));
+  require(s.steps >= 0 && s.batch >= 0 && s.input >= 0 && s.hidden > 0 && s.projection >= 0, "shape",
+          "sizes that are not negative and hidden > 0");
+  require((s.cell == Cell::kLstmProjected) == (s.projection > 0), "projection",
+          "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection));
+  require(args.directions == 1 || args.directions == 2, "direction", "1 or 2 of them, got " + std::to_string(args.directions));
+  require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");
+  const bool rows = s.steps > 0 && s.batch > 0;
+  const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;
+  for (int d = 0; d < args.directions; ++d) {
+    const auto& x = args.direction[d];
+    check_address(x.weights.ih, storage, "weight_ih", rows && s.input > 0);
+    check_address(x.weights.hh, storage, "weight_hh", rows);
+    check_address(x.weights.hr, storage, "weight_hr", rows && s.projection > 0);
+    require((x.weights.bias_ih == nullptr) == (x.weights.bias_hh == nullptr), "bias_hh", "a bias exactly where bias_ih has one");
+    require(x.weights.ih_stride >= s.input && x.weights.hh_stride >= s.width() && (!s.projection || x.weights.hr_stride >= s.hidden),
+            "weight strides", "rows that do not overlap");
+    check_address(x.output.data, storage, "output", rows);
+    check_address(x.cells.data, state, "cells", false);
+    check_address(x.h0, storage, "h0", false);
+    check_address(x.c0, state, "c0", false);
+    check_address(x.gates.data, storage, "gates", false);
+    require(x.output.row_stride >= s.width(), "output", "rows that do not overlap");
+  }
+  return cell;
+}
+
+// ---- sharing the work ----
+
+struct Sharing {
+  int directions;
+  bool by_units;
+
+  // Threads per direction when `count` run: two groups, one a direction, if that comes out even.
+  int group(int count) const { return directions == 2 && count % 2 == 0 ? count / 2 : count; }
+};
+
+struct Team {
+  Call call;
+  Sharing sharing;
+  int threads;
+  std::vector<int64_t> active, work_before;  // [B], [B + 1]: sums of active over the rows before
+  Barrier barriers[2];
+};
+
+// Fills the team for a call over all steps.
+void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
+             const Backend& backend);
+
+// The parts of thread `index` of `count`: calls work(part) for each.
+template <class Work>
+void for_each_part(const Team& team, int index, int count, Work work) {
+  const Sharing& sharing = team.sharing;
+  const std::vector<int64_t>& work_before = team.work_before;
+  const int64_t batch = team.call.shape.batch;
+  const int group = sharing.group(count), member = index % group;
+  const bool own_direction = group < count;
+  // The row where the thread's share of the active steps begins.
+  const auto boundary = [&](int share) -> int64_t {
+    if (share == 0 || share == group) return share == 0 ? 0 : batch;
+    const int64_t target = work_before[batch] * share / group;
+    int64_t row = 0;
+    while (row < batch && work_before[row] < target) ++row;
+    return row;
+  };
+  for (int direction = own_direction ? index / group : 0; direction < (own_direction ? index / group + 1 : sharing.directions);
+       ++direction) {
+    if (sharing.by_units && group > 1) work(Part{direction, 0, batch, member, group});
+    else work(Part{direction, boundary(member), boundary(member + 1), 0, 1});
+  }
+}
+
+// ---- packed weights and scratch ----
+
+MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, int64_t depth);
+
+// Weights that are used once are packed in cache, block by block, as they are used.
+bool packs(int64_t steps, int64_t batch);
+
+// Wants everything the forward pass of one direction needs but zeros.
+void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
+                  const Weights& w, bool pack, bool pack_input);
+void want_zeros(Arena& arena, DirectionWork& work, const Shape& s);
+void clear_zeros(const DirectionWork& work, const Shape& s);
+
+// Steps at a time for which the input product is made, at most `most`, and their rows.
+struct Chunk {
+  int64_t steps, rows;
+};
+Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most);
+
+// The input weights are used once where one chunk covers all steps and no other thread needs them for other rows.
+bool packs_input(const Team& team, Chunk chunk);
+
+void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk);
+
+}  // namespace fr::cpu

@@ -1,0 +1,84 @@
+// The gradient of the input: for each row, the gradients of its gates times W_ih, added up over the directions that read the row.
+#pragma once
+
+#include "call.h"
+
+namespace fr::cpu {
+
+struct InputGradient {
+  int directions;                 // that share the input
+  const DirectionWork* work[2];
+  const int64_t* rows;            // the active rows of the range, in any order
+  int64_t count, first_row;       // the range begins at this row
+  int64_t input;                  // I
+  void* d_input;                  // [N][I] storage type
+  bool adds;                      // to what d_input holds
+};
+
+template <class Isa, class S>
+struct InputGradients {
+  using T = StateOf<S>;
+  using O = Operand<Isa, S>;
+  using V = Vec<T, Isa>;
+  using Transposed = Product<Isa, S, 1>;
+  static constexpr int kLanes = V::kLanes;
+
+  // The share of thread `index` of `count`. `tiles`: [2][kTileRows][kColumns]. Tiles are shared out block of rows by block of rows,
+  // each with all panels of columns, so that a thread's rows stay near.
+  static void run(const InputGradient& job, int index, int count, void* tiles) {
+    const int64_t panels = Transposed::panels(job.input), blocks = (job.count + kTileRows - 1) / kTileRows;
+    T* const sums[2] = {static_cast<T*>(tiles), static_cast<T*>(tiles) + kTileRows * Transposed::kColumns};
+    const O* operands[kTileRows];
+    for (int64_t at = blocks * panels * index / count, end = blocks * panels * (index + 1) / count; at < end; ++at) {
+      const int64_t row0 = at / panels * kTileRows, panel = at % panels;
+      const int64_t size = job.count - row0 < kTileRows ? job.count - row0 : kTileRows;
+      for (int d = 0; d < job.directions; ++d) {
+        const DirectionWork& work = *job.work[d];
+        for (int64_t row = 0; row < size; ++row)
+          operands[row] = static_cast<const O*>(work.gradients) + (job.rows[row0 + row] - job.first_row) * work.columns.stride +
+                          work.columns.gates;
+        Transposed::run(work.input_transposed, panel, operands, size, sums[d], Transposed::kColumns, (at + 1) % panels);
+      }
+      for (int64_t row = 0; row < size; ++row) {
+        S* const to = static_cast<S*>(job.d_input) + job.rows[row0 + row] * job.input;
+        for (int group = 0; group < Transposed::kGroups; ++group) {
+          const int64_t unit = panel * Transposed::kUnits + group * kLanes;
+          if (unit >= job.input) break;
+          const int n = job.input - unit < kLanes ? static_cast<int>(job.input - unit) : kLanes;
+          const int64_t place = row * Transposed::kColumns + group * kLanes;
+          V sum = load_full<V>(sums[0] + place);
+          if (job.directions == 2) sum = sum + load_full<V>(sums[1] + place);
+          if (job.adds) sum = sum + load<V>(to + unit, n);
+          store(to + unit, sum, n);
+        }
+      }
+    }
+  }
+};
+
+// Between the storage type and the state type.
+template <class Isa, class S>
+struct Conversion {
+  using T = StateOf<S>;
+  using V = Vec<T, Isa>;
+
+  static void widen(const void* from, void* to, int64_t size) {
+    for_each(size, [&](int64_t i, int n) { store(static_cast<T*>(to) + i, load<V>(static_cast<const S*>(from) + i, n), n); });
+  }
+  // Rounds from + more, or from alone if `more` is null.
+  static void narrow(const void* from, const void* more, void* to, int64_t size) {
+    for_each(size, [&](int64_t i, int n) {
+      V value = load<V>(static_cast<const T*>(from) + i, n);
+      if (more) value = value + load<V>(static_cast<const T*>(more) + i, n);
+      store(static_cast<S*>(to) + i, value, n);
+    });
+  }
+
+ private:
+  template <class Function>
+  static void for_each(int64_t size, Function function) {
+    for (int64_t i = 0; i < size; i += V::kLanes) function(i, size - i < V::kLanes ? static_cast<int>(size - i) : V::kLanes);
+  }
+};
+
+}  // namespace fr::cpu
