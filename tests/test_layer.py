@@ -15,6 +15,7 @@ import torch
 from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
 
 from fastrnn import _backward, _raw, functional
+from fastrnn._backends import select
 from fastrnn._structs import Layout
 from fastrnn.cells import CELLS, Parameters
 
@@ -222,26 +223,35 @@ def test_nothing_to_do(cell, option, shape, device):
     assert all(g is None or g.shape == t.shape for g, t in zip(found, call.tensors().values(), strict=True))
 
 
+def on_core(device) -> bool:
+    """Whether the CPU core runs, which makes all gradients itself; elsewhere torch multiplies those of the weights."""
+    return select(torch.device(device)).computes_input_gates
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_bit_for_bit(cell, dtype, device):
     """The same from run to run, for any number of threads, and for a row alone or in any batch."""
     call = make_call(cell, "lengths_resets", (6, 21, 19, 37, 11), dtype, device)
-    threads = torch.get_num_threads()
+    threads, tensors = torch.get_num_threads(), list(call.tensors().values())
     results = []
     try:
-        for count in (1, 2, 2):
+        for count in (1, 2, 2, 3, 5, 8):
             torch.set_num_threads(count)
             output, final = call.run(functional.layer)
-            gradients = torch.autograd.grad(weighted_sum(output, final), call.initial)
+            gradients = torch.autograd.grad(
+                weighted_sum(output, final), tensors if on_core(device) else (call.inputs[0], *call.initial)
+            )
             results.append((output, *final, *gradients))
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
-    tensors = list(call.tensors().values())
     first, second = (torch.autograd.grad(weighted_sum(*call.run(functional.layer)), tensors) for _ in range(2))
     assert all(map(torch.equal, first, second)), "gradients differ from run to run"
+    weights = torch.linspace(-1, 1, results[0][0].numel(), dtype=dtype, device=device).view_as(results[0][0])
+    names = (call.inputs[0], *call.initial)
+    full_gradients = torch.autograd.grad(call.run(functional.layer)[0], names, weights)
     for rows in (slice(3, 4), slice(5, 12)):
         output, final = functional.layer(
             cell, call.inputs[0][:, rows], tuple(s[:, rows] for s in call.initial), call.parameters, reverse=BOTH,
@@ -249,18 +259,53 @@ def test_bit_for_bit(cell, dtype, device):
         )  # fmt: skip
         assert torch.equal(output, results[0][0][:, rows])
         assert all(torch.equal(s, full[:, rows]) for s, full in zip(final, results[0][1:], strict=False))
+        if on_core(device):
+            for found, full in zip(torch.autograd.grad(output, names, weights[:, rows]), full_gradients, strict=True):
+                assert torch.equal(found[:, rows], full[:, rows])
 
 
-def test_padding_is_not_read_forward(device):
-    """Values beyond a row's length do not reach any result."""
-    call = make_call("gru", "lengths_both", device=device)
-    beyond = torch.arange(7, device=device).unsqueeze(1) >= call.options["lengths"]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("option", ["lengths_resets", "packed", "recompute"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_ranges_do_not_change_a_bit(cell, option, dtype, monkeypatch):
+    """The core's sums go on from range to range in the order of the pass."""
+    if not on_core("cpu"):
+        pytest.skip("torch's products sum each range by itself")
+    options = {**OPTIONS[option], "reverse": BOTH, "two_inputs": True}  # a shared input is rounded once for each direction
+    call = make_call(cell, options, (9, 5, 7, 19, 11), dtype)
+    loss, tensors = weighted_sum(*call.run(functional.layer)), list(call.tensors().values())
+    expected = torch.autograd.grad(loss, tensors, retain_graph=True)
+    for size in (1, 9000):
+        monkeypatch.setattr(_backward, "RANGE_BYTES", size)
+        assert all(map(torch.equal, torch.autograd.grad(loss, tensors, retain_graph=True), expected))
+
+
+@pytest.mark.parametrize("option", ["lengths_both", "packed_lengths", "recompute"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_padding_is_not_read(cell, option, device):
+    """Values beyond a row's length reach no result, and on the CPU no gradient either, nor do gradients from there."""
+    call = make_call(cell, option, device=device)
+    if call.options.get("resets") is not None:
+        call.options["resets"][:] = False
+    steps, batch = (7, call.initial[0].shape[1])
+    beyond = torch.arange(steps, device=device).unsqueeze(1) >= call.options["lengths"]
+    if "batch_sizes" in call.options:
+        there = torch.arange(batch) < call.options["batch_sizes"].unsqueeze(1)
+        beyond = beyond[there.to(device)]
+    mask = beyond.unsqueeze(-1)
     spoiled = call.map(lambda t: t)
-    spoiled.inputs = (call.inputs[0].masked_fill(beyond.unsqueeze(-1), float("nan")),)
+    spoiled.inputs = tuple(t.masked_fill(mask, float("nan")).detach().requires_grad_() for t in call.inputs)
     output, final = spoiled.run(functional.layer)
     expected, expected_final = call.run(functional.layer)
-    assert torch.equal(output, expected) and torch.equal(final[0], expected_final[0])
+    assert torch.equal(output, expected) and all(map(torch.equal, final, expected_final))
     assert (output[beyond] == 0).all()
+    if not on_core(device):
+        return
+    d_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    found = torch.autograd.grad(output, list(spoiled.tensors().values()), d_output.masked_fill(mask, float("nan")))
+    true = torch.autograd.grad(expected, list(call.tensors().values()), d_output)
+    assert all(map(torch.equal, found, true))
+    assert (found[0][beyond] == 0).all()
 
 
 def test_inference_memory_does_not_grow_with_gates():
