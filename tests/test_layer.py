@@ -271,7 +271,8 @@ def test_ranges_do_not_change_a_bit(cell, option, dtype, monkeypatch):
     """The core's sums go on from range to range in the order of the pass."""
     if not on_core("cpu"):
         pytest.skip("torch's products sum each range by itself")
-    options = {**OPTIONS[option], "reverse": BOTH, "two_inputs": True}  # a shared input is rounded once for each direction
+    # Two inputs: the gradient of a shared one is rounded once for each direction.
+    options = {**OPTIONS[option], "reverse": BOTH, "two_inputs": True}
     call = make_call(cell, options, (9, 5, 7, 19, 11), dtype)
     loss, tensors = weighted_sum(*call.run(functional.layer)), list(call.tensors().values())
     expected = torch.autograd.grad(loss, tensors, retain_graph=True)
