@@ -41,7 +41,7 @@ class Case:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.proj and self.cell != "lstm":
-            raise ValueError(f"only the LSTM has a projection; got proj={self.proj} with cell {self.cell}")
+            raise ValueError(f"only the LSTM has a projection; got {self.proj} with cell {self.cell}")
         if not 0 <= self.proj < self.hidden:
             raise ValueError(f"projection must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
 

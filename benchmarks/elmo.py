@@ -162,6 +162,8 @@ def elmo(
     its largest value.
     """
     require_device(device)
+    if projection > dim:
+        raise click.UsageError(f"--projection {projection} is larger than --dim {dim}")
     from rich.console import Console
     from rich.progress import Progress
 

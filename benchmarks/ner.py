@@ -279,16 +279,18 @@ def ner(
     """Train a named-entity tagger on DATA (the WNUT 17 files) with and without ELMo vectors."""
     from rich.console import Console
 
+    from fastrnn.bilm.commands import plain_errors
     from fastrnn.bilm.language_model import LanguageModel
 
     if (model is None) == (out is None):
         raise click.UsageError("give either --model, a trained biLM, or --out, a folder to train one in")
-    parts = {part: read_tagged(data / name) for part, name in FILES.items()}
-    if model:
-        bilm = LanguageModel.load(model)
-    else:
-        sentences = [sentence.words for sentence in parts["train"]]
-        bilm = train_language_model(out, [*sentences, *(s for path in text for s in read_words(path))], bilm_epochs)
+    with plain_errors():
+        parts = {part: read_tagged(data / name) for part, name in FILES.items()}
+        if model:
+            bilm = LanguageModel.load(model)
+        else:
+            sentences = [sentence.words for sentence in parts["train"]]
+            bilm = train_language_model(out, [*sentences, *(s for path in text for s in read_words(path))], bilm_epochs)
     layers = {part: layers_of(bilm, sentences) for part, sentences in parts.items()}
     inputs = {
         "words": None,

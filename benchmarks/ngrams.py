@@ -79,16 +79,15 @@ def ngrams(train: tuple[str, ...], held_out: tuple[str, ...], model: str) -> Non
 
     Backward n-grams are counted on reversed sentences, as the biLM's backward direction reads them.
     """
+    from fastrnn.bilm.commands import plain_errors
     from fastrnn.bilm.evaluate import evaluate
     from fastrnn.bilm.language_model import LanguageModel
-    from fastrnn.bilm.text import find_files, read_sentences
+    from fastrnn.bilm.text import read_text
 
-    seen, unseen = (
-        [sentence for path in find_files(patterns) for sentence in read_sentences(path)]
-        for patterns in (train, held_out)
-    )
-    bilm = LanguageModel.load(model)
-    found = evaluate(bilm, unseen)
+    with plain_errors():
+        seen, unseen = list(read_text(train)), list(read_text(held_out))
+        bilm = LanguageModel.load(model)
+        found = evaluate(bilm, unseen)
     rows = {
         kind.__name__.lower(): [
             perplexity(kind(bilm.vocabulary, order(seen)), bilm.vocabulary, order(unseen))

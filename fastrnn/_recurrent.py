@@ -20,7 +20,7 @@ class Recurrent(torch.nn.RNNBase):
     proj_clip: float | None = None
 
     def __init__(self, mode: str, recompute: bool, *options) -> None:
-        """Take torch.nn.RNNBase's ``options`` in its order, as the three constructors pass them on."""
+        # options: torch.nn.RNNBase's, in its order. No docstring here: help() would show it for the three constructors.
         super().__init__(mode, *options)
         self.recompute = bool(recompute)
 

@@ -125,3 +125,20 @@ def test_variants_of_the_training_benchmark_agree(tmp_path: Path) -> None:
         curves.append([trainer.step().losses for _ in range(6)])
     for curve in curves[1:]:
         np.testing.assert_allclose(curve, curves[0], rtol=tolerances.DIVIDED_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ngrams", "--train", "no.txt", "--held-out", "no.txt", "--model", "no"], "no text file matches 'no.txt'"),
+        (["ner", ".", "--model", "."], "No such file"),
+        (["elmo", "--dim", "4", "--projection", "8"], "--projection 8 is larger than --dim 4"),
+    ],
+)
+def test_errors_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["bench", *arguments])
+    assert isinstance(result.exception, SystemExit)
+    assert message in result.output

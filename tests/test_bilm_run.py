@@ -114,6 +114,7 @@ def test_tensorboard(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = new_run(corpus, tmp_path, tensorboard=True, log_every=3)
     with pytest.raises(ImportError, match="--tensorboard needs the package tensorboard"):
         train(run, MODEL, OPTIONS, QUIET)
+    assert not list(tmp_path.iterdir())  # said before anything is made
     written = []
 
     class Writer:

@@ -155,6 +155,7 @@ def test_two_processes_train_as_one_with_the_doubled_batch(corpus: Path, tmp_pat
     for steps in ("6", "12"):
         done = run_program(start, [*launcher, "--steps", steps], PYTHONPATH=os.pathsep.join(sys.path))
         assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr
     run = new_run(corpus, tmp_path / "one", log_every=1, held_out=[str(corpus / "shard0.txt")])
     train(run, MODEL, replace(OPTIONS, batch=4, dropout=0.0), QUIET)
     curves = []

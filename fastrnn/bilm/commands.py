@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Shows errors that a user can mend as one line; anything else is a defect and keeps its traceback."""
     try:
         yield
@@ -55,7 +55,7 @@ def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None)
     from .text import read_text
     from .vocabulary import SPECIALS, build_vocabulary, count_words
 
-    with _plain_errors():
+    with plain_errors():
         counts = count_words(read_text(text))
         vocabulary = build_vocabulary(counts, min_count, max_size)
         try:
@@ -263,7 +263,7 @@ def train_bilm(**values: Any) -> None:
         raise click.UsageError("training reads its text many times, which standard input cannot give: name a file")
     if values["device"] is not None:
         require_device(values["device"])
-    with _plain_errors():
+    with plain_errors():
         from .options import BiLMOptions, CharacterOptions
         from .run import Interrupted, Run, train
         from .training import TrainingOptions
@@ -321,7 +321,7 @@ def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> No
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
     """
-    with _plain_errors():
+    with plain_errors():
         from .evaluate import evaluate
         from .text import read_text
 
@@ -341,7 +341,7 @@ def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. <S> is predicted by the
     backward direction only, </S> by the forward one.
     """
-    with _plain_errors():
+    with plain_errors():
         from .evaluate import score_sentences
         from .text import read_text
         from .vocabulary import BEGIN, END
@@ -372,7 +372,7 @@ def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
 @click.option("--allow-unknown", is_flag=True, help="<UNK> may be drawn.")
 def generate(folder: str, device: str, prefix: str, **values: Any) -> None:
     """Write sentences with one direction of a trained biLM."""
-    with _plain_errors():
+    with plain_errors():
         from .generate import generate as draw
 
         for sentence in draw(_load(folder, device), prefix=prefix.split(), **values):

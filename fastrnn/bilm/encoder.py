@@ -36,6 +36,13 @@ def unique_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     return ids.unique(dim=0, return_inverse=True)
 
 
+def _matrix(weight: Tensor) -> Tensor:
+    """A convolution's weight [count, d, width] as [width*d, count]."""
+    if weight.shape[2] == 1:  # its gradient then lies as DistributedDataParallel expects it, which warns otherwise
+        return weight.squeeze(2).t()
+    return weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
+
+
 class CharacterEncoder(nn.Module):
     """Character embedding, convolutions with a maximum over positions, highway layers and a projection.
 
@@ -110,7 +117,7 @@ class CharacterEncoder(nn.Module):
 
     def _vectors(self, rows: Tensor, lengths: list[int]) -> Tensor:
         """Vectors [N, P] of rows [N, C] in rising order of their ``lengths`` without padding."""
-        filters = [c.weight.permute(2, 1, 0).reshape(-1, c.out_channels) for c in self.convolutions]  # [width*d, count]
+        filters = [_matrix(c.weight) for c in self.convolutions]
         x = torch.cat([self._maxima(rows[i:j], lengths[j - 1], filters) for i, j in self._groups(rows, lengths)])
         x = x + torch.cat([c.bias for c in self.convolutions])  # rounding is monotone: exact after the maximum too
         x = x.relu() if self.options.activation == "relu" else x.tanh()

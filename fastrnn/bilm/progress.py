@@ -49,7 +49,9 @@ class TrainingProgress:
         self._recent: deque[tuple[float, tuple[float, float], float]] = deque(maxlen=_WINDOW)
         self._since_log: list[tuple[float, float]] = []
         self._log = _open_log(folder / LOG_FILE, done) if folder else None
-        self._writer = _tensorboard_writer(folder, done) if folder and tensorboard else None
+        self._writer = None
+        if folder and tensorboard:
+            self._writer = summary_writer()(str(folder / "tensorboard"), purge_step=done + 1)
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
@@ -142,9 +144,14 @@ def _open_log(path: Path, done: int) -> Any:
     return path.open("a")
 
 
-def _tensorboard_writer(folder: Path, done: int) -> Any:
+def summary_writer() -> Any:
+    """TensorBoard's class of writers.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs the package tensorboard (pip install tensorboard)") from error
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+    return SummaryWriter

@@ -24,7 +24,7 @@ from .evaluate import Evaluation, evaluate, merge
 from .files import say_bytes
 from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
 from .options import BiLMOptions
-from .progress import StepTimer, TrainingProgress
+from .progress import StepTimer, TrainingProgress, summary_writer
 from .settings import model_differences, run_differences
 from .text import Shard, find_files, read_sentences, read_shard, scan
 from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
@@ -92,6 +92,8 @@ def _train(
     for package in ("h5py", "safetensors"):  # the end of the first epoch would be a bad time to learn this
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
+    if run.tensorboard:
+        summary_writer()
     folder = Path(run.folder)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))

@@ -123,7 +123,8 @@ class Trainer:
         self._module: LanguageModel | DistributedDataParallel = model
         if world.size > 1:
             self._module = DistributedDataParallel(
-                model, device_ids=[self.device.index] if self.device.type == "cuda" else None, broadcast_buffers=False,
+                model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
+                forward_sync_buffers=False,  # they are constants
                 # a cluster of the adaptive softmax has no gradient in a step without any of its words
                 find_unused_parameters=options.softmax == "adaptive",
             )  # fmt: skip
