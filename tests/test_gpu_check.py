@@ -105,7 +105,7 @@ def test_constants_from_the_probe():
 {"probe": "cluster exchange", "how": "stores and cluster.sync", "cluster": 8, "slice_bytes": 256, "timed_out": true}
 {"probe": "cluster exchange", "how": "st.async on mbarrier", "cluster": 8, "slice_bytes": 256, "us_per_step": 0.4}
 {"probe": "grid exchange", "how": "grid.sync", "blocks": 132, "h_bytes": 2112, "us_per_step": 0.5, "timed_out": false}
-{"probe": "grid exchange", "how": "epoch-tagged 16-byte words", "blocks": 132, "us_per_step": 1.1, "timed_out": false}
+{"probe": "grid exchange", "how": "packed flags, a thread polls one", "blocks": 132, "us_per_step": 1.1}
 {"probe": "shared memory read", "cluster": 1, "blocks": 132, "gb_per_s_per_sm": 204.8}
 """
     found = constants.measured(constants.rows_of(log))
