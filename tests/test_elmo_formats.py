@@ -69,6 +69,16 @@ def test_native_round_trip(tmp_path, name, dtype):
         native.save(tmp_path / "w.safetensors", model, {"bilm.x": torch.zeros(1)})
 
 
+def test_links_stay_and_pipes_are_refused(tmp_path):
+    (tmp_path / "link.safetensors").symlink_to("target.safetensors")
+    native.save(tmp_path / "link.safetensors", make_model())
+    assert (tmp_path / "link.safetensors").is_symlink() and native.load(tmp_path / "target.safetensors")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is no ordinary file"):
+        native.save(tmp_path / "pipe", make_model())
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_native_files_follow_the_umask(tmp_path):
     for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
         before = os.umask(mask)

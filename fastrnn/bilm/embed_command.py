@@ -90,6 +90,8 @@ def embed(sentences: str, output: Path, **settings) -> None:
     sentences to keys, as AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is
     given again, and ends with the same file as one that was not.
     """
+    if output.exists() and not output.is_file():
+        raise click.ClickException(f"{output} is no ordinary file")
     if output.exists() and not settings["overwrite"]:
         raise click.ClickException(f"{output} exists; remove it or pass --overwrite")
     if not output.parent.is_dir():

@@ -21,8 +21,13 @@ class WeightsError(ValueError):
 
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
-    """A temporary path beside ``path``, moved onto it when the block ends well and removed when not."""
-    path = Path(path)
+    """A temporary path beside ``path``, moved onto it when the block ends well and removed when not.
+
+    A link stays and its target is replaced; a device or a pipe, which would give way to a file, is refused.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is no ordinary file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
