@@ -209,6 +209,9 @@ def test_convert_command(tmp_path):
     native.save(tmp_path / "gru.safetensors", make_model(**GRU))
     assert "LSTM cells" in command("convert-bilm", tmp_path / "gru.safetensors", tmp_path / "f.th", code=1)
     assert "--output-options" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", code=2)
+    elsewhere = tmp_path / "none" / "options.json"
+    missing = command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", "--output-options", elsewhere, code=1)
+    assert f"{tmp_path / 'none'}: no such folder" in missing
     assert "needs --options" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=2)
     assert "must end in" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.npz", code=2)
     (tmp_path / "b.hdf5").write_bytes(b"")

@@ -60,7 +60,7 @@ def convert_bilm(weights: Path, output: Path, options: Path | None, output_optio
     except ValueError as error:  # a model that the other format cannot hold
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"{output}: {error.strerror or error}") from None
+        raise click.ClickException(f"{error.filename or output}: {error.strerror or error}") from None
     click.echo(f"{output}: {sum(p.numel() for p in elmo.bilm.parameters()):,} parameters")
 
 
@@ -101,5 +101,5 @@ def cache_tokens(vocabulary: BinaryIO, output: Path, options: Path | None, weigh
     except WeightsError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"{output}: {error.strerror or error}") from None
+        raise click.ClickException(f"{error.filename or output}: {error.strerror or error}") from None
     click.echo(f"{output}: {len(tokens):,} vectors of {bilm.width}")
