@@ -48,7 +48,7 @@ def test_few_rows_equal_many(cell, dtype, inputs, hidden, instruction_set):
     x, initial, own = make(cell, dtype, 50, 9, inputs, hidden)
     for steps in (1, 2, 3, 9):
         expected, expected_final = functional.layer(cell, x[:steps], initial, (own,))
-        for rows in (1, 2, 4, 5):
+        for rows in (1, 2, 4, 5, 7, 8, 9):
             output, final = functional.layer(cell, x[:steps, :rows], tuple(s[:, :rows] for s in initial), (own,))
             assert torch.equal(output, expected[:, :rows]), f"{rows} rows, {steps} steps"
             assert all(torch.equal(a, b[:, :rows]) for a, b in zip(final, expected_final, strict=True))

@@ -52,15 +52,9 @@ struct Product {
   static constexpr int64_t kDepthBlock = 512, kFlyBlock = 64;
   static constexpr int64_t kLine = 64;  // of cache
 
-  // A word of a panel: what one 32-bit lane multiplies. Weights that are words as they lie need no conversion on their way.
-#if defined(__AVX2__)
-  static constexpr bool kWords = std::is_same_v<S, float> || kPairs;
-#else
-  static constexpr bool kWords = false;
-#endif
-  static constexpr int kWordSize = kPairs ? 2 : 1;
+  static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
   // Up to so many rows, weights that are used once go from where they lie straight into the sums.
-  static constexpr int kUnpackedRows = 4;
+  static constexpr int kUnpackedRows = Isa::kBytes / 8;
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
   static int64_t padded_depth(int64_t depth) { return kPairs ? (depth + 1) / 2 * 2 : depth; }
@@ -109,17 +103,14 @@ struct Product {
       const S* from = data + (gate * source.gate_rows + unit0) * source.stride;
       int64_t k = k0;
 #if defined(__AVX2__)
-      if constexpr (kWords) {
-        if (lanes == kLanes)
-          for (; k + 4 * kWordSize <= k1; k += 4 * kWordSize)
+      for (; lanes == kLanes && k + 4 * kWordSize <= k1; k += 4 * kWordSize)
 #pragma GCC unroll 2
-            for (int part = 0; part < kLanes; part += 8) {
-              __m256 words[4];
-              transpose_8x4(from + part * source.stride + k, source.stride, words);
+        for (int part = 0; part < kLanes; part += kHalf) {
+          Half words[4];
+          transpose(from + part * source.stride + k, source.stride, words);
 #pragma GCC unroll 4
-              for (int i = 0; i < 4; ++i) std::memcpy(slot(k + i * kWordSize) + part * kWordSize, &words[i], 32);
-            }
-      }
+          for (int i = 0; i < 4; ++i) std::memcpy(slot(k + i * kWordSize) + part * kWordSize, &words[i], 32);
+        }
 #endif
       for (int lane = 0; lane < lanes; ++lane)
         for (int64_t i = k; i < k1; ++i) convert(slot(i)[lane * kLaneStep], from[lane * source.stride + i]);
@@ -165,15 +156,15 @@ struct Product {
       }
     } else {
       int64_t k = 0;
-      if constexpr (kWords) {
-        // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are packed, a block at a time.
-        const bool apart = source.stride * static_cast<int64_t>(sizeof(S)) % 4096 != 0;
-        const bool full = (panel + 1) * kUnits <= source.units && depth >= 4 * kWordSize;
-        if (!source.transposed && apart && full && count <= kUnpackedRows) {
-          k = depth / (4 * kWordSize) * (4 * kWordSize);
-          unpacked<kUnpackedRows>(source, panel, rows, count, k, bias, out, out_stride);
-        }
+#if defined(__AVX2__)
+      // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are packed, a block at a time.
+      const bool apart = source.stride * static_cast<int64_t>(sizeof(S)) % 4096 != 0;
+      const bool full = (panel + 1) * kUnits <= source.units && depth >= 4 * kWordSize;
+      if (!source.transposed && apart && full && count <= kUnpackedRows) {
+        k = depth / (4 * kWordSize) * (4 * kWordSize);
+        unpacked<kUnpackedRows>(source, panel, rows, count, k, bias, out, out_stride);
       }
+#endif
       alignas(64) O weights[kFlyBlock * kColumns];
       for (; k < depth; k += kFlyBlock) {
         const int64_t end = k + kFlyBlock < depth ? k + kFlyBlock : depth;
@@ -275,71 +266,97 @@ struct Product {
         store_full(to + row * to_stride + vector * kLanes, sum[row][vector]);
   }
 
-  // ---- weights as they lie: 8 rows of a matrix meet in a register ----
+  // ---- weights as they lie ----
 #if defined(__AVX2__)
 
-  // to[i] lane j = word i of row j, for the first 4 words of 8 rows: rows j and j + 4 meet as they are loaded.
-  static inline __attribute__((always_inline)) void transpose_8x4(const S* from, int64_t stride, __m256 (&to)[4]) {
-    const auto half = [&](int row) { return _mm_loadu_ps(reinterpret_cast<const float*>(from + row * stride)); };
-    __m256 a[4];
-#pragma GCC unroll 4
-    for (int row = 0; row < 4; ++row) a[row] = _mm256_insertf128_ps(_mm256_castps128_ps256(half(row)), half(row + 4), 1);
-    const __m256 x = _mm256_unpacklo_ps(a[0], a[1]), y = _mm256_unpacklo_ps(a[2], a[3]);
-    const __m256 z = _mm256_unpackhi_ps(a[0], a[1]), w = _mm256_unpackhi_ps(a[2], a[3]);
-    to[0] = _mm256_shuffle_ps(x, y, 0x44), to[1] = _mm256_shuffle_ps(x, y, 0xee);
-    to[2] = _mm256_shuffle_ps(z, w, 0x44), to[3] = _mm256_shuffle_ps(z, w, 0xee);
+  // Registers of half the size transpose at twice the rate: two go through the ports at once, and rows meet as they are loaded.
+  using Half = std::conditional_t<std::is_same_v<T, double>, __m256d, __m256>;
+  static constexpr int kHalf = 32 / sizeof(T);
+
+  // Four words of a row: floats, bits of pairs, or 16-bit weights made floats.
+  static inline __attribute__((always_inline)) __m128 four(const S* from) {
+    if constexpr (kPairs || std::is_same_v<S, float>) {
+      return _mm_loadu_ps(reinterpret_cast<const float*>(from));
+    } else {
+      const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+      if constexpr (std::is_same_v<S, Float16>) return _mm_cvtph_ps(bits);
+      else return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(bits), 16));
+    }
   }
 
-  // What the micro-kernel does, one word of 8 columns.
-  static inline __attribute__((always_inline)) __m256 add_product(__m256 sum, const O* operand, __m256 words) {
+  // to[i] lane j = word i of row j, for the first four words of kHalf rows.
+  static inline __attribute__((always_inline)) void transpose(const S* from, int64_t stride, Half (&to)[4]) {
+    if constexpr (std::is_same_v<T, double>) {
+      const auto rows = [&](int row, int k) {
+        return _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(from + row * stride + k)),
+                                    _mm_loadu_pd(from + (row + 2) * stride + k), 1);
+      };
+#pragma GCC unroll 2
+      for (int k = 0; k < 4; k += 2)
+        to[k] = _mm256_unpacklo_pd(rows(0, k), rows(1, k)), to[k + 1] = _mm256_unpackhi_pd(rows(0, k), rows(1, k));
+    } else {
+      const auto rows = [&](int row) {
+        return _mm256_insertf128_ps(_mm256_castps128_ps256(four(from + row * stride)), four(from + (row + 4) * stride), 1);
+      };
+      const __m256 a = rows(0), b = rows(1), c = rows(2), d = rows(3);
+      const __m256 x = _mm256_unpacklo_ps(a, b), y = _mm256_unpacklo_ps(c, d);
+      const __m256 z = _mm256_unpackhi_ps(a, b), w = _mm256_unpackhi_ps(c, d);
+      to[0] = _mm256_shuffle_ps(x, y, 0x44), to[1] = _mm256_shuffle_ps(x, y, 0xee);
+      to[2] = _mm256_shuffle_ps(z, w, 0x44), to[3] = _mm256_shuffle_ps(z, w, 0xee);
+    }
+  }
+
+  // What the micro-kernel does, for one word of kHalf columns.
+  static inline __attribute__((always_inline)) Half add_product(Half sum, const O* operand, Half words) {
     if constexpr (kPairs) {
 #if defined(__AVX512BF16__)
       int32_t bits;
       std::memcpy(&bits, operand, sizeof bits);
       return _mm256_dpbf16_ps(sum, reinterpret_cast<__m256bh>(_mm256_set1_epi32(bits)), reinterpret_cast<__m256bh>(words));
 #endif
+    } else if constexpr (std::is_same_v<T, double>) {
+      return _mm256_fmadd_pd(_mm256_set1_pd(*operand), words, sum);
     } else {
       return _mm256_fmadd_ps(_mm256_set1_ps(*operand), words, sum);
     }
   }
 
-  // The sums of k in [0, depth), a multiple of 4 words, from the bias, for a panel without padding. kOctets times 8 columns at
-  // a time: each column is one chain of additions, and more rows of weights at once would fall out of L1 before a line is used.
+  // The sums of k in [0, depth), a multiple of 4 words, from the bias, for a panel without padding. A few half registers of
+  // columns at a time: each is one chain of additions, and with more a line of weights would leave L1 before all of it is used.
   template <int kRows>
   static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows, int64_t count,
                                                  int64_t depth, const T* bias, T* out, int64_t out_stride) {
     if constexpr (kRows > 1) {
       if (count < kRows) return unpacked<kRows - 1>(source, panel, rows, count, depth, bias, out, out_stride);
     }
-    constexpr int kOctets = kColumns / 8 % 2 ? 3 : 2;
-    for (int column = 0; column < kColumns; column += 8 * kOctets) {
-      const S* from[kOctets];
-      __m256 sum[kRows][kOctets];
+    constexpr int kTogether = kColumns / kHalf % 2 ? 3 : 2;
+    for (int column = 0; column < kColumns; column += kTogether * kHalf) {
+      const S* from[kTogether];
+      Half sum[kRows][kTogether];
 #pragma GCC unroll 3
-      for (int octet = 0; octet < kOctets; ++octet) {
-        const int first = column + 8 * octet, vector = first / kLanes;
+      for (int i = 0; i < kTogether; ++i) {
+        const int first = column + i * kHalf, vector = first / kLanes;
         const int64_t unit = panel * kUnits + vector % kGroups * kLanes + first % kLanes;
-        from[octet] = static_cast<const S*>(source.data) + (vector / kGroups * source.gate_rows + unit) * source.stride;
-#pragma GCC unroll 4
-        for (int row = 0; row < kRows; ++row) sum[row][octet] = _mm256_loadu_ps(bias + first);
+        from[i] = static_cast<const S*>(source.data) + (vector / kGroups * source.gate_rows + unit) * source.stride;
+#pragma GCC unroll 8
+        for (int row = 0; row < kRows; ++row) std::memcpy(&sum[row][i], bias + first, 32);
       }
       for (int64_t k = 0; k < depth; k += 4 * kWordSize) {
-        __m256 words[kOctets][4];
+        Half words[kTogether][4];
 #pragma GCC unroll 3
-        for (int octet = 0; octet < kOctets; ++octet) transpose_8x4(from[octet] + k, source.stride, words[octet]);
+        for (int i = 0; i < kTogether; ++i) transpose(from[i] + k, source.stride, words[i]);
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 4
+        for (int word = 0; word < 4; ++word)
+#pragma GCC unroll 8
           for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 3
-            for (int octet = 0; octet < kOctets; ++octet)
-              sum[row][octet] = add_product(sum[row][octet], rows[row] + k + i * kWordSize, words[octet][i]);
+            for (int i = 0; i < kTogether; ++i)
+              sum[row][i] = add_product(sum[row][i], rows[row] + k + word * kWordSize, words[i][word]);
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 3
-        for (int octet = 0; octet < kOctets; ++octet)
-          _mm256_storeu_ps(out + row * out_stride + column + 8 * octet, sum[row][octet]);
+        for (int i = 0; i < kTogether; ++i) std::memcpy(out + row * out_stride + column + i * kHalf, &sum[row][i], 32);
     }
   }
 #endif
