@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -229,3 +231,9 @@ def test_jit_trace(raw):
     traced = torch.jit.trace(module, x, check_trace=False)
     assert raw == []
     tol.assert_close(traced(x)[0], module(x)[0], tol.SAME_FLOAT32)
+
+
+def test_importing_fastrnn_does_not_import_the_compiler():
+    """torch._dynamo takes a second or more; torch alone leaves it out."""
+    code = "import sys, torch, fastrnn; raise SystemExit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

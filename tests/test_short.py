@@ -42,13 +42,13 @@ def make(cell, dtype, batch, steps, inputs, hidden):
 # Depths that are no multiple of 4, of 8 or of a block; a last panel with fewer units; rows of weights 4 KiB apart.
 @pytest.mark.parametrize("inputs, hidden", [(67, 150), (512, 80), (1024, 64), (3, 5)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cell", ["lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh"])
+@pytest.mark.parametrize("cell", ["lstm_projected", "gru", "gru_reset_before"])
 @torch.no_grad()
 def test_few_rows_equal_many(cell, dtype, inputs, hidden, instruction_set):
     x, initial, own = make(cell, dtype, 50, 9, inputs, hidden)
-    for steps in (1, 2, 3, 9):
+    for steps, counts in ((1, range(1, 10)), (9, (1, 4))):
         expected, expected_final = functional.layer(cell, x[:steps], initial, (own,))
-        for rows in (1, 2, 4, 5, 7, 8, 9):
+        for rows in counts:
             output, final = functional.layer(cell, x[:steps, :rows], tuple(s[:, :rows] for s in initial), (own,))
             assert torch.equal(output, expected[:, :rows]), f"{rows} rows, {steps} steps"
             assert all(torch.equal(a, b[:, :rows]) for a, b in zip(final, expected_final, strict=True))
