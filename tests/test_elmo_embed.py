@@ -274,9 +274,9 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, files, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Embedder, "embed", interrupted)
-        run(tmp_path, files, "out.hdf5", "--tokens=20", code=1)
+        assert "the same command goes on" in run(tmp_path, files, "out.hdf5", "--tokens=20", code=130)
     assert "going on after 4 of" in run(tmp_path, files, "out.hdf5", "--tokens=20")
-    assert_same(tmp_path / "out.hdf5", tmp_path / "whole.hdf5", tolerances.ELMO_SAME)
+    assert (tmp_path / "out.hdf5").read_bytes() == (tmp_path / "whole.hdf5").read_bytes()
 
 
 def test_a_disk_without_room_is_met_before_the_work(tmp_path, files):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +105,9 @@ def embed(sentences: str, output: Path, **settings) -> None:
         text = file.read()
     try:
         _run(text, output, settings)
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command goes on from there", err=True)
+        sys.exit(130)
     except WeightsError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
