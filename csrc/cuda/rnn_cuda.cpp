@@ -71,10 +71,17 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
 
 // How the plan says to run; a strategy that was asked for and cannot run is refused there.
 template <class Args>
-Run run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
+Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
   const PlanRequest asked = request(args, options, training);
   const Strategy strategy = asked.strategy.empty() ? choose_strategy(asked, limits) : make_plan(asked, limits).chosen;
-  return {strategy == Strategy::kBlock, options.tf32, limits.shared_per_block, options.workspace, args.stream};
+  Run run;
+  run.block = strategy == Strategy::kBlock;
+  run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming;
+  run.limits.sms = limits.sms, run.limits.shared_per_block = limits.shared_per_block;
+  run.limits.streaming = strategy == Strategy::kStreaming;
+  run.tf32 = options.tf32, run.shared_limit = limits.shared_per_block;
+  run.workspace = options.workspace, run.stream = args.stream;
+  return run;
 }
 
 }  // namespace
@@ -84,12 +91,12 @@ int64_t cuda_backward_workspace(const BackwardArgs& args) { return step_backward
 
 void cuda_forward(const ForwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
-  step_forward(args, {options.first, options.last}, run(args, options, limits, false), gpu::kStepKernels);
+  step_forward(args, {options.first, options.last}, how_to_run(args, options, limits, false), gpu::kStepKernels);
 }
 
 void cuda_backward(const BackwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
-  step_backward(args, run(args, options, limits, true), gpu::kStepKernels);
+  step_backward(args, how_to_run(args, options, limits, true), gpu::kStepKernels);
 }
 
 std::string cuda_status(int device) {

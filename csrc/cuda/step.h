@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "persistent_params.h"
 #include "step_params.h"
 
 namespace fr {
@@ -25,7 +26,9 @@ std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64
 
 // How a call runs. shared_limit: bytes of shared memory that a block may have.
 struct Run {
-  bool block = false;  // the block strategy; packed rows and what block_refusal refuses run step by step all the same
+  bool block = false;       // the block strategy; packed rows and what block_refusal refuses run step by step all the same
+  bool persistent = false;  // likewise the persistent ones (persistent_partition.h), on a device of these limits:
+  PersistentLimits limits;
   bool tf32 = false;
   int64_t shared_limit = 0;
   void* workspace = nullptr;

@@ -122,10 +122,16 @@ struct TransposeParams {
 // The kernels of one target. gpu: compiled by nvcc, `stream` is a cudaStream_t; host: emulation, `stream` is a Schedule.
 using StepLauncher = void (*)(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
 using BlockLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
+struct PersistentParams;  // persistent_params.h
+struct PrepareParams;
+using PersistentLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);
+using PrepareLauncher = void (*)(const PrepareParams& params, void* stream);
 using TransposeLauncher = void (*)(int element_bytes, const TransposeParams& params, void* stream);
 struct StepKernels {
   StepLauncher step[kMathCount];
   BlockLauncher block[kMathCount];  // null: this arithmetic has none
+  PersistentLauncher persistent[kMathCount];
+  PrepareLauncher prepare;
   TransposeLauncher transpose;
 };
 
@@ -138,9 +144,15 @@ struct StepKernels {
   void block_bf16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
   void block_fp16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
   void block_tf32(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
+  void persistent_bf16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
+  void persistent_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
+  void persistent_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
+  void prepare(const PrepareParams& params, void* stream);                                        \
   void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
-  inline constexpr StepKernels kStepKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},            \
-                                            {block_bf16, block_fp16, block_tf32, nullptr, nullptr}, transpose};
+  inline constexpr StepKernels kStepKernels{                                                      \
+      {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
+      {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
+      {persistent_bf16, persistent_fp16, persistent_tf32, nullptr, nullptr}, prepare, transpose};
 namespace gpu { FR_STEP_LAUNCHERS }
 namespace host { FR_STEP_LAUNCHERS }
 #undef FR_STEP_LAUNCHERS

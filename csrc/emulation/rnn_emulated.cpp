@@ -1,6 +1,7 @@
 // See rnn_emulated.h.
 #include "rnn_emulated.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -11,13 +12,22 @@
 namespace fr {
 namespace {
 
-void check_strategy(const EmulationOptions& options) {
-  if (options.strategy != "step" && options.strategy != "block")
-    throw std::invalid_argument("strategy \"" + options.strategy + "\" is not among those of the emulated device: step, block");
-}
+// Little enough that shapes of tests stream.
+constexpr int64_t kStreamingShared = 4 * 1024;
 
-Run run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
-  return {options.strategy == "block", options.tf32, options.shared_limit, workspace, &schedule};
+Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
+  Run run;
+  run.block = options.strategy == "block";
+  run.persistent = options.strategy == "grid" || options.strategy == "streaming";
+  if (!run.block && !run.persistent && options.strategy != "step")
+    throw std::invalid_argument("strategy \"" + options.strategy +
+                                "\" is not among those of the emulated device: step, block, grid, streaming");
+  run.limits = options.limits;
+  run.limits.streaming = options.strategy == "streaming";
+  if (run.limits.streaming) run.limits.resident_shared = std::min(run.limits.resident_shared, kStreamingShared);
+  run.tf32 = options.tf32, run.shared_limit = options.shared_limit;
+  run.workspace = workspace, run.stream = &schedule;
+  return run;
 }
 
 // Scratch memory filled with NaN, aligned as a caller of the CUDA backend aligns it.
@@ -34,17 +44,15 @@ std::unique_ptr<void, void (*)(void*)> scratch(int64_t bytes) {
 }  // namespace
 
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
-  check_strategy(options);
   emulation::Schedule schedule{options.seed};
   const auto workspace = scratch(step_forward_workspace(args));
-  step_forward(args, {options.first, options.last}, run(options, workspace.get(), schedule), host::kStepKernels);
+  step_forward(args, {options.first, options.last}, how_to_run(options, workspace.get(), schedule), host::kStepKernels);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {
-  check_strategy(options);
   emulation::Schedule schedule{options.seed};
   const auto workspace = scratch(step_backward_workspace(args));
-  step_backward(args, run(options, workspace.get(), schedule), host::kStepKernels);
+  step_backward(args, how_to_run(options, workspace.get(), schedule), host::kStepKernels);
 }
 
 }  // namespace fr

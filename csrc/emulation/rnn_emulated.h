@@ -5,16 +5,27 @@
 #include <cstdint>
 #include <string>
 
+#include "../cuda/persistent_params.h"
 #include "../rnn.h"
 
 namespace fr {
 
+// The device that the persistent strategies see: small, so that small shapes spread over blocks and groups, and over registers,
+// shared memory and (streaming) L2: 12 SMs, blocks of two warps, one slice of weights in a warp's registers.
+inline PersistentLimits emulated_limits() {
+  PersistentLimits limits;
+  limits.sms = 12, limits.warps = 2, limits.register_slices = 1;
+  limits.shared_per_block = 99 * 1024;
+  return limits;
+}
+
 struct EmulationOptions {
-  std::string strategy = "step";       // or "block", which falls back to step where block_refusal (cuda/step.h) says so
+  std::string strategy = "step";       // or block, grid, streaming: where the kernel does not serve, step runs
   uint64_t seed = 0;                   // of the order in which threads and blocks run
   bool tf32 = false;                   // float32 products on (emulated) tensor cores
   int64_t first = 0, last = 0;         // of a forward call: a piece of the steps (Piece in cuda/step.h)
   int64_t shared_limit = 99 * 1024;    // of a block, as the smallest card served has it
+  PersistentLimits limits = emulated_limits();
 };
 
 // Throw std::invalid_argument for a broken contract, fr::emulation::Fault for what a kernel did wrong.

@@ -1,0 +1,188 @@
+// What the launchers of step.cpp and persistent.cpp share: where the rows of a step lie, the products of a cell as StepProduct
+// says them, and the pieces of the caller's scratch memory. No header of the library's surface.
+#pragma once
+
+#include <cstdint>
+
+#include "step.h"
+
+namespace fr {
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Hands out pieces of the caller's scratch memory; with a null base it only counts.
+class Workspace {
+ public:
+  explicit Workspace(void* base) : base_(static_cast<char*>(base)) {}
+  void* take(int64_t bytes) {
+    void* piece = base_ ? base_ + used_ : nullptr;
+    used_ += divide_up(bytes, 256) * 256;
+    return piece;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+// Time, sizes and types shared by forward and backward.
+struct Layout {
+  const Shape& shape;
+  CellTraits cell;
+  int64_t element, state, width;
+
+  explicit Layout(const Shape& s)
+      : shape(s), cell(cell_traits(s.cell)), element(storage_bytes(s.type)), state(state_bytes(s.type)), width(s.width()) {}
+
+  int64_t batch_at(int64_t t) const {
+    if (t < 0 || t >= shape.steps) return 0;
+    return shape.batch_sizes ? shape.batch_sizes[t] : shape.batch;
+  }
+  int64_t first_row(int64_t t) const { return shape.step_offset ? shape.step_offset[t] : t * shape.batch; }
+  int64_t rows_between(int64_t first, int64_t last) const {
+    return last > first ? first_row(last - 1) + batch_at(last - 1) - first_row(first) : 0;
+  }
+  // Elements a row so that every row starts 16-byte aligned.
+  int64_t padded(int64_t columns) const { return divide_up(columns * element, 16) * 16 / element; }
+
+  // The rows of step t; `origin`: the step whose first row is the buffer's first.
+  Matrix at(const Rows& rows, int64_t bytes, int64_t t, int64_t origin = 0) const {
+    if (!rows.data || t < 0 || t >= shape.steps) return {};
+    const int64_t offset = shape.step_offset ? (shape.step_offset[t] - shape.step_offset[origin]) * rows.row_stride
+                                             : (t - origin) * rows.step_stride;
+    return {static_cast<char*>(rows.data) + offset * bytes, rows.row_stride};
+  }
+  StepRows step(int64_t t) const {
+    StepRows rows;
+    if (t < 0 || t >= shape.steps) return rows;
+    rows.step = t;
+    rows.rows = batch_at(t), rows.rows_after = batch_at(t + 1);
+    if (shape.resets) {
+      rows.resets = shape.resets + first_row(t);
+      rows.resets_after = t + 1 < shape.steps ? shape.resets + first_row(t + 1) : nullptr;
+    }
+    return rows;
+  }
+  const void* column(const void* matrix, int64_t columns, int64_t bytes) const {
+    return matrix ? static_cast<const char*>(matrix) + columns * bytes : nullptr;
+  }
+  bool copies(const void* data, int64_t row_stride) const {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * element % 16 == 0;
+  }
+  StepParams params(const Options& options) const {
+    StepParams p{};
+    p.cell = shape.cell;
+    p.hidden = shape.hidden, p.width = width;
+    p.lengths = shape.lengths;
+    p.cell_clip = options.cell_clip, p.proj_clip = options.proj_clip;
+    p.reset_to_initial = options.reset_to_initial;
+    return p;
+  }
+};
+
+// Operand buffers of the second product, forward (and of rebuilt gates).
+struct InnerBuffers {
+  Matrix inner;
+  void* carry = nullptr;
+  InnerBuffers(const Layout& l, Workspace& workspace) {
+    if (l.cell.products == 1) return;
+    const int64_t stride = l.padded(l.shape.hidden);
+    inner = {workspace.take(l.shape.batch * stride * l.element), stride};
+    if (l.cell.reads_hidden) carry = workspace.take(l.shape.batch * l.shape.hidden * l.state);
+  }
+};
+
+// W_hh h_prev. Needs d.output_before and d.h0.
+inline StepProduct forward_first_product(const Layout& l, const Weights& weights, const StepDirection& d) {
+  StepProduct product;
+  product.segments = 1;
+  product.weight[0] = weights.hh, product.weight_stride[0] = weights.hh_stride;
+  product.depth[0] = l.width;
+  product.operand_rows = d.here.rows;
+  product.operand_is_state = true;
+  product.copy_weight[0] = l.copies(weights.hh, weights.hh_stride);
+  product.copy_operand[0] = l.copies(d.output_before.data, d.output_before.row_stride) && l.copies(d.h0, l.width);
+  product.gate_rows = l.shape.hidden;
+  product.bias = weights.bias_hh;
+  return product;
+}
+
+// W_hn inner, or W_hr inner. Needs d.inner.
+inline StepProduct forward_second_product(const Layout& l, const Weights& weights, const StepDirection& d) {
+  StepProduct product;
+  const int64_t skipped = l.cell.first_gates * l.shape.hidden;
+  const bool projects = l.cell.first_gates == l.cell.gates;
+  product.segments = 1;
+  product.weight_stride[0] = projects ? weights.hr_stride : weights.hh_stride;
+  product.weight[0] = projects ? weights.hr : l.column(weights.hh, skipped * weights.hh_stride, l.element);
+  product.depth[0] = l.shape.hidden;
+  product.operand[0] = d.inner;
+  product.operand_rows = d.here.rows;
+  product.copy_weight[0] = l.copies(product.weight[0], product.weight_stride[0]);
+  product.copy_operand[0] = l.copies(d.inner.data, d.inner.row_stride);
+  product.gate_rows = l.shape.hidden;
+  product.bias = projects ? nullptr : l.column(weights.bias_hh, skipped, l.element);
+  return product;
+}
+
+// Transposed weights of the backward products: [units, depth] each, rows padded to 16 bytes.
+struct BackwardWeights {
+  struct Piece {
+    void* data = nullptr;
+    int64_t stride = 0, depth = 0;
+  };
+  Piece first[2];  // W_hh: gates whose gradient lies in d_gates; the split gate
+  Piece second;    // W_hn or W_hr
+
+  BackwardWeights(const Layout& l, Workspace& workspace) {
+    const int64_t hidden = l.shape.hidden;
+    const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.first_gates;
+    first[0] = piece(l, workspace, l.width, whole * hidden);
+    if (l.cell.split_gate >= 0) first[1] = piece(l, workspace, l.width, hidden);
+    if (l.cell.products == 2) second = piece(l, workspace, hidden, projects(l) ? l.width : hidden);
+  }
+  static bool projects(const Layout& l) { return l.cell.first_gates == l.cell.gates; }
+
+  void fill(const Layout& l, const Weights& weights, const StepKernels& kernels, void* stream) const {
+    const auto transpose = [&](const Piece& to, const void* from, int64_t from_stride, int64_t columns) {
+      if (to.data) kernels.transpose(static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
+    };
+    transpose(first[0], weights.hh, weights.hh_stride, l.width);
+    transpose(first[1], l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
+    if (l.cell.products == 1) return;
+    if (projects(l)) transpose(second, weights.hr, weights.hr_stride, l.shape.hidden);
+    else transpose(second, l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
+  }
+
+ private:
+  static Piece piece(const Layout& l, Workspace& workspace, int64_t units, int64_t depth) {
+    const int64_t stride = l.padded(depth);
+    return {workspace.take(units * stride * l.element), stride, depth};
+  }
+};
+
+struct BackwardBuffers {
+  BackwardWeights weights;
+  Rows gates{};  // rebuilt
+  InnerBuffers inner;
+
+  BackwardBuffers(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, Workspace& workspace)
+      : weights(l, workspace), inner(l, workspace) {
+    if (from.gates.data || l.cell.saved == 0) return;
+    const int64_t columns = l.cell.saved * l.shape.hidden;
+    gates = {workspace.take(l.rows_between(args.first_step, args.last_step) * columns * l.element), l.shape.batch * columns,
+             columns};
+  }
+};
+
+inline void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Piece& weight, const Matrix& operand) {
+  product.segments = segment + 1;
+  product.weight[segment] = weight.data, product.weight_stride[segment] = weight.stride;
+  product.depth[segment] = weight.depth;
+  product.operand[segment] = operand;
+  product.copy_weight[segment] = true;
+  product.copy_operand[segment] = l.copies(operand.data, operand.row_stride);
+}
+
+}  // namespace fr

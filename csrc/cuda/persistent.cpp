@@ -1,0 +1,177 @@
+// See persistent.h.
+#include "persistent.h"
+
+#include <algorithm>
+#include <array>
+
+namespace fr {
+namespace {
+
+constexpr int64_t kMostFlags = 1024;  // blocks of a launch: one an SM
+
+PersistentPartition partition_of(const Layout& l, int directions, bool backward, const Run& run) {
+  PersistentRequest request;
+  request.cell = l.shape.cell, request.type = l.shape.type, request.tf32 = run.tf32;
+  request.batch = l.shape.batch, request.hidden = l.shape.hidden, request.projection = l.shape.projection;
+  request.directions = directions, request.backward = backward;
+  PersistentPartition partition = persistent_partition(request, run.limits);
+  if (partition.refusal.empty() && static_cast<int64_t>(partition.blocks) * partition.groups * directions > kMostFlags)
+    partition.refusal = "more blocks than flags";
+  return partition;
+}
+
+// `origin`: the step whose first row is the buffer's first.
+MovingRows moving(const Layout& l, const Rows& rows, int64_t element, int64_t origin = 0) {
+  if (!rows.data) return {};
+  const int64_t bytes = (l.shape.step_offset ? rows.row_stride : rows.step_stride) * element;
+  const int64_t position = l.shape.step_offset ? l.shape.step_offset[origin] : origin;
+  return {reinterpret_cast<uintptr_t>(rows.data) - static_cast<uintptr_t>(position * bytes), bytes, rows.row_stride};
+}
+MovingRows standing(const Matrix& matrix) { return {reinterpret_cast<uintptr_t>(matrix.data), 0, matrix.row_stride}; }
+
+// Whether rows of every step start 16-byte aligned.
+bool aligned(const Layout& l, const MovingRows& rows) {
+  return rows.base % 16 == 0 && rows.bytes % 16 == 0 && rows.row_stride * l.element % 16 == 0;
+}
+
+struct Call {
+  bool backward;
+  int directions;
+  int64_t count, last;
+};
+
+PersistentParams make_params(const Layout& l, const Call& call, const PersistentPartition& partition,
+                             const PersistentBuffers& memory, const StepParams& p) {
+  PersistentParams params{};
+  params.step = p;
+  params.phases = partition.phases;
+  for (int i = 0; i < partition.phases; ++i) {
+    const PhasePartition& from = partition.phase[i];
+    PersistentPhase& phase = params.phase[i];
+    phase.units = static_cast<int>(from.units);
+    phase.gates = from.gates;
+    phase.unit_warps = from.unit_warps, phase.depth_warps = from.depth_warps;
+    phase.first_slices = from.first_slices, phase.slices = from.slices;
+    phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
+    phase.weights_offset = static_cast<int>(partition.weights_offset[i]);
+    phase.operand_pending = call.backward && i == 0;
+  }
+  params.count = static_cast<int>(call.count), params.last = static_cast<int>(call.last);
+  params.total_steps = l.shape.steps, params.batch = l.shape.batch;
+  params.resets = l.shape.resets;
+  params.offsets = memory.offsets;
+  params.groups = partition.groups, params.rows_per_group = static_cast<int>(partition.rows_per_group);
+  params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
+  params.ring_offset = static_cast<int>(partition.ring_offset), params.stage_bytes = static_cast<int>(partition.stage_bytes);
+  params.partial_offset = static_cast<int>(partition.partial_offset);
+  params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);
+  params.flags = memory.flags;
+  return params;
+}
+
+// Streamed weights are read in pieces of 16 bytes.
+bool can_stream(const Layout& l, const PersistentPartition& partition, const PersistentParams& params, const Call& call) {
+  if (partition.streamed_bytes == 0) return true;
+  for (int direction = 0; direction < call.directions; ++direction)
+    for (int i = 0; i < partition.phases; ++i) {
+      const StepProduct& product = params.phase[i].product[direction];
+      for (int segment = 0; segment < product.segments; ++segment)
+        if (!product.copy_weight[segment] || (!call.backward && product.depth[segment] * l.element % 16 != 0)) return false;
+    }
+  return true;
+}
+
+bool launch(const Layout& l, const Call& call, const PersistentPartition& partition, const Run& run, const StepKernels& kernels,
+            const PersistentParams& params) {
+  if (!can_stream(l, partition, params, call)) return false;
+  PrepareParams prepare{};
+  prepare.flags = params.flags;
+  prepare.flag_count = static_cast<int64_t>(partition.blocks) * partition.groups * call.directions;
+  const int64_t values = params.offsets ? l.shape.steps + 1 : 0;
+  for (int64_t first = 0; first == 0 || first < values; first += PrepareParams::kValues) {
+    prepare.to = const_cast<int64_t*>(params.offsets) + first;
+    prepare.count = static_cast<int>(std::min<int64_t>(PrepareParams::kValues, std::max<int64_t>(0, values - first)));
+    for (int i = 0; i < prepare.count; ++i)
+      prepare.value[i] = first + i < l.shape.steps ? l.first_row(first + i) : l.rows_between(0, l.shape.steps);
+    kernels.prepare(prepare, run.stream);
+    prepare.flag_count = 0;
+  }
+  const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes};
+  kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, partition.phase[0].gates, shape, params,
+                                                                       run.stream);
+  return true;
+}
+
+}  // namespace
+
+PersistentBuffers::PersistentBuffers(const Layout& l, Workspace& workspace)
+    : flags(static_cast<unsigned*>(workspace.take(kMostFlags * sizeof(unsigned)))),
+      offsets(l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr) {}
+
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels,
+                        const PersistentBuffers& memory, const StepParams& p) {
+  const PersistentPartition partition = partition_of(l, args.directions, false, run);
+  if (!partition.refusal.empty()) return false;
+  const Call call{false, args.directions, piece.last - piece.first, piece.last - piece.first - 1};
+  PersistentParams params = make_params(l, call, partition, memory, p);
+  for (int i = 0; i < args.directions; ++i) {
+    const ForwardDirection& from = args.direction[i];
+    const StepDirection& d = p.direction[i];
+    params.first_step[i] = from.reverse ? l.shape.steps - 1 - piece.first : piece.first;
+    const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
+    MovingRows* rows = params.rows[i];  // in the order of StepDirection
+    rows[0] = moving(l, from.input_gates, l.state, from.reverse ? l.shape.steps - piece.last : piece.first);
+    rows[1] = rows[2] = output;
+    rows[3] = moving(l, from.gates, l.element);
+    rows[4] = cells;
+    rows[5] = cells.base ? cells : standing({from.c_n, l.shape.hidden});
+    rows[11] = standing(d.inner);
+    PersistentPhase* phase = params.phase;
+    phase[0].product[i] = forward_first_product(l, from.weights, d);
+    phase[0].product[i].copy_operand[0] = aligned(l, output) && l.copies(d.h0, l.width);
+    if (partition.phases == 1) continue;
+    phase[1].product[i] = forward_second_product(l, from.weights, d);
+    phase[1].operand[i][0] = rows[11];
+  }
+  return launch(l, call, partition, run, kernels, params);
+}
+
+bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const StepKernels& kernels,
+                         const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
+  const PersistentPartition partition = partition_of(l, args.directions, true, run);
+  if (!partition.refusal.empty()) return false;
+  const int64_t count = args.last_step - args.first_step, first = args.first_step;
+  const Call call{true, args.directions, count, finish ? count : count - 1};
+  PersistentParams params = make_params(l, call, partition, memory, p);
+  for (int i = 0; i < args.directions; ++i) {
+    const BackwardDirection& from = args.direction[i];
+    const bool rebuilt = buffers[i].gates.data != nullptr;
+    params.first_step[i] = from.reverse ? first : args.last_step - 1;
+    const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
+    const MovingRows d_gates = moving(l, from.d_gates, l.element, first), d_recurrent = moving(l, from.d_recurrent, l.element, first);
+    const MovingRows d_projected = moving(l, from.d_projected, l.element, first);
+    const std::array<MovingRows, kStepMatrices> rows{
+        MovingRows{}, output, output, rebuilt ? moving(l, buffers[i].gates, l.element, first) : moving(l, from.gates, l.element),
+        cells, cells, moving(l, from.d_output, l.element), d_gates, d_recurrent, moving(l, from.h_prev, l.element, first),
+        d_projected, moving(l, from.inner, l.element, first)};
+    std::copy(rows.begin(), rows.end(), params.rows[i]);
+    const auto segment = [&](int phase, int number, const BackwardWeights::Piece& weight, const MovingRows& operand) {
+      StepProduct& product = params.phase[phase].product[i];
+      set_segment(l, product, number, weight, {});
+      product.copy_operand[number] = aligned(l, operand);
+      params.phase[phase].operand[i][number] = operand;
+    };
+    segment(0, 0, buffers[i].weights.first[0], d_gates);
+    if (l.cell.split_gate >= 0) segment(0, 1, buffers[i].weights.first[1], d_recurrent);
+    if (partition.phases == 1) continue;
+    MovingRows operand = d_projected;
+    if (!BackwardWeights::projects(l)) {
+      operand = d_gates;
+      operand.base += static_cast<uintptr_t>(l.cell.first_gates * l.shape.hidden * l.element);
+    }
+    segment(1, 0, buffers[i].weights.second, operand);
+  }
+  return launch(l, call, partition, run, kernels, params);
+}
+
+}  // namespace fr

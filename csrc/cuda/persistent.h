@@ -1,0 +1,25 @@
+// The persistent strategies: a call in one launch of persistent.cuh, weights spread as persistent_partition.h says. Called by
+// step.cpp, which keeps what they have in common.
+#pragma once
+
+#include <vector>
+
+#include "layout.h"
+#include "persistent_partition.h"
+
+namespace fr {
+
+// Flags, and the offsets of packed steps: a part of a call's scratch memory.
+struct PersistentBuffers {
+  unsigned* flags;
+  int64_t* offsets;  // null: padded
+  PersistentBuffers(const Layout& l, Workspace& workspace);
+};
+
+// Run the call and return true, or return false if the partition refuses. `p` holds what all steps share.
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels,
+                        const PersistentBuffers& memory, const StepParams& p);
+bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const StepKernels& kernels,
+                         const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p);
+
+}  // namespace fr

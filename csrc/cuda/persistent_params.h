@@ -1,0 +1,78 @@
+// What a launch of a persistent kernel (persistent.cuh) is told: a whole sequence, or a piece of it, of one direction or two.
+// Plain data; filled by persistent.cpp. `Partition` fields are those of persistent_partition.h.
+#pragma once
+
+#include "step_params.h"
+
+namespace fr {
+
+constexpr int kPersistentStages = 3;       // of the operand's ring in shared memory
+constexpr int kPersistentChunk = 16;       // batch rows that a block works on at once
+constexpr int kPersistentUnits = 16;       // units of a warp
+constexpr int kPersistentPitch = 4;        // beyond the units, of a row of partial sums
+constexpr int kPersistentSlice = 128;      // bytes of depth
+// What a device gives, and what a test takes away from it.
+struct PersistentLimits {
+  int sms = 0;                          // blocks that are resident together: one an SM
+  int64_t shared_per_block = 0;         // bytes
+  bool streaming = false;               // weights that fit nowhere are read from L2 each step; else they are refused
+  int warps = 8;                        // of a block
+  int register_slices = 8;              // at most so many slices of weights in a warp's registers
+  int64_t resident_shared = INT64_MAX;  // bytes of weights at most in a block's shared memory
+};
+
+// Slices of weights that a warp's registers hold beside sums and addresses: 16 registers a slice and gate row.
+constexpr int persistent_register_slices(int gates) { return gates == 1 ? 8 : gates == 2 ? 4 : 2; }
+
+// Where the rows of step t lie: at base + position * bytes, position being t, or in packed rows the step's first row.
+struct MovingRows {
+  uintptr_t base = 0;  // 0: there are none
+  int64_t bytes = 0;   // 0: all steps share them
+  int64_t row_stride = 0;
+};
+
+struct PersistentPhase {
+  int units;                 // results of the product
+  int gates;                 // gate rows a unit
+  int unit_warps, depth_warps;
+  int first_slices, slices;  // slices of depth: of segment 0, of both
+  int rounds, register_rounds, shared_rounds;
+  int weights_offset;        // of the resident weights in shared memory
+  bool operand_pending;      // the operand's rows are those of the step processed before, else this step's
+  StepProduct product[2];    // of each direction; its operands' addresses are those of `operand`
+  MovingRows operand[2][2];  // [direction][segment]
+};
+
+// Bytes of the fixed part of shared memory: two steps' addresses for each phase, row pointers of both segments.
+constexpr int kPersistentHeader = (4 * sizeof(StepDirection) + 2 * kPersistentChunk * 8 + 127) / 128 * 128;
+
+struct PersistentParams {
+  StepParams step;                        // direction[i]: what all steps share
+  PersistentPhase phase[2];
+  int phases;
+  MovingRows rows[2][kStepMatrices];      // of each direction's matrices, in the order of StepDirection
+  int64_t first_step[2];                  // t of the first step in processing order
+  int count;                              // steps to process
+  int last;                               // last iteration: count - 1, or count in backward if the state before is wanted
+  int64_t total_steps, batch;             // T, B
+  const uint8_t* resets;                  // [N] by row, or null
+  const int64_t* offsets;                 // [T + 1] first row of each step, on the device, or null: padded
+  int groups;                             // of each direction
+  int rows_per_group;
+  int prefetched;                         // blocks of H values a row that a step reads: gates, or saved values
+  int ring_offset, stage_bytes, partial_offset, partial_bytes;
+  unsigned* flags;                        // [directions][groups][blocks], zero before the launch
+};
+
+// Before a persistent launch: zeroes the flags and stores a part of the steps' offsets, which come as parameters so that no
+// host memory is read later.
+struct PrepareParams {
+  static constexpr int kValues = 448;
+  unsigned* flags;
+  int64_t flag_count;
+  int64_t* to;
+  int count;
+  int64_t value[kValues];
+};
+
+}  // namespace fr

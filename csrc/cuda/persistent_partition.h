@@ -1,0 +1,153 @@
+// How a persistent launch (persistent.cuh) spreads weights and batch rows over a device. A pure function of shapes and limits:
+// the launcher (persistent.cpp) runs what it says, the plan (plan.cpp) prices it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "persistent_params.h"
+#include "step.h"
+
+namespace fr {
+
+struct PersistentRequest {
+  Cell cell = Cell::kLstm;
+  Type type = Type::kFloat32;
+  bool tf32 = false;
+  int64_t batch = 1, hidden = 1, projection = 0;
+  int directions = 1;
+  bool backward = false;
+};
+
+// One product of a step: the block's warps are unit_warps x depth_warps; warp (u, d) multiplies the weights of 16 units by the
+// slices d, d + depth_warps, ... of the depth, a slice a round.
+struct PhasePartition {
+  int gates = 1;            // gate rows a unit
+  int64_t units = 0;        // of the product: H or R
+  int first_slices = 0;     // slices of 128 bytes of depth: of the first segment (StepProduct),
+  int slices = 0;           // of both
+  int unit_warps = 1, depth_warps = 1;
+  int rounds = 0;           // slices a warp
+  int register_rounds = 0;  // the first of them: weights in registers,
+  int shared_rounds = 0;    // the next: in shared memory; those left are streamed from L2 each time
+  int streamed_rounds() const { return rounds - register_rounds - shared_rounds; }
+  int64_t block_units() const { return static_cast<int64_t>(kPersistentUnits) * unit_warps; }
+  // Bytes of weights of one round, of all warps of a block.
+  int64_t round_bytes() const { return static_cast<int64_t>(unit_warps) * depth_warps * gates * kPersistentUnits * kPersistentSlice; }
+};
+
+struct PersistentPartition {
+  std::string refusal;        // "": can run; else the limit that fails, with numbers
+  int phases = 0;             // products a step
+  PhasePartition phase[2];
+  int blocks = 0;             // of a group: together they hold the weights of a direction once
+  int groups = 0;             // of a direction, each with its own batch rows
+  int64_t rows_per_group = 0; // the last group may have fewer
+  int warps = 0;              // of a block
+  // Shared memory of a block: fixed part, resident weights of both phases, ring of the operand, partial sums.
+  int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
+  int64_t shared_bytes = 0;
+  int64_t resident_bytes = 0; // weights in registers and shared memory of a block
+  int64_t streamed_bytes = 0; // weights that a block reads from L2 for each chunk of rows and step
+};
+
+namespace detail {
+
+inline int64_t persistent_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Warps to depth: as few groups of the depth as let the registers hold the weights, fewer yet if the blocks would not fit the
+// device. A function of sizes and device alone, never of the batch: it decides the order of a row's sums.
+inline void share_warps(PhasePartition& phase, int warps, int register_slices, int most_blocks) {
+  const auto blocks = [&] { return persistent_divide_up(phase.units, kPersistentUnits * static_cast<int64_t>(warps / phase.depth_warps)); };
+  while (phase.depth_warps < warps && phase.depth_warps < phase.slices &&
+         persistent_divide_up(phase.slices, phase.depth_warps) > register_slices)
+    phase.depth_warps *= 2;
+  while (phase.depth_warps > 1 && blocks() > most_blocks) phase.depth_warps /= 2;
+  phase.unit_warps = warps / phase.depth_warps;
+  phase.rounds = static_cast<int>(persistent_divide_up(phase.slices, phase.depth_warps));
+  phase.register_rounds = std::min(phase.rounds, register_slices);
+}
+
+}  // namespace detail
+
+inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
+  using detail::persistent_divide_up;
+  const CellTraits cell = cell_traits(request.cell);
+  const int64_t element = storage_bytes(request.type), hidden = request.hidden;
+  const int64_t width = request.projection > 0 ? request.projection : hidden;
+  const bool projects = request.projection > 0;
+  PersistentPartition p;
+  p.phases = cell.products;
+  p.warps = limits.warps;
+  const auto refuse = [&](std::string why) {
+    p.refusal = std::move(why);
+    return p;
+  };
+  if (request.type == Type::kFloat64 || (request.type == Type::kFloat32 && !request.tf32))
+    return refuse("products without tensor cores have no persistent kernel");
+  if (limits.sms < request.directions) return refuse("fewer SMs than directions");
+
+  const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
+  PhasePartition& first = p.phase[0];
+  PhasePartition& second = p.phase[1];
+  if (request.backward) {
+    const int whole = cell.split_gate >= 0 ? cell.split_gate : cell.first_gates;
+    first.units = width;
+    first.first_slices = slices(whole * hidden);
+    first.slices = first.first_slices + (cell.split_gate >= 0 ? slices(hidden) : 0);
+    second.units = hidden, second.first_slices = second.slices = slices(projects ? width : hidden);
+  } else {
+    first.gates = cell.first_gates;
+    first.units = hidden, first.first_slices = first.slices = slices(width);
+    second.units = width, second.first_slices = second.slices = slices(hidden);
+  }
+
+  const int most_blocks = limits.sms / request.directions;
+  for (int i = 0; i < p.phases; ++i) {
+    const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
+    detail::share_warps(p.phase[i], limits.warps, registers, most_blocks);
+    p.blocks = std::max(p.blocks, static_cast<int>(persistent_divide_up(p.phase[i].units, p.phase[i].block_units())));
+  }
+  if (p.blocks > most_blocks)
+    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
+                  std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
+
+  int64_t partial_bytes = 0;
+  for (int i = 0; i < p.phases; ++i) {
+    const PhasePartition& phase = p.phase[i];
+    p.stage_bytes = std::max<int64_t>(p.stage_bytes, phase.depth_warps * kPersistentChunk * kPersistentSlice);
+    partial_bytes = std::max<int64_t>(partial_bytes, phase.depth_warps * phase.gates * kPersistentChunk *
+                                                         (phase.block_units() + kPersistentPitch) * 4);
+  }
+  const int64_t working = kPersistentHeader + kPersistentStages * p.stage_bytes + partial_bytes;
+  int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared);
+  if (limits.shared_per_block < working)
+    return refuse("a block needs " + std::to_string(working) + " bytes of shared memory, the device gives " +
+                  std::to_string(limits.shared_per_block));
+  int64_t offset = kPersistentHeader;
+  for (int i = 0; i < p.phases; ++i) {
+    PhasePartition& phase = p.phase[i];
+    phase.shared_rounds = static_cast<int>(std::min<int64_t>(phase.rounds - phase.register_rounds, room / phase.round_bytes()));
+    p.weights_offset[i] = offset;
+    offset += phase.shared_rounds * phase.round_bytes();
+    room -= phase.shared_rounds * phase.round_bytes();
+    p.resident_bytes += (phase.register_rounds + phase.shared_rounds) * phase.round_bytes();
+    p.streamed_bytes += phase.streamed_rounds() * phase.round_bytes();
+  }
+  p.ring_offset = offset;
+  p.partial_offset = offset + kPersistentStages * p.stage_bytes;
+  p.shared_bytes = p.partial_offset + partial_bytes;
+  if (p.streamed_bytes > 0 && !limits.streaming)
+    return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) + " bytes of weights, it has room for " +
+                  std::to_string(p.resident_bytes));
+
+  // As many groups as fit, so that each gathers fewer rows; whole tiles of 8.
+  const int64_t batch = std::max<int64_t>(1, request.batch);
+  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, 8));
+  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), 8) * 8;
+  p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
+  return p;
+}
+
+}  // namespace fr

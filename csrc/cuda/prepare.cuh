@@ -1,0 +1,27 @@
+// What a persistent launch (persistent.cuh) finds in its workspace: flags at zero, and the offsets of packed steps, which come
+// as parameters of this kernel, so that no host memory is read after the call. Launched by persistent.cpp.
+#pragma once
+
+#include "launch.cuh"
+#include "persistent_params.h"
+
+namespace fr::FR_TARGET {
+
+// work    one block; threads take flags and values in turn. memory: global alone. sync: none.
+struct PrepareKernel {
+  static constexpr const char* kName = "prepare_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = false;
+  using Params = PrepareParams;
+
+  FR_DEVICE static void run(const PrepareParams& p) {
+    for (int64_t i = thread_index(); i < p.flag_count; i += block_threads()) p.flags[i] = 0;
+    for (int i = thread_index(); i < p.count; i += block_threads()) p.to[i] = p.value[i];
+  }
+};
+
+inline void launch_prepare(const PrepareParams& params, void* stream) {
+  launch<PrepareKernel>({1, 1, 1, PrepareKernel::kMaxThreads, 0}, params, stream);
+}
+
+}  // namespace fr::FR_TARGET
