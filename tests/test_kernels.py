@@ -70,7 +70,7 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
         elif name in CPU_CORE:  # what the kernels are compared with
             jobs[f"{name}.o"] = ["-std=c++20", "-O1", "-I", str(csrc), "-c", str(csrc / "cpu" / f"{name}.cpp")]
-        elif name == "step":
+        elif name in ("step", "persistent"):
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / f"{name}.cpp")]
         elif name in INSTANCES:
             jobs[f"{name}.o"] = [*tested, "-x", "c++", "-c", str(csrc / "cuda" / "inst" / f"{name}.cu")]
@@ -92,9 +92,10 @@ def execute(program: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-_EMULATED = ("scheduler", "collectives", *INSTANCES, "step", "rnn_emulated")
+_EMULATED = ("scheduler", "collectives", *INSTANCES, "step", "persistent", "rnn_emulated")
 SOURCES = {
     "emulation_step_test": (*_EMULATED, "emulation_step_test"),
+    "emulation_persistent_test": (*_EMULATED, "emulation_persistent_test"),
     "emulation_cpu_test": (*_EMULATED, *CPU_CORE, "emulation_cpu_test"),
     "emulation_words_test": ("scheduler", "collectives", "emulation_words_test"),
 }
@@ -132,7 +133,30 @@ def test_kernels(programs, kind, arguments, strategy):
     assert " 0 failures" in text
 
 
-@pytest.mark.parametrize("strategy", ["step", "block"])
+@pytest.mark.parametrize(
+    "kind, arguments",
+    [
+        ("plain", ["partition", "0", "1"]),
+        ("address", ["streamed", "1"]),
+        ("address", ["one_warp", "B9", "1"]),
+        ("thread", ["races", "streamed", "1"]),
+        ("thread", ["races", "shared", "B20", "1"]),
+    ],
+)
+def test_persistent_kernels(programs, kind, arguments):
+    code, text = execute(programs(kind, "emulation_persistent_test")[0], *arguments)
+    assert code == 0, text[-4000:]
+    assert " 0 failures" in text
+
+
+@pytest.mark.parametrize("strategy", ["grid", "streaming"])
+def test_every_case_in_one_launch(programs, strategy):
+    """The cases of emulation_step_test; what has no persistent kernel runs step by step."""
+    code, text = execute(programs("plain", "emulation_step_test")[0], "all", strategy, "0", "1")
+    assert code == 0 and " 0 failures" in text, text[-4000:]
+
+
+@pytest.mark.parametrize("strategy", ["step", "block", "grid", "streaming"])
 def test_beside_the_cpu_core(programs, strategy):
     code, text = execute(programs("plain", "emulation_cpu_test")[0], strategy, "0", "1")
     assert code == 0 and " 0 failures" in text, text[-4000:]
@@ -187,6 +211,10 @@ _VALID = "static_cast<int>(left)"
 _BYTES = "std::max(stages, partial);"
 _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
+_SYNC = "\n    block_sync();"
+_POINTWISE = "else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);\n    }"
+_FLAGS = "load_acquire(flags + i) >= wanted; });\n            }"
+_FOREVER = "a wait that can never end"
 MUTANTS = {
     "stage written while it is read": Mutant(
         "step.cuh", "(1 - stage) * stage_bytes", "stage * stage_bytes", "plain", "FAIL"
@@ -234,6 +262,76 @@ MUTANTS = {
     "block: one row too many": Mutant(
         "block.cuh", "if (b >= step.rows || unit", "if (b > step.rows || unit", "address", _OVERRUN, "block_bf16"
     ),
+    "persistent: flags not waited for": Mutant(
+        "persistent.cuh", "if (done > 0) {", "if (false) {", "thread", "data race", "persistent_bf16"
+    ),
+    "persistent: a flag too much is waited for": Mutant(
+        "persistent.cuh", "(done - 1) * chunks + c + 1", "done * chunks + c + 1", "plain", _FOREVER, "persistent_bf16"
+    ),
+    "persistent: chunks not told apart": Mutant(
+        "persistent.cuh",
+        "(done - 1) * chunks + c + 1",
+        "(done - 1) * chunks + 1",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "persistent: nothing is published": Mutant(
+        "persistent.cuh",
+        "if (thread == 0) store_release",
+        "if (false) store_release",
+        "plain",
+        _FOREVER,
+        "persistent_bf16",
+    ),
+    "persistent: published before all have written": Mutant(
+        "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
+    ),
+    "persistent: operand loaded before the flags are seen": Mutant(
+        "persistent.cuh", _FLAGS + "\n            block_sync();", _FLAGS, "thread", "data race|SEGV", "persistent_bf16"
+    ),
+    "persistent: no barrier before the partial sums are added": Mutant(
+        "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"
+    ),
+    "persistent: no barrier in a round": Mutant(
+        "persistent.cuh",
+        "if (phase.unit_warps > 1) block_sync();",
+        "if (phase.unit_warps > 1) warp_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "persistent: lanes do not wait for each other in a round": Mutant(
+        "persistent.cuh",
+        "block_sync();\n        else warp_sync();",
+        "block_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "persistent: copies not waited for": Mutant(
+        "persistent.cuh", "wait_copies<kPersistentStages - 2>();", "", "plain", "FAIL", "persistent_bf16"
+    ),
+    "persistent: a stage that is read is filled": Mutant(
+        "persistent.cuh",
+        "round % kPersistentStages",
+        "round % (kPersistentStages - 1)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: addresses that are read are overwritten": Mutant(
+        "persistent.cuh", "current + (1 - s % 2) * 2", "current + s % 2 * 2", "plain", "FAIL", "persistent_bf16"
+    ),
+    "persistent: one row too many": Mutant(
+        "persistent.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
+    ),
+    "persistent: streamed weights beyond the depth": Mutant(
+        "persistent.cuh", "if (left < kPieceDepth) {", "if (false) {", "plain", "FAIL", "persistent_bf16"
+    ),
+    "persistent: slices of a streamed round mistaken": Mutant(
+        "persistent.cuh", "slice_of(last ? round + 1 : round)", "slice_of(round)", "plain", "FAIL", "persistent_bf16"
+    ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
@@ -248,15 +346,19 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
     text = source.read_text()
     assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
     source.write_text(text.replace(old, new))
-    _, parts = programs(kind, "emulation_step_test")
+    _, parts = programs(kind, "emulation_persistent_test" if "persistent" in instance else "emulation_step_test")
     replaced = compile_all(tmp_path, objects(kind, tmp_path / "csrc", ("step",) if file == "step.cpp" else (instance,)))
     program = link(kind, list((parts | {Path(part).stem: part for part in replaced}).values()), tmp_path / "mutant")
     found = ""
     cases = [["lstm float64 T4 B3"], ["lstm float64 T3 B17"]]
     if instance == "block_bf16":
         cases = [["lstm bfloat16 T4 B3", "block"], ["lstm bfloat16 T3 B17", "block"]]
+    cases = [["all", *case] for case in cases]
+    if instance == "persistent_bf16":
+        cases = [[device, "gru bfloat16 T3 B"] for device in ("four_warps", "streamed", "only_streamed")]
+        cases = [[*case, *(["races"] * (kind == "thread"))] for case in cases]
     for case in cases:
-        code, text = execute(program, "all", *case, "1")
+        code, text = execute(program, *case, "1")
         found += text if code else ""
     assert re.search(message, found), f"not caught: {found[-2000:]}"
 
@@ -275,10 +377,11 @@ def test_device_words_have_one_home():
 
 # ---- what the compiler makes of them ---------------------------------------------------------------------------------
 ARCHITECTURES = ("80", "90", "100", "120")
-REGISTER_BUDGET = {"transpose": 80}  # of kernels that the plan does not count with
+REGISTER_BUDGET = {"transpose": 80, "prepare": 80}  # of kernels that the plan does not count with
 MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32": (torch.float32, True),
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
-KERNELS = {"transpose": 3}  # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward
+# step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4 and backward
+KERNELS = {"transpose": 3, "prepare": 1, "persistent_bf16": 5, "persistent_fp16": 5, "persistent_tf32": 5}
 SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
 BYTES_BUDGET = 40 << 20
 
@@ -291,13 +394,17 @@ INSTRUCTIONS = {
     "block_bf16": "HMMA.16816.F32.BF16",
     "block_fp16": "HMMA.16816.F32",
     "block_tf32": "HMMA.1688.F32.TF32",
+    "persistent_bf16": "HMMA.16816.F32.BF16",
+    "persistent_fp16": "HMMA.16816.F32",
+    "persistent_tf32": "HMMA.1688.F32.TF32",
 }
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 
 
 def planned_registers(name: str, kernel: str) -> int:
-    """Registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices, backward>."""
+    """Registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices, backward>,
+    PersistentKernel<Math, gates, backward>, which serves the strategies grid and streaming."""
     if name in REGISTER_BUDGET:
         return REGISTER_BUDGET[name]
     plain = subprocess.run(["c++filt", kernel], capture_output=True, text=True, check=True).stdout
@@ -305,7 +412,8 @@ def planned_registers(name: str, kernel: str) -> int:
     assert found, f"what kernel is this? {plain}"
     strategy, math, gates, others = found.groups()
     dtype, tf32 = MATHS[math]
-    return _C.planned_registers(strategy.lower(), STORAGE_CODES[dtype], tf32, int(gates), "true" in others)
+    strategy = {"Persistent": "grid"}.get(strategy, strategy.lower())
+    return _C.planned_registers(strategy, STORAGE_CODES[dtype], tf32, int(gates), "true" in others)
 
 
 class Compiled:
@@ -406,5 +514,5 @@ def test_instructions(compiled, name, wanted, arch):
         assert wanted in function, f"no {wanted} in {function.splitlines()[0]}"
         assert "LDGSTS" in function or name.startswith("block"), "no asynchronous copies"
         assert not re.search(r"\b(LDL|STL)\b", function), "local memory"
-        if wanted.startswith("HMMA"):
+        if wanted.startswith("HMMA") and not name.startswith("persistent"):  # whose lanes read whole pieces
             assert "LDSM" in function, "no ldmatrix"

@@ -1,0 +1,149 @@
+// The persistent kernels on the emulated device, see emulation_cases.h: weights in registers, in shared memory and streamed,
+// several chunks of rows, groups of unequal size, more blocks than rows, blocks without units; and what the partition promises.
+// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, no results are compared] [a device's name] [part of a case's name] [seed ...]
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
+
+#include "../../csrc/cuda/persistent_partition.h"
+#include "emulation_cases.h"
+
+namespace {
+
+struct Device {
+  const char* name;
+  const char* strategy;
+  int sms, warps, register_slices;
+  int64_t resident_shared;
+};
+constexpr int64_t kAll = INT64_MAX;
+const Device kDevices[] = {
+    {"registers", "grid", 12, 2, 8, kAll},           {"one_warp", "grid", 20, 1, 2, kAll},
+    {"shared", "grid", 12, 2, 1, kAll},              {"only_shared", "grid", 12, 2, 0, kAll},
+    {"streamed", "streaming", 12, 2, 1, 4 * 1024},  {"only_streamed", "streaming", 12, 2, 0, 0},
+    {"four_warps", "grid", 6, 4, 1, kAll},
+};
+
+std::vector<Case> make_cases() {
+  std::vector<Case> cases;
+  const Cell cells[] = {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh};
+  for (const Cell cell : cells) {
+    Case c;  // three slices of the state: a round that not all warps take part in; three chunks of rows in unequal groups
+    c.cell = cell, c.type = Type::kBFloat16, c.steps = 3, c.batch = 37, c.hidden = 136;
+    c.projection = cell == Cell::kLstmProjected ? 72 : 0;
+    c.lengths = c.resets = true;
+    cases.push_back(c);
+    c.batch = 1, c.first_reverse = true, c.lengths = c.resets = false, c.type = Type::kFloat16;  // more blocks than rows
+    cases.push_back(c);
+    c.batch = 9, c.hidden = 40, c.projection = cell == Cell::kLstmProjected ? 24 : 0, c.directions = 2, c.first_reverse = false;
+    c.type = Type::kFloat32, c.tf32 = true, c.range = 2, c.resets = c.to_initial = true;
+    cases.push_back(c);
+    c.packed = true, c.range = 0, c.batch = 20, c.type = Type::kBFloat16, c.tf32 = false, c.hidden = 72;
+    cases.push_back(c);
+    if (cell != Cell::kGru) continue;
+    c.batch = 3, c.hidden = 68;  // in backward rows of weights that end in the middle of 16 bytes; forward does not stream these
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+void promise(bool holds, const std::string& what) {
+  ++g_cases;
+  if (holds) return;
+  ++g_failures;
+  std::printf("FAIL partition: %s\n", what.c_str());
+}
+
+// What a refusal would hide: the case runs step by step.
+void check_it_runs(const Case& c, const Device& device) {
+  for (const bool backward : {false, true}) {
+    fr::PersistentRequest request{c.cell, c.type, c.tf32, c.batch, c.hidden, c.projection, c.directions, backward};
+    fr::PersistentLimits limits = g_options.limits;
+    limits.streaming = g_options.strategy == "streaming";
+    const fr::PersistentPartition p = fr::persistent_partition(request, limits);
+    promise(p.refusal.empty(), c.text() + " on " + device.name + " is refused: " + p.refusal);
+    const fr::PhasePartition& phase = p.phase[0];
+    if (phase.rounds > 2 && device.resident_shared < kAll) promise(p.streamed_bytes > 0, c.text() + ": no streamed weights");
+    if (phase.rounds > 1 && device.resident_shared == kAll && device.register_slices < 2)
+      promise(phase.shared_rounds > 0, c.text() + ": no weights in shared memory");
+  }
+}
+
+// On the cards' limits: it fits the device, covers all units and rows, and what decides the order of sums depends on no batch.
+void check_partitions() {
+  const std::pair<int, int64_t> cards[] = {{108, 163 * 1024}, {132, 227 * 1024}, {142, 99 * 1024}};
+  for (const auto& [sms, shared] : cards)
+    for (const Cell cell : {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh})
+      for (const int64_t hidden : {1, 100, 128, 512, 768, 1024, 1500, 2048, 4096})
+        for (const bool tf32 : {false, true})
+          for (const bool backward : {false, true})
+            for (const int directions : {1, 2}) {
+              fr::PersistentPartition first;
+              for (const int64_t batch : {1, 8, 20, 64, 256, 1000}) {
+                fr::PersistentRequest request{cell, tf32 ? Type::kFloat32 : Type::kBFloat16, tf32, batch, hidden, 0, directions, backward};
+                if (cell == Cell::kLstmProjected) request.projection = std::max<int64_t>(1, hidden / 8);
+                fr::PersistentLimits limits;
+                limits.sms = sms, limits.shared_per_block = shared, limits.streaming = true;
+                const fr::PersistentPartition p = fr::persistent_partition(request, limits);
+                const std::string name = "cell " + std::to_string(int(cell)) + " H" + std::to_string(hidden) + " B" + std::to_string(batch) +
+                                         (tf32 ? " tf32" : "") + (backward ? " backward" : "") + " D" + std::to_string(directions) +
+                                         " SMs " + std::to_string(sms);
+                if (batch == 1) first = p;
+                promise(p.refusal.empty(), name + ": " + p.refusal);
+                promise(p.shared_bytes <= shared, name + ": shared memory");
+                promise(p.blocks * p.groups * directions <= sms, name + ": more blocks than SMs");
+                promise(p.groups * p.rows_per_group >= batch && (p.groups - 1) * p.rows_per_group < batch, name + ": rows");
+                for (int i = 0; i < p.phases; ++i) {
+                  const fr::PhasePartition& phase = p.phase[i];
+                  promise(p.blocks * phase.block_units() >= phase.units, name + ": units");
+                  promise(phase.rounds * phase.depth_warps >= phase.slices, name + ": depth");
+                  promise(phase.unit_warps * phase.depth_warps == p.warps, name + ": warps");
+                  promise(phase.depth_warps == first.phase[i].depth_warps, name + ": the order of sums depends on the batch");
+                }
+              }
+            }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<uint64_t> seeds;
+  std::string only, device;
+  bool partition = argc == 1, races = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    bool is_device = false;
+    for (const Device& one : kDevices) is_device = is_device || argument == one.name;
+    if (argument == "partition") partition = true;
+    else if (argument == "races") races = true;
+    else if (is_device) device = argument;
+    else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
+    else only = argument;
+  }
+  if (partition) check_partitions();
+  if (seeds.empty()) seeds = {0, 1};
+  for (const Device& one : kDevices) {
+    if (!device.empty() && device != one.name) continue;
+    g_options.strategy = one.strategy;
+    g_options.limits.sms = one.sms, g_options.limits.warps = one.warps, g_options.limits.register_slices = one.register_slices;
+    g_options.limits.resident_shared = one.resident_shared;
+    unsigned number = 0;
+    for (const Case& c : make_cases()) {
+      ++number;
+      if (!only.empty() && c.text().find(only) == std::string::npos) continue;
+      check_it_runs(c, one);
+      for (const uint64_t seed : seeds) {
+        const int before = g_failures;
+        if (races) {
+          Problem problem = make_problem(c, number);
+          run_kernels(problem, seed), ++g_cases;
+          continue;
+        }
+        run_case(c, seed, number);
+        if (g_failures > before) std::printf("  on device %s\n", one.name);
+      }
+    }
+  }
+  std::printf("%d cases, %d failures\n", g_cases, g_failures);
+  return g_failures ? 1 : 0;
+}
