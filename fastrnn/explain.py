@@ -26,7 +26,8 @@ class Explanation:
 
     Attributes:
         title: the layer in words.
-        strategy: the chosen one.
+        strategy: the chosen one, of forward.
+        backward_strategy: likewise of backward.
         reasons: one sentence for each strategy.
         candidates: per strategy its partition, bytes and predicted microseconds a step, as csrc/cuda/plan.h names them.
         limits: of the device.
@@ -35,6 +36,7 @@ class Explanation:
 
     title: str
     strategy: str
+    backward_strategy: str
     reasons: tuple[str, ...]
     candidates: tuple[dict[str, Any], ...]
     limits: dict[str, Any]
@@ -42,19 +44,32 @@ class Explanation:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        return next(c for c in self.candidates if c["strategy"] == self.strategy)
+        """The candidate chosen for forward."""
+        return self._candidate(self.strategy)
+
+    @property
+    def predicted_us(self) -> float:
+        """Predicted microseconds a step, of forward and in training of backward too."""
+        backward = self._candidate(self.backward_strategy)["backward"]["total"] if self.training else 0.0
+        return self.chosen["forward"]["total"] + backward
+
+    def _candidate(self, strategy: str) -> dict[str, Any]:
+        return next(c for c in self.candidates if c["strategy"] == strategy)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         limits = self.limits
-        yield f"{self.title} on {limits['name']}: {self.strategy}"
+        differs = self.training and self.backward_strategy != self.strategy
+        chosen = self.strategy + (f", backward {self.backward_strategy}" if differs else "")
+        yield f"{self.title} on {limits['name']}: {chosen}"
         yield (
             f"  {limits['sms']} SMs, {limits['shared_per_block'] >> 10} KiB of shared memory a block, "
             f"clusters of up to {limits['max_cluster']}, {limits['l2_bytes'] >> 20} MiB of L2"
         )
         yield from (f"  {reason}" for reason in self.reasons)
+        yield "  chosen over batches of 1 to 256 rows, whatever this one's: a row's result is the same in any"
         yield ""
         yield (
             f"  {'us a step':<12}{'forward':>9}{'backward':>10}  {'bound':<11}{'blocks':>7}{'cluster':>8}{'groups':>7}"
@@ -62,20 +77,31 @@ class Explanation:
         )
         for c in self.candidates:
             forward, backward = c["forward"], c["backward"]
-            if c["refusal"]:
+            runs = not c["refusal"], not c["backward_refusal"]
+            if not any(runs):
                 yield f"  {c['strategy']:<12}{'-':>9}{'-':>10}  cannot run"
                 continue
             state = "" if c["built"] else "  (not built yet)"
+            times = [
+                f"{cost['total']:.2f}" if run else "-" for cost, run in zip((forward, backward), runs, strict=True)
+            ]
             yield (
-                f"  {c['strategy']:<12}{forward['total']:>9.2f}{backward['total']:>10.2f}  {forward['bound']:<11}"
+                f"  {c['strategy']:<12}{times[0]:>9}{times[1]:>10}  {forward['bound'] if runs[0] else '':<11}"
                 f"{c['blocks']:>7}{c['cluster']:>8}{c['groups']:>7}{c['rows_per_group']:>6}{c['registers']:>10}"
                 f"{c['resident_bytes'] / 1024:>7.1f} KiB{c['shared_bytes'] / 1024:>7.1f} KiB{state}"
             )
         yield ""
-        yield "  parts of a step of the chosen strategy, predicted, us"
+        yield "  parts of a step as chosen, predicted, us"
         yield "  " + " " * 10 + "".join(f"{part:>12}" for part in _PARTS)
-        for name in ("forward", "backward") if self.training else ("forward",):
-            yield f"  {name:<10}" + "".join(f"{self.chosen[name][part]:>12.3f}" for part in _PARTS)
+        phases = {"forward": self.chosen}
+        if self.training:
+            phases["backward"] = self._candidate(self.backward_strategy)
+        for name, candidate in phases.items():
+            yield f"  {name:<10}" + "".join(f"{candidate[name][part]:>12.3f}" for part in _PARTS)
+        for name, candidate in phases.items():
+            lines = candidate[f"{name}_partition"]
+            yield from (f"  {name}: {line}" for line in lines[:1])
+            yield from (f"    {line}" for line in lines[1:])
 
 
 def explain_layer(
@@ -121,7 +147,13 @@ def explain_layer(
     title += " both directions" if directions == 2 else ""
     title += " training" if training else " inference"
     return Explanation(
-        title, plan["strategy"], tuple(plan["reasons"]), tuple(plan["candidates"]), plan["limits"], training
+        title,
+        plan["strategy"],
+        plan["backward_strategy"],
+        tuple(plan["reasons"]),
+        tuple(plan["candidates"]),
+        plan["limits"],
+        training,
     )
 
 

@@ -17,6 +17,7 @@ from fastrnn.explain_command import explain as command
 CARDS = {card["name"]: card for card in _C.cards()}
 STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
 SHAPES_A_CARD = 600
+PHASES = {"forward": "refusal", "backward": "backward_refusal"}
 
 
 def _plan(
@@ -60,23 +61,52 @@ def test_every_plan_is_legal(card):
         assert plan == _plan(**shape, card=card)
         assert [c["strategy"] for c in plan["candidates"]] == list(STRATEGIES)
         assert len(plan["reasons"]) == len(STRATEGIES)
-        chosen = next(c for c in plan["candidates"] if c["strategy"] == plan["strategy"])
-        assert chosen["built"] and not chosen["refusal"], shape
+        by_name = {c["strategy"]: c for c in plan["candidates"]}
+        for strategy, refusal in zip((plan["strategy"], plan["backward_strategy"]), PHASES.values(), strict=True):
+            assert by_name[strategy]["built"] and (not by_name[strategy][refusal] or not shape["training"]), shape
         for c in plan["candidates"]:
-            assert c["forward"]["total"] > 0 and c["backward"]["total"] > 0
             assert c["threads"] <= 1024 and c["threads"] % 32 == 0
             assert c["registers"] * c["threads"] <= limits["registers_per_sm"]
-            if c["refusal"]:
+            costs = [c[p]["total"] for p, refusal in PHASES.items() if not c[refusal]]
+            assert all(cost > 0 for cost in costs)
+            if not costs:
                 continue
             assert 1 <= c["blocks"] < 2**31
             assert c["shared_bytes"] <= limits["shared_per_block"], (shape, c)
             assert c["cluster"] <= limits["max_cluster"]
             assert c["rows_per_group"] * c["groups"] >= shape["batch"]
-            if c["strategy"] == "grid":  # blocks that wait for each other must all be on the device at once
+            if c["strategy"] in (
+                "grid",
+                "streaming",
+            ):  # blocks that wait for each other must all be on the device at once
                 assert c["blocks"] <= limits["sms"], (shape, c)
-            if c["strategy"] in ("cluster", "grid", "block"):
+            if c["strategy"] != "streaming":
+                assert c["streamed_bytes"] == 0
+            if c["strategy"] in ("cluster", "grid", "streaming", "block"):
                 room = limits["shared_per_block"] + limits["registers_per_sm"] * 4
                 assert c["resident_bytes"] <= room
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_choice_and_the_order_of_sums_do_not_depend_on_the_batch(card):
+    """A row's result is the same in any batch: same strategies, and the same slices of the depth for each warp."""
+    for shape in _shapes(card + " again"):
+        first, second = (_plan(**{**shape, "batch": batch}, card=card) for batch in (1, 77))
+        for key in ("strategy", "backward_strategy"):
+            assert first[key] == second[key], shape
+        for a, b in zip(first["candidates"], second["candidates"], strict=True):
+            for phase, refusal in PHASES.items():
+                assert a[refusal] == b[refusal], shape
+                assert a[f"{phase}_partition"][1:] == b[f"{phase}_partition"][1:], shape
+
+
+def test_the_choice_does_not_depend_on_what_was_asked_before():
+    """The plan keeps its last answers; they are those that it would give anew."""
+    shapes = [shape for card in CARDS for shape in _shapes(card)][:400]
+    cards = list(CARDS)
+    once = [[_plan(**shape, card=card)["strategy"] for card in cards] for shape in shapes]
+    again = [[_plan(**shape, card=card)["strategy"] for shape in reversed(shapes)] for card in reversed(cards)]
+    assert once == [list(row) for row in zip(*(reversed(column) for column in reversed(again)), strict=True)]
 
 
 @pytest.mark.parametrize("hidden", [5, 64, 512, 2048])
@@ -101,7 +131,8 @@ def test_block_is_chosen_whatever_the_batch():
     """A row's result must not depend on how many rows come with it, so the choice does not either."""
     for batch in (1, 16, 4096):
         assert _plan("lstm", 2, False, batch, 128, 0, 1, False, "H100")["strategy"] == "block"
-        assert _plan("lstm", 2, False, batch, 136, 0, 1, False, "H100")["strategy"] == "step"
+        assert _plan("lstm", 2, False, batch, 136, 0, 1, False, "H100")["strategy"] == "grid"
+        assert _plan("lstm", 0, False, batch, 136, 0, 1, False, "H100")["strategy"] == "step"
         assert _plan("lstm", 0, True, batch, 64, 0, 1, False, "A100")["strategy"] == "block"
     one_step, two_steps = (
         explain_layer("lstm", hidden=128, batch=1, steps=steps, dtype=torch.bfloat16).strategy for steps in (1, 2)
@@ -112,8 +143,10 @@ def test_block_is_chosen_whatever_the_batch():
 
 
 def test_forced_plan_says_the_limit():
-    with pytest.raises(ValueError, match=r"take 8192\.0 KiB, one SM holds \d+\.\d KiB"):
+    with pytest.raises(ValueError, match=r"take 8192\.0 KiB, the registers of one SM hold 128\.0 KiB of weights"):
         _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")
+    with pytest.raises(ValueError, match=r"backward: a block would hold \d+ bytes of weights, it has room for \d+"):
+        _plan("lstm_projected", 2, False, 4, 4096, 512, 1, True, "H100", "grid")
     with pytest.raises(ValueError, match="no thread-block clusters"):
         _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "cluster")
     with pytest.raises(ValueError, match="is not one of step, block, cluster, grid, streaming"):
@@ -142,7 +175,7 @@ def test_explain_command():
     assert "lstm bfloat16 H=1024 B=64 inference on H100" in result.output
     assert all(word in result.output for word in (*STRATEGIES, "exchange", "broadcast", "arithmetic", "memory"))
     refused = CliRunner().invoke(command, [*arguments, "--plan", "block"])
-    assert refused.exit_code == 1 and "one SM holds" in refused.output
+    assert refused.exit_code == 1 and "one SM hold" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])
     assert unknown.exit_code == 1 and "no table" in unknown.output
     assert [*CELLS] == [*next(option for option in command.params if option.name == "cell").type.choices]

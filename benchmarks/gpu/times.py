@@ -172,8 +172,8 @@ def planned(case: Case) -> tuple[str, float]:
         training=case.mode == "training",
         card="cuda:0",
     )
-    total = plan.chosen["forward"]["total"] + (plan.chosen["backward"]["total"] if case.mode == "training" else 0)
-    return plan.strategy, total * (2 if case.layout == "deep" else 1)
+    chosen = [plan.strategy] + [plan.backward_strategy] * (plan.training and plan.backward_strategy != plan.strategy)
+    return "/".join(chosen), plan.predicted_us * (2 if case.layout == "deep" else 1)
 
 
 def main() -> None:

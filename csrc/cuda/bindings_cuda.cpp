@@ -44,12 +44,14 @@ py::dict plan_dict(const Plan& plan) {
   using namespace py::literals;
   py::list candidates;
   for (const Candidate& c : plan.candidates)
-    candidates.append(py::dict("strategy"_a = strategy_name(c.strategy), "built"_a = c.built, "refusal"_a = c.refusal,
+    candidates.append(py::dict("strategy"_a = strategy_name(c.strategy), "built"_a = c.built, "refusal"_a = c.refusal[0], "backward_refusal"_a = c.refusal[1],
                                "blocks"_a = c.blocks, "threads"_a = c.threads, "cluster"_a = c.cluster, "groups"_a = c.groups,
                                "rows_per_group"_a = c.rows_per_group, "registers"_a = c.registers, "weight_bytes"_a = c.weight_bytes,
-                               "resident_bytes"_a = c.resident_bytes, "shared_bytes"_a = c.shared_bytes,
-                               "forward"_a = cost_dict(c.forward), "backward"_a = cost_dict(c.backward)));
-  return py::dict("strategy"_a = strategy_name(plan.chosen), "reasons"_a = plan.reasons, "candidates"_a = candidates,
+                               "resident_bytes"_a = c.resident_bytes, "streamed_bytes"_a = c.streamed_bytes,
+                               "shared_bytes"_a = c.shared_bytes, "forward_partition"_a = c.partition[0],
+                               "backward_partition"_a = c.partition[1],
+                               "forward"_a = cost_dict(c.cost[0]), "backward"_a = cost_dict(c.cost[1])));
+  return py::dict("strategy"_a = strategy_name(plan.chosen[0]), "backward_strategy"_a = strategy_name(plan.chosen[1]), "reasons"_a = plan.reasons, "candidates"_a = candidates,
                   "limits"_a = limits_dict(plan.limits));
 }
 

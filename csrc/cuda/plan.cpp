@@ -21,12 +21,12 @@ namespace {
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr double kBlockExchange = 0.05, kClusterExchange = 0.4, kGridExchange = 1.0, kLaunch = 2.2, kPointwise = 0.15;
 constexpr double kTensorShare = 0.65, kVectorShare = 0.6;
-constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest accumulators and addresses
-constexpr int64_t kSharedReserve = 16 * kKiB;  // row tables, input gates under way
-constexpr int64_t kStagedAtMost = 64 * kKiB;   // of the state on one SM; more rows take pieces of at least
-constexpr int64_t kLeastStagedRow = 2 * 128;   // two slices of 128 bytes each
+constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest sums and addresses
+constexpr double kL2Share = 0.8;             // of L2 that keeps weights from step to step
+constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows, beside one a slice
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
 constexpr int kPersistentThreads = 256;
+constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose_strategy
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -88,7 +88,7 @@ Candidate blank(Strategy strategy, const Work& work) {
   Candidate c{};
   c.strategy = strategy;
   c.threads = kPersistentThreads;
-  c.cluster = c.groups = 1;
+  c.blocks = c.cluster = c.groups = 1;
   c.rows_per_group = work.r.batch;
   c.weight_bytes = work.weight_bytes;
   c.registers = most_registers(strategy, work);
@@ -107,40 +107,33 @@ std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits)
 Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kStep, work);
   c.built = true;
+  std::string refusal;
   if (limits.capability < kLowestCapability)
-    c.refusal = "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
+    refusal = "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
   const int gates = work.cell.first_gates;
   const StepTile tile = step_tile(gates, work.r.type, work.width * work.element, work.r.batch, limits.shared_per_block);
   c.threads = tile.threads();
   c.shared_bytes = step_shared_bytes(tile, gates, work.r.type);
-  if (c.refusal.empty()) c.refusal = block_limits_refusal(c, limits);
+  if (refusal.empty()) refusal = block_limits_refusal(c, limits);
+  c.refusal[0] = c.refusal[1] = refusal;
   c.blocks = static_cast<int>(divide_up(work.r.hidden, 16 * tile.unit_warps) * divide_up(work.r.batch, 32 * tile.row_warps)) *
              work.r.directions;
   const double busy = std::min<double>(c.blocks, limits.sms);
   const double all = static_cast<double>(work.weight_bytes) * work.r.directions;
+  const int64_t rows = std::min<int64_t>(work.r.batch, 32 * tile.row_warps);
   // Every row tile reads the weights; from L2 if they stay there from step to step.
   const double l2 = all * divide_up(work.r.batch, 32 * tile.row_warps) / (limits.l2_per_sm * 1024 * busy);
-  const double dram = all > 0.8 * limits.l2_bytes ? all / (limits.dram * 1e6) : 0;
-  for (StepCost* cost : {&c.forward, &c.backward}) {
-    const bool backward = cost == &c.backward;
-    cost->launch = kLaunch * work.cell.products;
-    cost->weights = std::max(l2, dram);
-    cost->arithmetic = work.arithmetic(limits, work.r.batch * work.r.directions, busy);
-    cost->rows = work.row_bytes(backward) / (limits.dram * 1e6);
-    cost->pointwise = kPointwise;
+  const double dram = all > kL2Share * limits.l2_bytes ? all / (limits.dram * 1e6) : 0;
+  for (const bool backward : {false, true}) {
+    StepCost& cost = c.cost[backward];
+    cost.launch = kLaunch * work.cell.products;
+    cost.broadcast = rows * work.exchanged(backward) / (limits.l2_per_sm * 1024);
+    cost.weights = std::max(l2, dram);
+    cost.arithmetic = work.arithmetic(limits, work.r.batch * work.r.directions, busy);
+    cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
+    cost.pointwise = kPointwise;
   }
   return c;
-}
-
-// Bytes of the state of `rows` rows staged on one SM: whole, twice (as it is exchanged), or in pieces of the depth.
-int64_t staged_bytes(const Work& work, int64_t rows) {
-  return std::min(2 * rows * work.width * work.element, std::max<int64_t>(kStagedAtMost, rows * kLeastStagedRow));
-}
-
-// Bytes of weights that stay on one SM beside the staged state of `rows` rows.
-int64_t resident_limit(const Work& work, const DeviceLimits& limits, int64_t rows) {
-  const int64_t shared = limits.shared_per_block - kSharedReserve - staged_bytes(work, rows);
-  return shared < 0 ? -1 : limits.registers_per_sm * 4 / kRegisterShare + shared;
 }
 
 std::string no_tensor_refusal(const Work& work, const DeviceLimits& limits) {
@@ -150,105 +143,127 @@ std::string no_tensor_refusal(const Work& work, const DeviceLimits& limits) {
   return "";
 }
 
-// Weights spread over `sms_each` SMs, `groups` times, each copy with its own rows: the cost of a step.
-void cost_resident(Candidate& c, const Work& work, const DeviceLimits& limits, int sms_each, double exchange, double read_rate) {
-  c.resident_bytes = divide_up(work.weight_bytes, sms_each);
-  const int64_t registers = limits.registers_per_sm * 4 / kRegisterShare;
-  c.shared_bytes = std::max<int64_t>(0, c.resident_bytes - registers) + staged_bytes(work, c.rows_per_group) + kSharedReserve;
-  const int64_t waves = divide_up(static_cast<int64_t>(c.groups) * work.r.directions * sms_each, limits.sms);
-  for (StepCost* cost : {&c.forward, &c.backward}) {
-    const bool backward = cost == &c.backward;
-    cost->exchange = exchange * work.cell.products * waves;
-    cost->broadcast = waves * work.exchanged(backward) * c.rows_per_group * (sms_each - 1) / sms_each / (read_rate * 1024);
-    cost->arithmetic = waves * work.arithmetic(limits, c.rows_per_group, sms_each);
-    cost->weights = waves * std::max<int64_t>(0, c.resident_bytes - registers) / (limits.shared_rate_per_sm * 1024);
-    cost->rows = work.row_bytes(backward) / (limits.dram * 1e6);
-    cost->pointwise = kPointwise * waves;
-  }
-}
-
+// block.cuh: 8 rows a block; blocks beyond the SMs come in waves.
 Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kBlock, work);
+  c.built = true;
   c.rows_per_group = std::min(kRowTile, work.r.batch);
   c.groups = static_cast<int>(divide_up(work.r.batch, kRowTile));
   c.blocks = c.groups * work.r.directions;
-  c.refusal = no_tensor_refusal(work, limits);
-  const int64_t room = resident_limit(work, limits, kRowTile);
-  if (c.refusal.empty() && work.weight_bytes > room)
-    c.refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", one SM holds " + kib(room);
-  if (c.refusal.empty()) c.refusal = block_refusal(work.r.cell, work.r.type, work.r.tf32, work.r.hidden, limits.shared_per_block);
-  c.built = true;
-  cost_resident(c, work, limits, 1, kBlockExchange, limits.shared_rate_per_sm);
+  c.resident_bytes = work.weight_bytes;
+  std::string refusal = no_tensor_refusal(work, limits);
+  const int64_t room = limits.registers_per_sm * 4 / kRegisterShare;
+  if (refusal.empty() && work.weight_bytes > room)
+    refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", the registers of one SM hold " + kib(room) +
+              " of weights";
+  if (refusal.empty()) refusal = block_refusal(work.r.cell, work.r.type, work.r.tf32, work.r.hidden, limits.shared_per_block);
+  if (refusal.empty()) {
+    c.shared_bytes = block_shared_bytes(work.r.cell, work.r.type, work.r.hidden);
+    refusal = block_limits_refusal(c, limits);
+  }
+  c.refusal[0] = c.refusal[1] = refusal;
+  const int64_t waves = divide_up(c.blocks, limits.sms);
+  for (const bool backward : {false, true}) {
+    StepCost& cost = c.cost[backward];
+    cost.exchange = kBlockExchange * waves;
+    cost.arithmetic = waves * work.arithmetic(limits, c.rows_per_group, 1);
+    cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
+    cost.pointwise = kPointwise * waves;
+  }
   return c;
 }
 
+PersistentPartition partition_of(Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward) {
+  PersistentRequest request;
+  request.cell = work.r.cell, request.type = work.r.type, request.tf32 = work.r.tf32;
+  request.batch = work.r.batch, request.hidden = work.r.hidden, request.projection = work.r.projection;
+  request.directions = work.r.directions, request.backward = backward;
+  return persistent_partition(request, persistent_limits(strategy, limits));
+}
+
+// A step of a persistent launch: its group's rows go through it in chunks, whose work hides the exchange of the others'.
+// exchange: us from a block's results to another's reading them; read_rate: KiB/us of the operand that an SM gathers.
+StepCost persistent_cost(const PersistentPartition& partition, const Work& work, const DeviceLimits& limits, bool backward,
+                         double exchange, double read_rate) {
+  const int64_t rows = std::min(work.r.batch, partition.rows_per_group), chunks = divide_up(rows, kPersistentChunk);
+  const double per_sm = work.rate(limits) * 1e6 / limits.sms;  // flop/us
+  StepCost cost;
+  double shared = 0, streamed = 0;
+  for (int i = 0; i < partition.phases; ++i) {
+    const PhasePartition& phase = partition.phase[i];
+    const double depth = static_cast<double>(phase.slices) * kPersistentSlice;
+    cost.broadcast += rows * depth / (read_rate * 1024);
+    cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * divide_up(rows, kRowTile) * kRowTile / per_sm;
+    cost.pointwise += kPointwise * chunks;
+    cost.exchange += kBlockExchange * chunks * (phase.rounds + kChunkBarriers);
+    shared += static_cast<double>(chunks) * phase.shared_rounds * phase.round_bytes();
+    streamed += static_cast<double>(chunks) * phase.streamed_rounds() * phase.round_bytes();
+  }
+  const double blocks = static_cast<double>(partition.blocks) * partition.groups * work.r.directions;
+  cost.weights = shared / (limits.shared_rate_per_sm * 1024) + streamed / (limits.l2_per_sm * 1024);
+  // Streamed weights of all blocks that do not stay in L2 come from DRAM for each chunk.
+  if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
+  const double of_one_chunk = cost.total() / chunks / partition.phases;
+  cost.exchange += partition.phases * std::max(0.0, exchange - (chunks - 1) * of_one_chunk);
+  cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
+  return cost;
+}
+
+std::string describe(const PhasePartition& phase) {
+  return number(phase.gates) + (phase.gates == 1 ? " gate row" : " gate rows") + " of " + number(phase.units) + " units, " +
+         number(phase.block_units()) + " units a block; " + number(phase.unit_warps) + " x " + number(phase.depth_warps) +
+         " warps (units x depth), " + number(phase.rounds) + " slices of the depth a warp: " + number(phase.register_rounds) +
+         " in registers, " + number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
+}
+
+// As it would be with groups of blocks that are clusters and exchange through shared memory: not built.
 Candidate plan_cluster(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kCluster, work);
-  c.refusal = no_tensor_refusal(work, limits);
-  if (c.refusal.empty() && limits.max_cluster < 2) c.refusal = "the device has no thread-block clusters";
-  bool found = false;
-  for (int size = 2; size <= std::max(2, limits.max_cluster); size *= 2) {
-    const int64_t at_once = std::max(1, limits.sms / size / work.r.directions);
-    c.cluster = size;
-    c.groups = static_cast<int>(std::min(at_once, divide_up(work.r.batch, kRowTile)));
-    c.rows_per_group = std::min(work.r.batch, divide_up(divide_up(work.r.batch, c.groups), kRowTile) * kRowTile);
-    if (divide_up(work.weight_bytes, size) <= resident_limit(work, limits, c.rows_per_group)) {
-      found = true;
-      break;
+  for (const bool backward : {false, true}) {
+    DeviceLimits one = limits;
+    one.sms = std::max(2, limits.max_cluster) * work.r.directions;
+    PersistentPartition partition = partition_of(Strategy::kGrid, work, one, backward);
+    std::string& refusal = c.refusal[backward] = no_tensor_refusal(work, limits);
+    if (refusal.empty() && limits.max_cluster < 2) refusal = "the device has no thread-block clusters";
+    if (refusal.empty() && !partition.refusal.empty()) refusal = "in one cluster, " + partition.refusal;
+    if (!partition.refusal.empty()) continue;
+    for (c.cluster = 2; c.cluster < partition.blocks; c.cluster *= 2) {
     }
+    const int64_t at_once = std::max(1, limits.sms / c.cluster / work.r.directions);
+    c.rows_per_group = partition.rows_per_group =
+        divide_up(divide_up(work.r.batch, std::min(at_once, divide_up(work.r.batch, kRowTile))), kRowTile) * kRowTile;
+    c.groups = static_cast<int>(divide_up(work.r.batch, c.rows_per_group));
+    c.blocks = c.cluster * c.groups * work.r.directions;
+    c.resident_bytes = partition.resident_bytes, c.shared_bytes = partition.shared_bytes;
+    c.cost[backward] = persistent_cost(partition, work, limits, backward, kClusterExchange, limits.peer_per_sm);
   }
-  c.groups = static_cast<int>(divide_up(work.r.batch, c.rows_per_group));
-  c.blocks = c.cluster * c.groups * work.r.directions;
-  if (c.refusal.empty() && !found)
-    c.refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", a cluster of " + number(c.cluster) + " holds " +
-                kib(std::max<int64_t>(0, resident_limit(work, limits, c.rows_per_group)) * c.cluster) + " beside " +
-                number(c.rows_per_group) + " rows";
-  cost_resident(c, work, limits, c.cluster, kClusterExchange, limits.peer_per_sm);
   return c;
 }
 
-// Grid scope: as many copies of the weights as fit, so that every copy gathers fewer rows.
-Candidate plan_grid(const Work& work, const DeviceLimits& limits) {
-  Candidate c = blank(Strategy::kGrid, work);
-  c.refusal = no_tensor_refusal(work, limits);
-  int64_t needed = 0;
-  bool found = false;
-  const int64_t most = std::min<int64_t>(divide_up(work.r.batch, kRowTile), std::max(1, limits.sms / work.r.directions));
-  for (int64_t groups = most; groups >= 1 && !found; --groups) {
-    const int sms_each = static_cast<int>(limits.sms / (groups * work.r.directions));
-    if (sms_each < 1) continue;
-    c.groups = static_cast<int>(groups);
-    c.rows_per_group = std::min(work.r.batch, divide_up(divide_up(work.r.batch, groups), kRowTile) * kRowTile);
-    needed = divide_up(work.weight_bytes, sms_each);
-    found = needed <= resident_limit(work, limits, c.rows_per_group);
+// Weights of a direction spread once over a group of blocks that exchange through global memory; what does not fit is refused, or
+// (streaming) read from L2 in each step.
+Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimits& limits) {
+  Candidate c = blank(strategy, work);
+  c.built = true;
+  for (const bool backward : {false, true}) {
+    const PersistentPartition partition = partition_of(strategy, work, limits, backward);
+    std::string& refusal = c.refusal[backward] = no_tensor_refusal(work, limits);
+    if (refusal.empty()) refusal = partition.refusal;
+    if (!refusal.empty()) continue;
+    c.blocks = std::max(c.blocks, partition.blocks * partition.groups * work.r.directions);
+    c.groups = std::max(c.groups, partition.groups);
+    c.threads = 32 * partition.warps;
+    c.rows_per_group = backward ? std::max(c.rows_per_group, partition.rows_per_group) : partition.rows_per_group;
+    c.resident_bytes = std::max(c.resident_bytes, partition.resident_bytes);
+    c.streamed_bytes = std::max(c.streamed_bytes, partition.streamed_bytes);
+    c.shared_bytes = std::max(c.shared_bytes, partition.shared_bytes);
+    c.cost[backward] = persistent_cost(partition, work, limits, backward, kGridExchange, limits.l2_per_sm);
+    refusal = block_limits_refusal(c, limits);
+    std::vector<std::string>& words = c.partition[backward];
+    words.push_back(number(partition.blocks) + " blocks hold the weights once, " + number(partition.groups) +
+                    (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) + " rows");
+    for (int i = 0; i < partition.phases; ++i) words.push_back("product " + number(i + 1) + ": " + describe(partition.phase[i]));
   }
-  c.groups = static_cast<int>(divide_up(work.r.batch, c.rows_per_group));
-  const int sms_each = std::max(1, limits.sms / (c.groups * work.r.directions));
-  c.blocks = std::min(sms_each * c.groups * work.r.directions, limits.sms);
-  if (c.refusal.empty() && limits.sms < work.r.directions) c.refusal = "fewer SMs than directions";
-  if (c.refusal.empty() && !found)
-    c.refusal = "each of " + number(sms_each) + " SMs would hold " + kib(needed) + " of weights, it has room for " +
-                kib(std::max<int64_t>(0, resident_limit(work, limits, c.rows_per_group))) + " beside " + number(c.rows_per_group) + " rows";
-  cost_resident(c, work, limits, sms_each, kGridExchange, limits.l2_per_sm);
-  return c;
-}
-
-// Grid scope with what does not fit read from L2 each step; rows in chunks, so any batch.
-Candidate plan_streaming(const Work& work, const DeviceLimits& limits) {
-  Candidate c = blank(Strategy::kStreaming, work);
-  c.refusal = no_tensor_refusal(work, limits);
-  if (c.refusal.empty() && limits.sms < work.r.directions) c.refusal = "fewer SMs than directions";
-  const int sms_each = std::max(1, limits.sms / work.r.directions);
-  c.blocks = std::min(limits.sms, sms_each * work.r.directions);
-  const int64_t chunk = std::min<int64_t>(work.r.batch, 64);
-  const int64_t room = std::max<int64_t>(0, resident_limit(work, limits, chunk));
-  const int64_t each = divide_up(work.weight_bytes, sms_each);
-  cost_resident(c, work, limits, sms_each, kGridExchange, limits.l2_per_sm);
-  c.resident_bytes = std::min(each, room);
-  c.shared_bytes = std::min(c.shared_bytes, limits.shared_per_block);
-  const int64_t streamed = each - c.resident_bytes;
-  const double passes = static_cast<double>(divide_up(work.r.batch, chunk));
-  for (StepCost* cost : {&c.forward, &c.backward}) cost->weights += passes * streamed / (limits.l2_per_sm * 1024);
   return c;
 }
 
@@ -328,11 +343,54 @@ std::vector<std::pair<std::string, double>> model_constants() {
           {"grid_exchange", kGridExchange}, {"pointwise", kPointwise}, {"tensor_share", kTensorShare}, {"vector_share", kVectorShare}};
 }
 
+PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits) {
+  PersistentLimits persistent;
+  persistent.sms = limits.sms, persistent.shared_per_block = limits.shared_per_block;
+  persistent.streaming = strategy == Strategy::kStreaming;
+  return persistent;
+}
+
+namespace {
+
+std::vector<Candidate> make_candidates(const PlanRequest& request, const DeviceLimits& limits) {
+  const Work work(request);
+  return {plan_step(work, limits), plan_block(work, limits), plan_cluster(work, limits),
+          plan_persistent(Strategy::kGrid, work, limits), plan_persistent(Strategy::kStreaming, work, limits)};
+}
+
+}  // namespace
+
 Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits) {
   // A single step would load the weights for one product: step does that with more blocks.
-  const bool block = limits.capability >= kLowestCapability && request.steps > 1 &&
-                     block_refusal(request.cell, request.type, request.tf32, request.hidden, limits.shared_per_block).empty();
-  return block ? Strategy::kBlock : Strategy::kStep;
+  if (request.steps <= 1) return Strategy::kStep;
+  // Weighing takes longer than a launch, so the last few answers of this thread are kept.
+  struct Answer {
+    PlanRequest request;
+    DeviceLimits limits;
+    Strategy strategy;
+  };
+  thread_local std::vector<Answer> known;
+  constexpr size_t kKept = 16;
+  const auto same = [&](const Answer& a) {
+    const PlanRequest& r = a.request;
+    return r.cell == request.cell && r.type == request.type && r.tf32 == request.tf32 && r.hidden == request.hidden &&
+           r.projection == request.projection && r.directions == request.directions && r.training == request.training &&
+           a.limits.name == limits.name && a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block;
+  };
+  const auto found = std::find_if(known.begin(), known.end(), same);
+  if (found != known.end()) return found->strategy;
+
+  double cost[kStrategyCount] = {};
+  for (const int64_t batch : kChoiceBatches) {
+    PlanRequest one = request;
+    one.batch = batch;
+    for (const Candidate& c : make_candidates(one, limits))
+      cost[static_cast<int>(c.strategy)] += c.can_run(request.training) ? std::log(c.cost[request.training].total()) : INFINITY;
+  }
+  const auto strategy = static_cast<Strategy>(std::min_element(std::begin(cost), std::end(cost)) - std::begin(cost));
+  if (known.size() == kKept) known.erase(known.begin());
+  known.push_back({request, limits, strategy});
+  return strategy;
 }
 
 Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
@@ -341,32 +399,38 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   if (request.directions != 1 && request.directions != 2) throw std::invalid_argument("plan: 1 or 2 directions expected");
   if ((request.cell == Cell::kLstmProjected) != (request.projection > 0))
     throw std::invalid_argument("plan: projection > 0 expected with lstm_projected, and only there");
-  const Work work(request);
   Plan plan;
   plan.request = request;
   plan.limits = limits;
-  plan.candidates = {plan_step(work, limits), plan_block(work, limits), plan_cluster(work, limits), plan_grid(work, limits),
-                     plan_streaming(work, limits)};
-  const auto cost = [&](const Candidate& c) { return c.forward.total() + (request.training ? c.backward.total() : 0); };
-  const auto describe = [&](const Candidate& c) {
-    return c.refusal.empty() ? (c.built ? std::string("can run") : "this version has no kernels for it") : c.refusal;
+  plan.candidates = make_candidates(request, limits);
+  const auto why_not = [](const Candidate& c, bool backward) {
+    return !c.refusal[backward].empty() || c.built ? c.refusal[backward] : std::string("this version has no kernels for it");
   };
-  if (!request.strategy.empty()) {
-    plan.chosen = strategy_named(request.strategy);
-    if (!plan.candidate().can_run())
-      throw std::invalid_argument("strategy \"" + request.strategy + "\" cannot run here: " + describe(plan.candidate()));
-    plan.reasons.push_back(request.strategy + " was asked for");
-    return plan;
+  const int phases = request.training ? 2 : 1;
+  for (int backward = 0; backward < phases; ++backward) {
+    PlanRequest one = request;
+    one.training = backward;
+    plan.chosen[backward] = request.strategy.empty() ? choose_strategy(one, limits) : strategy_named(request.strategy);
+    const Candidate& c = plan.candidates[static_cast<int>(plan.chosen[backward])];
+    if (!c.can_run(backward))
+      throw std::invalid_argument((request.strategy.empty() ? "no strategy" : "strategy \"" + request.strategy + "\"") +
+                                  " cannot run here: " + (backward ? "backward: " : "") + why_not(c, backward));
   }
-  plan.chosen = choose_strategy(request, limits);
+  if (!request.training) plan.chosen[1] = plan.chosen[0];
   for (const Candidate& c : plan.candidates) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%.2f us a step predicted, bound by ", cost(c));
-    if (c.strategy == plan.chosen) plan.reasons.push_back(std::string(strategy_name(c.strategy)) + " is chosen: " + text + c.forward.bound());
-    else if (!c.can_run()) plan.reasons.push_back(std::string("not ") + strategy_name(c.strategy) + ": " + describe(c));
-    else plan.reasons.push_back(std::string("not ") + strategy_name(c.strategy) + ": " + text + c.forward.bound());
+    const bool forward = plan.chosen[0] == c.strategy, backward = plan.chosen[1] == c.strategy;
+    std::string text = std::string(strategy_name(c.strategy)) + (!forward && !backward ? " is not chosen" : " is chosen") +
+                       (forward == backward ? "" : forward ? " forward" : " backward") + ":";
+    const auto phase = [&](int i) {
+      if (!c.can_run(i)) return "cannot run: " + why_not(c, i);
+      char predicted[64];
+      std::snprintf(predicted, sizeof predicted, "%.2f us a step, bound by ", c.cost[i].total());
+      return predicted + std::string(c.cost[i].bound());
+    };
+    if (phases == 1 || phase(0) == phase(1)) text.append(" ").append(phase(0));
+    else text.append(" forward ").append(phase(0)).append("; backward ").append(phase(1));
+    plan.reasons.push_back(text);
   }
-  if (!plan.candidate().can_run()) throw std::invalid_argument("no strategy can run here: " + describe(plan.candidate()));
   return plan;
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../rnn.h"
-#include "step_params.h"
+#include "persistent_partition.h"
 
 namespace fr {
 
@@ -61,30 +61,35 @@ struct StepCost {
 struct Candidate {
   Strategy strategy;
   bool built;             // this version has its kernels
-  std::string refusal;    // "": can run; else the limit that fails, with numbers
+  std::string refusal[2];  // forward, backward; "": can run; else the limit that fails, with numbers
   int blocks, threads, cluster, groups;  // grid in all; blocks a cluster (1: none); batch groups, each with its own weights
   int registers;          // a thread, at most, of any kernel of the call
   int64_t rows_per_group;
   int64_t weight_bytes;   // a direction's recurrent weights
   int64_t resident_bytes; // of them, on one SM
+  int64_t streamed_bytes; // read from L2 by each SM in each step, for each chunk of rows
   int64_t shared_bytes;   // a block
-  StepCost forward, backward;
-  bool can_run() const { return built && refusal.empty(); }
+  std::vector<std::string> partition[2];  // forward, backward: how the weights are spread, in words
+  StepCost cost[2];        // forward, backward
+  bool can_run(bool backward) const { return built && refusal[backward].empty(); }
 };
 
 struct Plan {
   PlanRequest request;
   DeviceLimits limits;
   std::vector<Candidate> candidates;  // one for each strategy, in the enumeration's order
-  Strategy chosen;
-  std::vector<std::string> reasons;
-  const Candidate& candidate() const { return candidates[static_cast<int>(chosen)]; }
+  Strategy chosen[2];                 // forward, backward
+  std::vector<std::string> reasons;   // one for each strategy
 };
+
+// What the persistent kernels are told of a device for a strategy (kGrid or kStreaming).
+PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits);
 
 // The model's constants by name, for comparison with measurements: us, and the shares of dense rates that products reach.
 std::vector<std::pair<std::string, double>> model_constants();
 
-// The choice alone, without the candidates: what a call asks. A function of cell, type, H and whether T > 1, not of the batch,
+// The choice alone, without the candidates: what a call asks; of forward, or with request.training of backward. The lowest predicted
+// cost over a few batch sizes that stand for all: it depends on cell, type, sizes, directions and whether T > 1, not on the batch,
 // so that a row's result is the same in any batch.
 Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits);
 

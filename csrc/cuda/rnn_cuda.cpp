@@ -73,7 +73,7 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
 template <class Args>
 Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
   const PlanRequest asked = request(args, options, training);
-  const Strategy strategy = asked.strategy.empty() ? choose_strategy(asked, limits) : make_plan(asked, limits).chosen;
+  const Strategy strategy = asked.strategy.empty() ? choose_strategy(asked, limits) : make_plan(asked, limits).chosen[training];
   Run run;
   run.block = strategy == Strategy::kBlock;
   run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming;

@@ -171,17 +171,21 @@ void check_shape(const Shape& shape, int directions) {
 
 }  // namespace
 
+int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
+  const int gates = cell_traits(cell).gates;
+  const int64_t units = divide_up(hidden, 16) * 16, slices = divide_up(hidden * storage_bytes(type), kRowBytes);
+  return std::max(block_shared_bytes(false, gates, units, slices), block_shared_bytes(true, gates, units, slices * gates));
+}
+
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
   const CellTraits traits = cell_traits(cell);
-  const int64_t bytes = hidden * storage_bytes(type), units = divide_up(hidden, 16) * 16;
+  const int64_t bytes = hidden * storage_bytes(type);
   if (traits.products != 1) return "cells with two products a step have no block kernel in this version";
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel";
   if (hidden > kBlockUnits || bytes > kBlockStateBytes)
     return "a state of " + std::to_string(hidden) + " units and " + std::to_string(bytes) + " bytes a row, block serves " +
            std::to_string(kBlockUnits) + " and " + std::to_string(kBlockStateBytes);
-  const int64_t slices = divide_up(bytes, kRowBytes);
-  const int64_t shared = std::max(block_shared_bytes(false, traits.gates, units, slices),
-                                  block_shared_bytes(true, traits.gates, units, slices * traits.gates));
+  const int64_t shared = block_shared_bytes(cell, type, hidden);
   if (shared > shared_limit)
     return "a block needs " + std::to_string(shared) + " bytes of shared memory, the device gives " + std::to_string(shared_limit);
   return "";

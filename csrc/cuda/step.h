@@ -24,6 +24,9 @@ struct Piece {
 // "" if the `block` strategy (block.cuh: the whole sequence in one launch) serves such a layer, else why not.
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit);
 
+// Shared memory that it takes.
+int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden);
+
 // How a call runs. shared_limit: bytes of shared memory that a block may have.
 struct Run {
   bool block = false;       // the block strategy; packed rows and what block_refusal refuses run step by step all the same
