@@ -115,6 +115,7 @@ def explain_layer(
     tf32: bool = False,
     directions: int = 1,
     training: bool = False,
+    packed: bool = False,
     card: str = "H100",
     strategy: str = "",
 ) -> Explanation:
@@ -130,6 +131,7 @@ def explain_layer(
         tf32: whether float32 products may use TF32.
         directions: D.
         training: whether backward counts.
+        packed: whether the rows are those of a PackedSequence.
         card: A100, H100, H200, L40S, RTX4090, B200, or cuda:N for a GPU of this machine.
         strategy: ask for one; empty: the plan chooses.
 
@@ -141,10 +143,11 @@ def explain_layer(
     if card.startswith("cuda") and not has_cuda():
         raise ValueError(f"no card {card}: {build_info()['cuda_status']}. Name one with a table, such as H100")
     code, storage = CELLS[cell].code, STORAGE_CODES[dtype]
-    plan = _C.plan(code, storage, tf32, steps, batch, hidden, projection, directions, training, strategy, card)
+    plan = _C.plan(code, storage, tf32, steps, batch, hidden, projection, directions, training, strategy, card, packed)
     kind = "tf32" if tf32 and dtype == torch.float32 else str(dtype).removeprefix("torch.")
     title = f"{cell} {kind} H={hidden}" + (f" P={projection}" if projection else "") + f" B={batch}"
     title += " both directions" if directions == 2 else ""
+    title += " packed" if packed else ""
     title += " training" if training else " inference"
     return Explanation(
         title,

@@ -138,6 +138,7 @@ def test_block_is_chosen_whatever_the_batch():
         explain_layer("lstm", hidden=128, batch=1, steps=steps, dtype=torch.bfloat16).strategy for steps in (1, 2)
     )
     assert (one_step, two_steps) == ("step", "block")
+    assert explain_layer("lstm", hidden=128, batch=1, steps=2, dtype=torch.bfloat16, packed=True).strategy == "grid"
     with pytest.raises(ValueError, match="block serves 128 and 256"):
         _plan("rnn_tanh", 2, False, 4, 200, 0, 1, False, "H100", "block")
 

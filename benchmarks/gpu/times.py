@@ -170,6 +170,7 @@ def planned(case: Case) -> tuple[str, float]:
         tf32=case.dtype == "tf32",
         directions=2 if case.layout == "both" else 1,
         training=case.mode == "training",
+        packed=case.layout == "packed",
         card="cuda:0",
     )
     chosen = [plan.strategy] + [plan.backward_strategy] * (plan.training and plan.backward_strategy != plan.strategy)

@@ -153,6 +153,7 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   c.resident_bytes = work.weight_bytes;
   std::string refusal = no_tensor_refusal(work, limits);
   const int64_t room = limits.registers_per_sm * 4 / kRegisterShare;
+  if (refusal.empty() && work.r.packed) refusal = "packed rows have no block kernel";
   if (refusal.empty() && work.weight_bytes > room)
     refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", the registers of one SM hold " + kib(room) +
               " of weights";
@@ -374,7 +375,7 @@ Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits)
   const auto same = [&](const Answer& a) {
     const PlanRequest& r = a.request;
     return r.cell == request.cell && r.type == request.type && r.tf32 == request.tf32 && r.hidden == request.hidden &&
-           r.projection == request.projection && r.directions == request.directions && r.training == request.training &&
+           r.projection == request.projection && r.directions == request.directions && r.training == request.training && r.packed == request.packed &&
            a.limits.name == limits.name && a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block;
   };
   const auto found = std::find_if(known.begin(), known.end(), same);

@@ -47,6 +47,7 @@ struct PlanRequest {
   int64_t steps = 1, batch = 1, hidden = 1, projection = 0;
   int directions = 1;
   bool training = false;
+  bool packed = false;   // rows of each step as they lie, fewer and fewer (Shape::batch_sizes)
   std::string strategy;  // "": choose
 };
 
@@ -89,8 +90,8 @@ PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits
 std::vector<std::pair<std::string, double>> model_constants();
 
 // The choice alone, without the candidates: what a call asks; of forward, or with request.training of backward. The lowest predicted
-// cost over a few batch sizes that stand for all: it depends on cell, type, sizes, directions and whether T > 1, not on the batch,
-// so that a row's result is the same in any batch.
+// cost over a few batch sizes that stand for all: it depends on cell, type, sizes, directions, packing and whether T > 1, not on the
+// batch, so that a row's result is the same in any batch.
 Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits);
 
 // Throws std::invalid_argument if request.strategy names one that cannot run, saying which limit failed.

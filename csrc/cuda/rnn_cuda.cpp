@@ -65,6 +65,7 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
   request.steps = args.shape.steps, request.batch = args.shape.batch;
   request.hidden = args.shape.hidden, request.projection = args.shape.projection;
   request.directions = args.directions, request.training = training;
+  request.packed = args.shape.batch_sizes != nullptr;
   request.strategy = options.strategy;
   return request;
 }
