@@ -29,7 +29,7 @@ _QUICK = ("fp32", "tf32", "bf16")
 _STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
 
 
-def run(cell: str, dtype: torch.dtype, device: str, hidden: int, masked: bool) -> list[torch.Tensor]:
+def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> list[torch.Tensor]:
     """Outputs, final states and gradients of both directions, on ``device``."""
     torch.manual_seed(0)
     spec, steps, batch, width = CELLS[cell], 6, 5, 9
@@ -50,14 +50,25 @@ def run(cell: str, dtype: torch.dtype, device: str, hidden: int, masked: bool) -
         )
         for _ in range(2)
     )
-    x = leaf(steps, batch, width)
+    sizes = torch.tensor([5, 5, 3, 2, 2, 1])
+    x = leaf(int(sizes.sum()), width) if rows == "packed" else leaf(steps, batch, width)
     initial = (leaf(2, batch, recurrent), leaf(2, batch, hidden))[: spec.states]
     options = {}
-    if masked:
+    if rows == "packed":
+        options["batch_sizes"] = sizes
+    if rows == "masked":
         options["lengths"] = torch.tensor([6, 0, 3, 1, 5]).to(device)
         options["resets"] = (torch.rand(steps, batch) < 0.3).to(device)
     output, final = layer(
-        cell, x, initial, parameters, reverse=(False, True), cell_clip=0.8, proj_clip=0.8, recompute=masked, **options
+        cell,
+        x,
+        initial,
+        parameters,
+        reverse=(False, True),
+        cell_clip=0.8,
+        proj_clip=0.8,
+        recompute=rows == "masked",
+        **options,
     )
     sum((t.to(state_dtype(dtype)) ** 2).sum() for t in (output, *final)).backward()
     leaves = [x, *initial] + [t for own in parameters for t in vars(own).values() if t is not None]
@@ -74,16 +85,18 @@ def choose(strategy: str, tf32: bool) -> None:
 def main() -> int:
     quick = "--quick" in sys.argv
     ran, failures = Counter(), 0
-    shapes = ((40, True),) if quick else ((7, True), (48, False), (200, True))
-    for cell, (kind, (dtype, tf32, bound)), (hidden, masked) in product(CELLS, _KINDS.items(), shapes):
+    shapes = (
+        ((40, "masked"), (40, "packed")) if quick else ((7, "masked"), (48, "plain"), (90, "packed"), (200, "masked"))
+    )
+    for cell, (kind, (dtype, tf32, bound)), (hidden, rows) in product(CELLS, _KINDS.items(), shapes):
         if quick and kind not in _QUICK:
             continue
-        want = run(cell, dtype, "cpu", hidden, masked)
+        want = run(cell, dtype, "cpu", hidden, rows)
         for strategy in _STRATEGIES:
             choose(strategy, tf32)
-            case = f"{strategy} {cell} {kind} H={hidden}{' masked' if masked else ''}"
+            case = f"{strategy} {cell} {kind} H={hidden} {rows}"
             try:
-                got = run(cell, dtype, "cuda", hidden, masked)
+                got = run(cell, dtype, "cuda", hidden, rows)
             except ValueError as refusal:
                 print(f"--   {case}: {refusal}", flush=True)
                 continue
