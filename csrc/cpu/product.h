@@ -133,8 +133,9 @@ struct Product {
 
   // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth` operands
   // each. `next`: the panel that the caller wants next.
-  static void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count, T* out, int64_t out_stride,
-                  int64_t next) {
+  // Not inlined: the callers' own code, the cells' mathematics, suffers from its size.
+  static __attribute__((noinline)) void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count,
+                                            T* out, int64_t out_stride, int64_t next) {
     const MatrixSource& source = matrix.source;
     const int64_t depth = source.depth;
     alignas(64) T fly_bias[kColumns];
