@@ -264,15 +264,15 @@ def test_bit_for_bit(cell, dtype, device):
                 assert torch.equal(found[:, rows], full[:, rows])
 
 
+@pytest.mark.parametrize("two_inputs", [False, True], ids=["one_input", "two_inputs"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("option", ["lengths_resets", "packed", "recompute"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_ranges_do_not_change_a_bit(cell, option, dtype, monkeypatch):
+def test_ranges_do_not_change_a_bit(cell, option, dtype, two_inputs, monkeypatch):
     """The core's sums go on from range to range in the order of the pass."""
     if not on_core("cpu"):
         pytest.skip("torch's products sum each range by itself")
-    # Two inputs: the gradient of a shared one is rounded once for each direction.
-    options = {**OPTIONS[option], "reverse": BOTH, "two_inputs": True}
+    options = {**OPTIONS[option], "reverse": BOTH, "two_inputs": two_inputs}
     call = make_call(cell, options, (9, 5, 7, 19, 11), dtype)
     loss, tensors = weighted_sum(*call.run(functional.layer)), list(call.tensors().values())
     expected = torch.autograd.grad(loss, tensors, retain_graph=True)

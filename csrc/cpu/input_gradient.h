@@ -47,7 +47,12 @@ struct InputGradients {
           const int n = job.input - unit < kLanes ? static_cast<int>(job.input - unit) : kLanes;
           const int64_t place = row * Transposed::kColumns + group * kLanes;
           V sum = load_full<V>(sums[0] + place);
-          if (job.directions == 2) sum = sum + load_full<V>(sums[1] + place);
+          if (job.directions == 2) {
+            // Rounded in between, as where one direction has passed all ranges before the other begins: the same bits.
+            S first[V::kLanes];
+            store_full(first, sum);
+            sum = load_full<V>(first) + load_full<V>(sums[1] + place);
+          }
           if (job.adds) sum = sum + load<V>(to + unit, n);
           store(to + unit, sum, n);
         }
