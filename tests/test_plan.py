@@ -175,6 +175,14 @@ def test_explain_command():
     assert result.exit_code == 0, result.output
     assert "lstm bfloat16 H=1024 B=64 inference on H100" in result.output
     assert all(word in result.output for word in (*STRATEGIES, "exchange", "broadcast", "arithmetic", "memory"))
+    assert (
+        "forward: 64 blocks take the weights once, 2 groups of up to 32 rows; a block holds 128.0 KiB" in result.output
+    )
+    assert "4 gate rows of 1024 units, 16 units a block" in result.output
+    large = CliRunner().invoke(command, ["--hidden", "4096", "--batch", "1", "--plan", "streaming"])
+    assert "from L2 in each step for each 16 rows" in large.output and "streaming is chosen: " in large.output
+    both = CliRunner().invoke(command, ["--hidden", "4096", "--projection", "512", "--batch", "20", "--training"])
+    assert "on H100: grid, backward step" in both.output and "backward cannot run: a block would hold" in both.output
     refused = CliRunner().invoke(command, [*arguments, "--plan", "block"])
     assert refused.exit_code == 1 and "one SM hold" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])

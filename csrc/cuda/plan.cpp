@@ -261,8 +261,11 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
     c.cost[backward] = persistent_cost(partition, work, limits, backward, kGridExchange, limits.l2_per_sm);
     refusal = block_limits_refusal(c, limits);
     std::vector<std::string>& words = c.partition[backward];
-    words.push_back(number(partition.blocks) + " blocks hold the weights once, " + number(partition.groups) +
-                    (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) + " rows");
+    words.push_back(number(partition.blocks) + " blocks take the weights once, " + number(partition.groups) +
+                    (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) +
+                    " rows; a block holds " + kib(partition.resident_bytes));
+    if (partition.streamed_bytes > 0)
+      words.back() += " and reads " + kib(partition.streamed_bytes) + " from L2 in each step for each " + number(kPersistentChunk) + " rows";
     for (int i = 0; i < partition.phases; ++i) words.push_back("product " + number(i + 1) + ": " + describe(partition.phase[i]));
   }
   return c;
