@@ -62,6 +62,8 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
   params.offsets = memory.offsets;
   params.groups = partition.groups, params.rows_per_group = static_cast<int>(partition.rows_per_group);
   params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
+  params.cluster = partition.cluster, params.split_gate = l.cell.split_gate;
+  params.operand_rows = static_cast<int>(partition.operand_rows);
   params.ring_offset = static_cast<int>(partition.ring_offset), params.stage_bytes = static_cast<int>(partition.stage_bytes);
   params.partial_offset = static_cast<int>(partition.partial_offset);
   params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);
@@ -96,7 +98,8 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
     kernels.prepare(prepare, run.stream);
     prepare.flag_count = 0;
   }
-  const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes};
+  const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
+                          partition.cluster ? partition.blocks : 1};
   kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, partition.phase[0].gates, shape, params,
                                                                        run.stream);
   return true;

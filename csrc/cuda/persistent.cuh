@@ -114,9 +114,11 @@ struct PersistentKernel {
       return reinterpret_cast<const Storage**>(
           shared_memory(4 * sizeof(StepDirection), 2 * kChunk * sizeof(void*)))[segment * kChunk + row];
     }
-    FR_DEVICE unsigned char* stage(int round) const {  // of the operand's ring: the warp's slice, kChunk rows
-      return shared_memory(p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kChunk * kRowBytes,
-                           kChunk * kRowBytes);
+    // The warp's slice of the operand in a round, kChunk rows: in the ring, or in a cluster's operand from `first` on.
+    FR_DEVICE unsigned char* stage(int round, int first) const {
+      const int place = p.cluster ? first + slice_of(round) * p.operand_rows * kRowBytes
+                                  : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kChunk * kRowBytes;
+      return shared_memory(place, kChunk * kRowBytes);
     }
     FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
 
@@ -196,7 +198,7 @@ struct PersistentKernel {
       if (slice >= phase.slices) return;
       const int64_t k0 = static_cast<int64_t>(slice - segment * phase.first_slices) * kSliceDepth;
       const bool aligned = product.copy_operand[segment];
-      unsigned char* to_stage = stage(round);
+      unsigned char* to_stage = stage(round, 0);
       for (int item = unit_warp * 32 + lane; item < rows * kRowPieces; item += 32 * phase.unit_warps) {
         const int row = item / kRowPieces, piece = item % kRowPieces;
         const int64_t k = k0 + piece * kPieceDepth, left = product.depth[segment] - k;
@@ -215,8 +217,8 @@ struct PersistentKernel {
 
     // Half a slice: the operand's pieces of all tiles, then a gate row after the other.
     template <class Weights>
-    FR_DEVICE void multiply(State (&sums)[kGates][kTiles][4], int round, int tiles, Weights weights) const {
-      const unsigned char* from = stage(round);
+    FR_DEVICE void multiply(State (&sums)[kGates][kTiles][4], int round, int first, int tiles, Weights weights) const {
+      const unsigned char* from = stage(round, first);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         Piece b[kTiles];
@@ -244,14 +246,15 @@ struct PersistentKernel {
       }
     }
 
-    // The whole product of a chunk.
-    FR_DEVICE void run(State (&sums)[kGates][kTiles][4], int rows, const Fragment (*held)[kHalves][kGates]) const {
+    // The whole product of a chunk. first: where its rows of a cluster's operand begin.
+    FR_DEVICE void run(State (&sums)[kGates][kTiles][4], int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
       const int tiles = (rows + 7) / 8, loaded = 8 * tiles;
-      for (int round = 0; round < kPersistentStages - 1; ++round) {
+      for (int round = 0; round < kPersistentStages - 1 && !p.cluster; ++round) {
         if (round < phase.rounds) issue(round, loaded);
         commit_copies();
       }
       const auto begin = [&](int round) {  // its operand has come, and all have left the stage that is filled next
+        if (p.cluster) return slice_of(round) < phase.slices;
         wait_copies<kPersistentStages - 2>();
         if (phase.unit_warps > 1) block_sync();
         else warp_sync();
@@ -262,13 +265,13 @@ struct PersistentKernel {
 #pragma unroll
       for (int round = 0; round < kRegisterSlices; ++round) {
         if (round >= phase.register_rounds) break;
-        if (begin(round)) multiply(sums, round, tiles, [&](int half, int m) { return held[round][half][m]; });
+        if (begin(round)) multiply(sums, round, first, tiles, [&](int half, int m) { return held[round][half][m]; });
       }
       const int streamed = phase.register_rounds + phase.shared_rounds;
 #pragma unroll 1
       for (int round = phase.register_rounds; round < streamed; ++round) {
         if (!begin(round)) continue;
-        multiply(sums, round, tiles, [&](int half, int m) {
+        multiply(sums, round, first, tiles, [&](int half, int m) {
           Fragment a;
 #pragma unroll
           for (int high = 0; high < 2; ++high) {
@@ -285,7 +288,7 @@ struct PersistentKernel {
 #pragma unroll 1
       for (int round = streamed; round < phase.rounds; ++round) {
         if (!begin(round)) continue;
-        multiply(sums, round, tiles, [&](int half, int m) {  // one fragment ahead; warp_sync keeps the loads in this order
+        multiply(sums, round, first, tiles, [&](int half, int m) {  // one fragment ahead; warp_sync keeps the loads in this order
           const Fragment a = next;
           const bool more = has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
           stream_weights(next, slice_of(last ? round + 1 : round), more ? half : 1 - half, more ? m + 1 : 0);
@@ -332,11 +335,29 @@ struct PersistentKernel {
     }
   };
 
+  // Element k of row `row` of a cluster's operand whose buffer begins at `buffer`; k counts from the segment's first slice.
+  FR_DEVICE static Storage* operand_place(const PersistentParams& p, int buffer, int first_slice, int k, int row) {
+    const int slice = first_slice + k / kSliceDepth, depth = k % kSliceDepth;
+    const int place = buffer + (slice * p.operand_rows + row) * kRowBytes;
+    return reinterpret_cast<Storage*>(shared_memory(place, kRowBytes) + operand_offset(row, depth / kPieceDepth) - row * kRowBytes) +
+           depth % kPieceDepth;
+  }
+  FR_DEVICE static void tell_peers(Storage* place, State value) {
+    for (int rank = 0; rank < cluster_size(); ++rank) set(*peer_shared(place, rank), value);
+  }
+
   // Sums of one element, those of the depth warps added in their order.
   struct Sums {
     const State* partial;  // null: no product
     int gate_step, warp_step, warps;
-    FR_DEVICE void keep(int, State) const {}
+    const PersistentParams& p;
+    int buffer, row, unit;  // of the cluster's operand that the next step reads
+    FR_DEVICE void keep(int gate, State value) const {
+      if (!kBackward || !p.cluster) return;
+      const bool split = gate == p.split_gate;
+      tell_peers(operand_place(p, buffer, split ? p.phase[0].first_slices : 0, split ? unit : gate * static_cast<int>(p.step.hidden) + unit, row),
+                 value);
+    }
     FR_DEVICE State operator()(int m) const {
       State sum = 0;
       if (partial)
@@ -392,16 +413,27 @@ struct PersistentKernel {
     }
   }
 
+  // In a cluster, forward: the state that element (b, j) starts the step of `d` from, if the step before gave `kept`, goes to the
+  // operand.
+  FR_DEVICE static State first_state(const PersistentParams& p, const StepDirection& d, int b, int j, const V* kept) {
+    const RowState row = row_state(d.here, d.reverse, p.step.lengths, b);
+    if (!row.active) return State(0);
+    if (kept && row.has_before && !row.cut) return kept->value;
+    const Storage* from = old_row<Storage>(row, p.step.reset_to_initial, d.output_before, d.h0, p.step.width, b);
+    return from ? to_state(from[j]) : State(0);
+  }
+
   // Sums, if there is a product, and the pointwise part of one chunk; all rows lie in [row0, end).
   template <class Meanwhile>
   FR_DEVICE static void chunk(const Part& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              int block_unit0, int row0, int end, Meanwhile meanwhile, int thread) {
+                              int block_unit0, int row0, int end, int buffer, int next_buffer, const StepDirection* next,
+                              Meanwhile meanwhile, int thread) {
     const PersistentParams& p = part.p;
     const int rows = end - row0 < kChunk ? end - row0 : kChunk;
     const int units = kWarpUnits * part.phase.unit_warps;
     if (product) {
       State sums[kGates][kTiles][4] = {};
-      part.run(sums, rows, held);
+      part.run(sums, buffer, rows, held);
       part.store_partial(sums);
     }
     meanwhile();
@@ -413,10 +445,11 @@ struct PersistentKernel {
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
       const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, kChunk * part.pitch(),
-                      part.phase.gates * kChunk * part.pitch(), part.phase.depth_warps};
+                      part.phase.gates * kChunk * part.pitch(), part.phase.depth_warps, p, next_buffer, row, j};
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
       else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
+      if (!kBackward && p.cluster && next) tell_peers(operand_place(p, next_buffer, 0, j, row), first_state(p, *next, b, j, &element.kept));
     }
     block_sync();
   }
@@ -450,6 +483,17 @@ struct PersistentKernel {
     place_step(p, direction, current, 0, thread);
     block_sync();
 
+    if (p.cluster) {  // each block makes the first operand itself, whole; then all have started
+      const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
+      unsigned char* operand = shared_memory(p.ring_offset, 2 * p.stage_bytes);
+      for (int i = thread; i < 2 * p.stage_bytes / 4; i += block_threads()) reinterpret_cast<uint32_t*>(operand)[i] = 0;
+      block_sync();
+      if (!kBackward)
+        for (int i = thread; i < rows * hidden; i += block_threads())
+          set(*operand_place(p, p.ring_offset, 0, i % hidden, i / hidden), first_state(p, current[0], row0 + i / hidden, i % hidden, nullptr));
+      cluster_sync();
+    }
+
     unsigned done = 0;  // phases
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
@@ -459,7 +503,7 @@ struct PersistentKernel {
         const int unit0 = block * kWarpUnits * part.phase.unit_warps;
         for (int c = 0; c < chunks; ++c) {
           const int chunk_row0 = row0 + c * kChunk;
-          if (product) {
+          if (product && !p.cluster) {
             part.fill_table(d[index], direction, chunk_row0, end, thread);
             if (done > 0) {
               const unsigned wanted = (done - 1) * chunks + c + 1;
@@ -468,12 +512,15 @@ struct PersistentKernel {
             block_sync();
           }
           if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, kWarpUnits * part.phase.unit_warps, thread);
-          chunk(part, d[index], weights, product, unit0, chunk_row0, end, [&] {
+          const int chunk_bytes = c * kChunk * kRowBytes;  // the operand of an odd step is the second
+          chunk(part, d[index], weights, product, unit0, chunk_row0, end, p.ring_offset + s % 2 * p.stage_bytes + chunk_bytes,
+                p.ring_offset + (1 - s % 2) * p.stage_bytes + chunk_bytes, s < p.last ? current + (1 - s % 2) * 2 : nullptr, [&] {
             // Read from the next step on; its place was last read a step ago.
             if (index == 0 && c == 0 && s < p.last) place_step(p, direction, current + (1 - s % 2) * 2, s + 1, thread);
           }, thread);
-          if (thread == 0) store_release(flags + block, done * chunks + c + 1);
+          if (thread == 0 && !p.cluster) store_release(flags + block, done * chunks + c + 1);
         }
+        if (p.cluster) cluster_sync();
         ++done;
       }
     }

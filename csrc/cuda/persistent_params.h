@@ -15,6 +15,7 @@ constexpr int kPersistentSlice = 128;      // bytes of depth
 struct PersistentLimits {
   int sms = 0;                          // blocks that are resident together: one an SM
   int64_t shared_per_block = 0;         // bytes
+  int max_cluster = 0;                  // blocks; not 0: a group is one thread-block cluster (sm_90 and newer, or one block)
   bool streaming = false;               // weights that fit nowhere are read from L2 each step; else they are refused
   int warps = 8;                        // of a block
   int register_slices = 8;              // at most so many slices of weights in a warp's registers
@@ -60,7 +61,11 @@ struct PersistentParams {
   int groups;                             // of each direction
   int rows_per_group;
   int prefetched;                         // blocks of H values a row that a step reads: gates, or saved values
-  int ring_offset, stage_bytes, partial_offset, partial_bytes;
+  bool cluster;                           // the group is a cluster: the operand is exchanged through shared memory
+  int split_gate;                         // of the cell
+  int operand_rows;                       // of a cluster's operand: whole chunks
+  int ring_offset, stage_bytes;           // of the ring, or of a cluster's two operands
+  int partial_offset, partial_bytes;
   unsigned* flags;                        // [directions][groups][blocks], zero before the launch
 };
 

@@ -45,7 +45,10 @@ struct PersistentPartition {
   int groups = 0;             // of a direction, each with its own batch rows
   int64_t rows_per_group = 0; // the last group may have fewer
   int warps = 0;              // of a block
-  // Shared memory of a block: fixed part, resident weights of both phases, ring of the operand, partial sums.
+  bool cluster = false;       // a group is a cluster, and holds the operand of all its rows twice in shared memory
+  int64_t operand_rows = 0;   // of that: rows_per_group in whole chunks
+  // Shared memory of a block: fixed part, resident weights of both phases, ring of the operand (in a cluster:
+  // the two operands, stage_bytes each), partial sums.
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
   int64_t shared_bytes = 0;
   int64_t resident_bytes = 0; // weights in registers and shared memory of a block
@@ -87,6 +90,8 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
   if (request.type == Type::kFloat64 || (request.type == Type::kFloat32 && !request.tf32))
     return refuse("products without tensor cores have no persistent kernel");
   if (limits.sms < request.directions) return refuse("fewer SMs than directions");
+  p.cluster = limits.max_cluster > 0;
+  if (p.cluster && cell.products != 1) return refuse("cells with two products a step have no kernel at cluster scope");
 
   const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& first = p.phase[0];
@@ -103,15 +108,24 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
     second.units = width, second.first_slices = second.slices = slices(hidden);
   }
 
-  const int most_blocks = limits.sms / request.directions;
+  const int most_blocks = limits.sms / request.directions, most_of_group = p.cluster ? std::min(limits.max_cluster, most_blocks) : most_blocks;
   for (int i = 0; i < p.phases; ++i) {
     const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
-    detail::share_warps(p.phase[i], limits.warps, registers, most_blocks);
+    detail::share_warps(p.phase[i], limits.warps, registers, most_of_group);
     p.blocks = std::max(p.blocks, static_cast<int>(persistent_divide_up(p.phase[i].units, p.phase[i].block_units())));
   }
+  if (p.blocks > most_of_group && p.cluster)
+    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, a cluster has at most " + std::to_string(most_of_group));
   if (p.blocks > most_blocks)
     return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
                   std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
+
+  // As many groups as fit, so that each gathers fewer rows; whole tiles of 8.
+  const int64_t batch = std::max<int64_t>(1, request.batch);
+  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, 8));
+  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), 8) * 8;
+  p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
+  p.operand_rows = persistent_divide_up(p.rows_per_group, kPersistentChunk) * kPersistentChunk;
 
   int64_t partial_bytes = 0;
   for (int i = 0; i < p.phases; ++i) {
@@ -120,7 +134,9 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
     partial_bytes = std::max<int64_t>(partial_bytes, phase.depth_warps * phase.gates * kPersistentChunk *
                                                          (phase.block_units() + kPersistentPitch) * 4);
   }
-  const int64_t working = kPersistentHeader + kPersistentStages * p.stage_bytes + partial_bytes;
+  if (p.cluster) p.stage_bytes = first.slices * p.operand_rows * kPersistentSlice;
+  const int64_t ring_bytes = (p.cluster ? 2 : kPersistentStages) * p.stage_bytes;
+  const int64_t working = kPersistentHeader + ring_bytes + partial_bytes;
   int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared);
   if (limits.shared_per_block < working)
     return refuse("a block needs " + std::to_string(working) + " bytes of shared memory, the device gives " +
@@ -136,17 +152,12 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
     p.streamed_bytes += phase.streamed_rounds() * phase.round_bytes();
   }
   p.ring_offset = offset;
-  p.partial_offset = offset + kPersistentStages * p.stage_bytes;
+  p.partial_offset = offset + ring_bytes;
   p.shared_bytes = p.partial_offset + partial_bytes;
-  if (p.streamed_bytes > 0 && !limits.streaming)
+  if (p.streamed_bytes > 0 && (p.cluster || !limits.streaming))
     return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) + " bytes of weights, it has room for " +
                   std::to_string(p.resident_bytes));
 
-  // As many groups as fit, so that each gathers fewer rows; whole tiles of 8.
-  const int64_t batch = std::max<int64_t>(1, request.batch);
-  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, 8));
-  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), 8) * 8;
-  p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
   return p;
 }
 

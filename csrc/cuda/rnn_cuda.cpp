@@ -77,7 +77,8 @@ Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits&
   const Strategy strategy = asked.strategy.empty() ? choose_strategy(asked, limits) : make_plan(asked, limits).chosen[training];
   Run run;
   run.block = strategy == Strategy::kBlock;
-  run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming;
+  run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming || strategy == Strategy::kCluster;
+  if (strategy == Strategy::kCluster) run.limits.max_cluster = limits.max_cluster;
   run.limits.sms = limits.sms, run.limits.shared_per_block = limits.shared_per_block;
   run.limits.streaming = strategy == Strategy::kStreaming;
   run.tf32 = options.tf32, run.shared_limit = limits.shared_per_block;

@@ -18,11 +18,13 @@ constexpr int64_t kStreamingShared = 4 * 1024;
 Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
   Run run;
   run.block = options.strategy == "block";
-  run.persistent = options.strategy == "grid" || options.strategy == "streaming";
+  const bool cluster = options.strategy == "cluster";
+  run.persistent = options.strategy == "grid" || options.strategy == "streaming" || cluster;
   if (!run.block && !run.persistent && options.strategy != "step")
     throw std::invalid_argument("strategy \"" + options.strategy +
-                                "\" is not among those of the emulated device: step, block, grid, streaming");
+                                "\" is not among those of the emulated device: step, block, cluster, grid, streaming");
   run.limits = options.limits;
+  if (!cluster) run.limits.max_cluster = 0;
   run.limits.streaming = options.strategy == "streaming";
   if (run.limits.streaming) run.limits.resident_shared = std::min(run.limits.resident_shared, kStreamingShared);
   run.tf32 = options.tf32, run.shared_limit = options.shared_limit;

@@ -15,12 +15,12 @@ namespace fr {
 inline PersistentLimits emulated_limits() {
   PersistentLimits limits;
   limits.sms = 12, limits.warps = 2, limits.register_slices = 1;
-  limits.shared_per_block = 99 * 1024;
+  limits.shared_per_block = 99 * 1024, limits.max_cluster = 6;
   return limits;
 }
 
 struct EmulationOptions {
-  std::string strategy = "step";       // or block, grid, streaming: where the kernel does not serve, step runs
+  std::string strategy = "step";       // or block, cluster, grid, streaming: where the kernel does not serve, step runs
   uint64_t seed = 0;                   // of the order in which threads and blocks run
   bool tf32 = false;                   // float32 products on (emulated) tensor cores
   int64_t first = 0, last = 0;         // of a forward call: a piece of the steps (Piece in cuda/step.h)
