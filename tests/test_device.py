@@ -35,7 +35,7 @@ def test_every_cell_and_option(cell, option):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell, option", COMBINATIONS)
-@pytest.mark.parametrize("strategy", ["block", "grid", "streaming"])
+@pytest.mark.parametrize("strategy", ["block", "cluster", "grid", "streaming"])
 def test_one_launch(cell, option, strategy, dtype, monkeypatch):
     """The strategies with the whole sequence in one launch; what they do not serve runs step by step."""
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
@@ -50,7 +50,7 @@ def test_every_cell_and_type(cell, dtype):
     check(make_call(cell, "lengths_resets", shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
 
 
-@pytest.mark.parametrize("strategy", ["step", "block", "grid"])
+@pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
 @pytest.mark.parametrize("option", ["plain", "bidirectional", "lengths_resets", "packed_resets", "packed_both"])
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "lstm_projected"])
 def test_pieces_of_steps(cell, option, strategy, monkeypatch):
@@ -65,7 +65,7 @@ def test_pieces_of_steps(cell, option, strategy, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(final, again_final, strict=True))
 
 
-@pytest.mark.parametrize("strategy", ["step", "block", "grid"])
+@pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
 @pytest.mark.parametrize("hidden", [9, 70, 200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch):
@@ -122,7 +122,7 @@ def test_switch(monkeypatch):
 
 def test_unknown_strategy(monkeypatch):
     monkeypatch.setattr(_backends, "_CPU", Emulated("fast"))
-    message = 'strategy "fast" is not among those of the emulated device: step, block, grid, streaming'
+    message = 'strategy "fast" is not among those of the emulated device: step, block, cluster, grid, streaming'
     with pytest.raises(ValueError, match=message):
         make_call("lstm").run(functional.layer)
 

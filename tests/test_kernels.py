@@ -141,6 +141,7 @@ def test_kernels(programs, kind, arguments, strategy):
         ("address", ["one_warp", "B9", "1"]),
         ("thread", ["races", "streamed", "1"]),
         ("thread", ["races", "shared", "B20", "1"]),
+        ("thread", ["races", "cluster", "B20", "1"]),
     ],
 )
 def test_persistent_kernels(programs, kind, arguments):
@@ -149,14 +150,14 @@ def test_persistent_kernels(programs, kind, arguments):
     assert " 0 failures" in text
 
 
-@pytest.mark.parametrize("strategy", ["grid", "streaming"])
+@pytest.mark.parametrize("strategy", ["cluster", "grid", "streaming"])
 def test_every_case_in_one_launch(programs, strategy):
     """The cases of emulation_step_test; what has no persistent kernel runs step by step."""
     code, text = execute(programs("plain", "emulation_step_test")[0], "all", strategy, "0", "1")
     assert code == 0 and " 0 failures" in text, text[-4000:]
 
 
-@pytest.mark.parametrize("strategy", ["step", "block", "grid", "streaming"])
+@pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid", "streaming"])
 def test_beside_the_cpu_core(programs, strategy):
     code, text = execute(programs("plain", "emulation_cpu_test")[0], strategy, "0", "1")
     assert code == 0 and " 0 failures" in text, text[-4000:]
@@ -332,6 +333,20 @@ MUTANTS = {
     "persistent: slices of a streamed round mistaken": Mutant(
         "persistent.cuh", "slice_of(last ? round + 1 : round)", "slice_of(round)", "plain", "FAIL", "persistent_bf16"
     ),
+    "cluster: no barrier between steps": Mutant(
+        "persistent.cuh", "        if (p.cluster) cluster_sync();", "", "thread", "data race", "persistent_bf16"
+    ),
+    "cluster: the operand that is read is overwritten": Mutant(
+        "persistent.cuh",
+        "p.ring_offset + (1 - s % 2) * p.stage_bytes",
+        "p.ring_offset + s % 2 * p.stage_bytes",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "cluster: peers are not told": Mutant(
+        "persistent.cuh", "rank < cluster_size()", "rank < 1", "plain", "FAIL", "persistent_bf16"
+    ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
@@ -355,7 +370,8 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
         cases = [["lstm bfloat16 T4 B3", "block"], ["lstm bfloat16 T3 B17", "block"]]
     cases = [["all", *case] for case in cases]
     if instance == "persistent_bf16":
-        cases = [[device, "gru bfloat16 T3 B"] for device in ("four_warps", "streamed", "only_streamed")]
+        devices = ["cluster"] if name.startswith("cluster") else ["four_warps", "streamed", "only_streamed"]
+        cases = [[device, "gru bfloat16 T3 B"] for device in devices]
         cases = [[*case, *(["races"] * (kind == "thread"))] for case in cases]
     for case in cases:
         code, text = execute(program, *case, "1")

@@ -1,5 +1,5 @@
 // The kernels on the emulated device, see emulation_cases.h: every cell x type x direction, with lengths, resets, packed rows, clips, rebuilt gates, ranges, odd and misaligned sizes.
-// usage: emulation_step_test [all | quick] [block | grid | streaming] [part of a case's name] [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
+// usage: emulation_step_test [all | quick] [block | cluster | grid | streaming] [part of a case's name] [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
 #include <cctype>
 #include <cstdlib>
 
@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     if (argument == "quick") quick = true;
     else if (argument == "all") quick = false;
     else if (argument == "verbose") g_verbose = true;
-    else if (argument == "block" || argument == "grid" || argument == "streaming") g_options.strategy = argument;
+    else if (argument == "block" || argument == "cluster" || argument == "grid" || argument == "streaming") g_options.strategy = argument;
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
   }
