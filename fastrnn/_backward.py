@@ -19,8 +19,9 @@ from ._raw import Result
 from ._structs import Call, Layout, buffer_rows, layout_of, part, readable, rows_of
 from .cells import state_dtype
 
-# Either way works on ranges of steps so that the gradients of the gates stay below this.
-RANGE_BYTES = 64 << 20
+# Either way works on ranges of steps, so that the gradients of the gates take no more memory than this: with the
+# kernels, whose launches want long ranges, and in the core.
+RANGE_BYTES, CORE_RANGE_BYTES = 64 << 20, 16 << 20
 
 
 def backward(
@@ -74,7 +75,7 @@ def _in_one_call(
     layout = layout_of(config, operands, rows)
     call = Call(_C.GradientArgs(), config, layout, rows, output.dtype)
     args, batch, width, two = call.args, layout.batch, layout.width, config.spec.states == 2
-    args.range_bytes = RANGE_BYTES
+    args.range_bytes = CORE_RANGE_BYTES
     initial = call.initial(operands)
     d_output = gradients[0]
     if d_output is not None:

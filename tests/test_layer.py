@@ -71,17 +71,22 @@ def test_every_cell_option_and_shape(cell, option, shape, device):
     check(make_call(cell, option, shape, torch.float32, device), torch.float32, shape[0], shape[2] + shape[3] + 2)
 
 
+def set_range_bytes(monkeypatch, size):
+    for name in ("RANGE_BYTES", "CORE_RANGE_BYTES"):
+        monkeypatch.setattr(_backward, name, size)
+
+
 @pytest.mark.parametrize("cell, option", SEVERAL + [(cell, "resets_to_initial") for cell in CELLS])
 def test_backward_in_ranges(cell, option, device, monkeypatch):
     """Ranges of a few steps give what one range gives."""
     shape = (9, 4, 5, 9, 4)
-    monkeypatch.setattr(_backward, "RANGE_BYTES", 8 * 3 * shape[1] * 70)
+    set_range_bytes(monkeypatch, 8 * 3 * shape[1] * 70)
     check(make_call(cell, option, shape, torch.float64, device), torch.float64, shape[0], shape[2] + shape[3] + 2)
 
 
 def test_gradients_add_up_in_float_over_ranges(device, monkeypatch):
     """600 ranges of one step, each with gradients of 1: a bfloat16 sum would stop at 256."""
-    monkeypatch.setattr(_backward, "RANGE_BYTES", 1)
+    set_range_bytes(monkeypatch, 1)
     zeros = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16, device=device)  # noqa: E731
     own = Parameters(zeros(1, 1), zeros(1, 1), zeros(1) + 1, zeros(1))
     wanted = [own.weight_ih.requires_grad_(), own.bias_ih.requires_grad_(), own.bias_hh.requires_grad_()]
@@ -276,8 +281,8 @@ def test_ranges_do_not_change_a_bit(cell, option, dtype, two_inputs, monkeypatch
     call = make_call(cell, options, (9, 5, 7, 19, 11), dtype)
     loss, tensors = weighted_sum(*call.run(functional.layer)), list(call.tensors().values())
     expected = torch.autograd.grad(loss, tensors, retain_graph=True)
-    for size in (1, 9000):
-        monkeypatch.setattr(_backward, "RANGE_BYTES", size)
+    for size in (1, 20_000, 40_000):
+        set_range_bytes(monkeypatch, size)
         assert all(map(torch.equal, torch.autograd.grad(loss, tensors, retain_graph=True), expected))
 
 

@@ -11,7 +11,8 @@ struct InputGradient {
   const int64_t* rows;            // the active rows of the range, in any order
   int64_t count, first_row;       // the range begins at this row
   int64_t input;                  // I
-  void* d_input;                  // [N][I] storage type
+  void* d_input;                  // [N][I] storage type, or state type
+  bool is_state;
   bool adds;                      // to what d_input holds
 };
 
@@ -26,6 +27,13 @@ struct InputGradients {
   // The share of thread `index` of `count`. `tiles`: [2][kTileRows][kColumns]. Tiles are shared out block of rows by block of rows,
   // each with all panels of columns, so that a thread's rows stay near.
   static void run(const InputGradient& job, int index, int count, void* tiles) {
+    if (job.is_state) run_to<T>(job, index, count, tiles);
+    else run_to<S>(job, index, count, tiles);
+  }
+
+ private:
+  template <class To>
+  static void run_to(const InputGradient& job, int index, int count, void* tiles) {
     const int64_t panels = Transposed::panels(job.input), blocks = (job.count + kTileRows - 1) / kTileRows;
     T* const sums[2] = {static_cast<T*>(tiles), static_cast<T*>(tiles) + kTileRows * Transposed::kColumns};
     const O* operands[kTileRows];
@@ -40,19 +48,14 @@ struct InputGradients {
         Transposed::run(work.input_transposed, panel, operands, size, sums[d], Transposed::kColumns, (at + 1) % panels);
       }
       for (int64_t row = 0; row < size; ++row) {
-        S* const to = static_cast<S*>(job.d_input) + job.rows[row0 + row] * job.input;
+        To* const to = static_cast<To*>(job.d_input) + job.rows[row0 + row] * job.input;
         for (int group = 0; group < Transposed::kGroups; ++group) {
           const int64_t unit = panel * Transposed::kUnits + group * kLanes;
           if (unit >= job.input) break;
           const int n = job.input - unit < kLanes ? static_cast<int>(job.input - unit) : kLanes;
           const int64_t place = row * Transposed::kColumns + group * kLanes;
           V sum = load_full<V>(sums[0] + place);
-          if (job.directions == 2) {
-            // Rounded in between, as where one direction has passed all ranges before the other begins: the same bits.
-            S first[V::kLanes];
-            store_full(first, sum);
-            sum = load_full<V>(first) + load_full<V>(sums[1] + place);
-          }
+          if (job.directions == 2) sum = sum + load_full<V>(sums[1] + place);
           if (job.adds) sum = sum + load<V>(to + unit, n);
           store(to + unit, sum, n);
         }

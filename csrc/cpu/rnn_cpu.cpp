@@ -107,8 +107,9 @@ struct RangeRows {
   int64_t count;
 };
 
-void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const Backend& backend, bool clears_input,
-               RangeRows& rows) {
+// `clears`: null, or where the input gradients of rows that are not active are set to zero, in elements of so many bytes.
+void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const Backend& backend, void* clears,
+               int64_t element, RangeRows& rows) {
   const Shape& s = call.shape;
   const int64_t storage = bytes_of(s.type), width = s.width() * storage;
   const auto at = [&](const void* base, int64_t elements, int64_t size) { return static_cast<const char*>(base) + elements * size; };
@@ -118,7 +119,7 @@ void list_rows(const Call& call, const GradientDirection& x, const DirectionWork
     for (int64_t b = 0; b < here; ++b) {
       const int64_t row = call.row(t, b);
       if (!call.is_active(t, b)) {
-        if (x.d_input && clears_input) std::memset(static_cast<char*>(x.d_input) + row * s.input * storage, 0, s.input * storage);
+        if (clears) std::memset(static_cast<char*>(clears) + row * s.input * element, 0, s.input * element);
         continue;
       }
       const Origin origin = call.origin(x.reverse, t, b);
@@ -165,12 +166,12 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
   return products;
 }
 
-// The whole backward pass; several ranges only with one direction. `adds_input`: d_input holds another direction's part.
+// The whole backward pass. Each direction goes through the ranges in its own order.
 class BackwardPass {
  public:
-  BackwardPass(const GradientArgs& args, const std::vector<Range>& ranges, const CellFacts& cell, const Backend& backend, bool adds_input)
-      : args_(args), s_(args.shape), ranges_(ranges), cell_(cell), backend_(backend), adds_input_(adds_input) {
-    for (const Range& range : ranges) most_rows_ = std::max(most_rows_, rows_of(s_, range));
+  BackwardPass(const GradientArgs& args, std::vector<Range> ranges, const CellFacts& cell, const Backend& backend)
+      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), backend_(backend) {
+    for (const Range& range : ranges_) most_rows_ = std::max(most_rows_, rows_of(s_, range));
   }
 
   void run() {
@@ -180,22 +181,21 @@ class BackwardPass {
     begin();
     if (pack_ || (rebuild_ && !backend_.output_is_operand && most_rows_))
       team([this](int index, int count) { pack(index, count); }, pack_ ? team_.threads : 1);
-    const bool reverse = args_.direction[0].reverse;
-    for (size_t i = 0; i < ranges_.size(); ++i) back(ranges_[reverse ? i : ranges_.size() - 1 - i], i == 0, i + 1 == ranges_.size());
+    for (size_t i = 0; i < ranges_.size(); ++i) back(i);
     finish();
   }
 
  private:
   const GradientArgs& args_;
   const Shape& s_;
-  const std::vector<Range>& ranges_;
+  const std::vector<Range> ranges_;
   const CellFacts& cell_;
   const Backend& backend_;
-  const bool adds_input_;
   const int64_t storage_ = bytes_of(s_.type);
   int64_t most_rows_ = 0;
   bool pack_ = false, rebuild_ = false;
   Team team_;
+  Call calls_[2];
   Arena arena_;
   DirectionWork work_[2] = {};
   ForwardDirection rebuilding_[2] = {};
@@ -203,6 +203,9 @@ class BackwardPass {
   RangeRows rows_[2] = {};
   std::vector<Outer> products_[2];
   InputGradient inputs_[2] = {};
+  // Two directions share the input, and are at different ranges: their sum is kept in the state type until it is complete.
+  bool shared_input_ = false;
+  void* input_sums_ = nullptr;
   struct Buffers {
     void *left, *right;
   };
@@ -252,6 +255,10 @@ class BackwardPass {
       if (x.d_input) {
         work.input_transposed.source = transposed_source(w.ih, w.ih_stride, s_.input, cell_.gates * s_.hidden);
         want_packed(work.input_transposed);
+      }
+      if (d == 1 && x.d_input && x.d_input == args_.direction[0].d_input) {
+        shared_input_ = true;
+        if (ranges_.size() > 1 && state != storage_) arena_.want(input_sums_, rows_before(s_, s_.steps) * s_.input * state);
       }
       want_zeros(arena_, work, s_);
       arena_.want(work.gradients, most_rows_ * work.columns.stride * backend_.operand_bytes);
@@ -305,11 +312,6 @@ class BackwardPass {
       to.reverse = x.reverse, to.weights = x.weights, to.input = x.input, to.output = x.output, to.cells = x.cells;
       to.h0 = x.h0, to.c0 = x.c0, to.gates = {work.rebuilt_gates, s_.batch * stride, stride};
     }
-    // What reads the same input adds up.
-    const GradientDirection *x = args_.direction, *y = args_.directions == 2 ? x + 1 : x;
-    const bool shared = x != y && x->d_input && x->d_input == y->d_input;
-    inputs_[0] = {shared ? 2 : 1, {&work_[0], &work_[1]}, rows_[0].row, 0, 0, s_.input, x->d_input, adds_input_};
-    if (x != y && !shared) inputs_[1] = {1, {&work_[1], nullptr}, rows_[1].row, 0, 0, s_.input, y->d_input, false};
   }
 
   void pack(int index, int count) {
@@ -319,48 +321,61 @@ class BackwardPass {
     }
   }
 
-  // Back over one range, then the products over its rows.
-  void back(const Range& range, bool first, bool last) {
-    team_.call.first_step = range.first, team_.call.last_step = range.last;
-    for (int d = 0; d < args_.directions; ++d) work_[d].wants_initial = !last || args_.direction[d].d_h0;
-    team([this](int index, int count) {
-      for_each_part(team_, index, count, [&](const Part& part) {
+  // Each direction back over its `index`-th range, then the products over the ranges' rows.
+  void back(size_t index) {
+    const bool first = index == 0, last = index + 1 == ranges_.size();
+    for (int d = 0; d < args_.directions; ++d) {
+      const Range range = ranges_[args_.direction[d].reverse ? index : ranges_.size() - 1 - index];
+      calls_[d] = team_.call;
+      calls_[d].first_step = range.first, calls_[d].last_step = range.last;
+      work_[d].wants_initial = !last || args_.direction[d].d_h0;
+    }
+    team([this](int member, int count) {
+      for_each_part(team_, member, count, [&](const Part& part) {
         const int d = part.direction;
-        if (rebuild_) backend_.forward(team_.call, rebuilding_[d], work_[d], part, scratch_[index], true);
-        backend_.backward(team_.call, args_.direction[d], work_[d], part, scratch_[index]);
+        if (rebuild_) backend_.forward(calls_[d], rebuilding_[d], work_[d], part, scratch_[member], true);
+        backend_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
       });
     }, team_.threads);
-    for (int d = 0; d < args_.directions; ++d)
-      list_rows(team_.call, args_.direction[d], work_[d], backend_, d ? inputs_[1].d_input != nullptr : !adds_input_, rows_[d]);
-    for (InputGradient& job : inputs_) job.count = rows_[0].count, job.first_row = rows_before(s_, range.first);
-    team([&](int index, int count) {
-      for (int d = 0; d < args_.directions; ++d)
+    // Directions that share the input make its gradient together where they are at the same range; the first at a range puts its
+    // part there, and the second adds to it.
+    const bool together = shared_input_ && calls_[0].first_step == calls_[1].first_step;
+    const bool again = shared_input_ && !together && index >= ranges_.size() / 2;
+    for (int d = 0; d < args_.directions; ++d) {
+      void* const to = d == 1 && together ? nullptr : input_sums_ ? input_sums_ : args_.direction[d].d_input;
+      list_rows(calls_[d], args_.direction[d], work_[d], backend_, again ? nullptr : to,
+                input_sums_ ? backend_.state_bytes : storage_, rows_[d]);
+      inputs_[d] = {together ? 2 : 1, {&work_[d], &work_[1]}, rows_[d].row, rows_[d].count, rows_before(s_, calls_[d].first_step),
+                    s_.input, to, input_sums_ != nullptr, again};
+    }
+    team([&](int member, int count) {
+      for (int d = 0; d < args_.directions; ++d) {
         for (const Outer& product : products_[d])
-          backend_.outer(product, rows_[d].count, first, index, count, buffers_[index].left, buffers_[index].right);
-      for (const InputGradient& job : inputs_)
-        if (job.d_input) backend_.input_gradient(job, index, count, scratch_[index].tile);
+          backend_.outer(product, rows_[d].count, first, member, count, buffers_[member].left, buffers_[member].right);
+        if (inputs_[d].d_input) backend_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
+      }
     }, team_.threads);
   }
 
   // Rounds what was summed in the state type, and the gradients of the initial states.
   void finish() {
-    const bool wide = backend_.state_bytes != storage_;
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];
       const DirectionWork& work = work_[d];
       if (x.d_h0) backend_.narrow(work.d_h, work.d_h0_reset, x.d_h0, s_.batch * s_.width());
       if (x.d_c0) backend_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * s_.hidden);
     }
-    if (wide)
-      team([this](int index, int count) {
-        for (int d = 0; d < args_.directions; ++d)
-          for_each_parameter(d, [&](void* sums, void* gradient, int64_t size) {
-            if (!gradient) return;
-            const int64_t begin = size * index / count, end = size * (index + 1) / count;
-            backend_.narrow(static_cast<char*>(sums) + begin * backend_.state_bytes, nullptr,
-                            static_cast<char*>(gradient) + begin * storage_, end - begin);
-          });
-      }, team_.threads);
+    if (backend_.state_bytes == storage_) return;
+    team([this](int index, int count) {
+      const auto narrow = [&](void* sums, void* gradient, int64_t size) {
+        if (!sums || !gradient) return;
+        const int64_t begin = size * index / count, end = size * (index + 1) / count;
+        backend_.narrow(static_cast<char*>(sums) + begin * backend_.state_bytes, nullptr, static_cast<char*>(gradient) + begin * storage_,
+                        end - begin);
+      };
+      for (int d = 0; d < args_.directions; ++d) for_each_parameter(d, narrow);
+      narrow(input_sums_, args_.direction[0].d_input, rows_before(s_, s_.steps) * s_.input);
+    }, team_.threads);
   }
 };
 
@@ -389,15 +404,7 @@ void cpu_backward(const GradientArgs& args) {
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
     row_bytes += columns_of(cell, s, backend).stride * backend.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);
   }
-  std::vector<Range> ranges = cut(s, args.range_bytes / row_bytes);
-  if (ranges.size() == 1 || args.directions == 1) return BackwardPass(args, ranges, cell, backend, false).run();
-  // Each direction ends with another range first, so they go one after the other.
-  ranges = cut(s, args.range_bytes / row_bytes * 2);
-  for (int d = 0; d < 2; ++d) {
-    GradientArgs one = args;
-    one.directions = 1, one.direction[0] = args.direction[d];
-    BackwardPass(one, ranges, cell, backend, d == 1 && args.direction[0].d_input == args.direction[1].d_input).run();
-  }
+  BackwardPass(args, cut(s, args.range_bytes / row_bytes), cell, backend).run();
 }
 
 }  // namespace fr
