@@ -213,7 +213,7 @@ _BYTES = "std::max(stages, partial);"
 _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
-_POINTWISE = "else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);\n    }"
+_POINTWISE = "first_state(p, *next, b, j, &element.kept));\n    }"
 _FLAGS = "load_acquire(flags + i) >= wanted; });\n            }"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
@@ -279,7 +279,7 @@ MUTANTS = {
     ),
     "persistent: nothing is published": Mutant(
         "persistent.cuh",
-        "if (thread == 0) store_release",
+        "if (thread == 0 && !p.cluster) store_release",
         "if (false) store_release",
         "plain",
         _FOREVER,
@@ -322,7 +322,12 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: addresses that are read are overwritten": Mutant(
-        "persistent.cuh", "current + (1 - s % 2) * 2", "current + s % 2 * 2", "plain", "FAIL", "persistent_bf16"
+        "persistent.cuh",
+        "direction, current + (1 - s % 2) * 2",
+        "direction, current + s % 2 * 2",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
     ),
     "persistent: one row too many": Mutant(
         "persistent.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
