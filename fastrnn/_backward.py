@@ -68,7 +68,8 @@ def _in_one_call(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Every gradient by the core."""
-    # Hooks on saved tensors may give them back laid out otherwise than forward wrote them.
+    # Hooks on saved tensors may give them back laid out otherwise than forward wrote them; also where a size is 1 and
+    # contiguous() leaves its stride as it is.
     output, _, gates, cells = result
     output = output.contiguous()
     gates, cells = gates if gates is None else gates.contiguous(), cells if cells is None else cells.contiguous()
@@ -76,6 +77,7 @@ def _in_one_call(
     call = Call(_C.GradientArgs(), config, layout, rows, output.dtype)
     args, batch, width, two = call.args, layout.batch, layout.width, config.spec.states == 2
     args.range_bytes = CORE_RANGE_BYTES
+    address, step_stride, row_stride = buffer_rows(output, batch)
     initial = call.initial(operands)
     d_output = gradients[0]
     if d_output is not None:
@@ -92,7 +94,7 @@ def _in_one_call(
         call.weights(struct, operands, d)
         place = d if config.inputs > 1 else 0
         struct.input = call.rows(operands[place])
-        struct.output = rows_of(output, d * width)
+        struct.output = (address + d * width * output.element_size(), step_stride, row_stride)
         if gates is not None:
             struct.gates = buffer_rows(gates, batch, d)
         if cells is not None:

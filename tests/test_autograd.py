@@ -120,6 +120,21 @@ def test_saved_tensors_given_back_in_another_layout(cell, option, device):
         tol.assert_close(found, true, tol.SAME_FLOAT64, relative=True)
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 3, 5, 2), (6, 1, 3, 5, 2), (1, 1, 3, 1, 1)], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_saved_tensors_given_back_with_any_stride_of_a_size_of_1(cell, shape):
+    call = make_call(cell, "bidirectional", shape)
+    tensors = list(call.tensors().values())
+    expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), tensors)
+
+    def unpack(t):
+        return t.as_strided(t.shape, [0 if size == 1 else s for size, s in zip(t.shape, t.stride(), strict=True)])
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), unpack):
+        loss = weighted_sum(*call.run(functional.layer))
+    assert all(map(torch.equal, torch.autograd.grad(loss, tensors), expected))
+
+
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_bytes_kept_for_backward(cell, recompute, device):
