@@ -57,9 +57,9 @@ def _plain(tensors: Iterable[Tensor | None]) -> bool:
     return True
 
 
-def _batched(t: Tensor | None) -> bool:
-    """A gradient of autograd.grad(..., is_grads_batched=True), batched by the older vmap: nothing else tells."""
-    return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
+def _without_memory(t: Tensor | None) -> bool:
+    """A gradient of autograd.grad(..., is_grads_batched=True), batched by the older vmap, or torch's lazy zeros."""
+    return t is not None and (torch._C._functorch.is_legacy_batchedtensor(t) or t._is_zerotensor())
 
 
 def run(
@@ -117,7 +117,7 @@ def _gradients(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Backward by the route that fits; not always forward's (double backward, batched gradients)."""
-    if torch.is_grad_enabled() or _transformed() or any(map(_batched, gradients)):
+    if torch.is_grad_enabled() or _transformed() or any(map(_without_memory, gradients)):
         return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     if _observed() or not _plain(gradients):
         return gradients_operator(config, operands, rows, result, gradients, needs)

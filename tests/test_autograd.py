@@ -120,6 +120,14 @@ def test_saved_tensors_given_back_in_another_layout(cell, option, device):
         tol.assert_close(found, true, tol.SAME_FLOAT64, relative=True)
 
 
+def test_gradients_of_lazy_zeros(device):
+    """Zeros without memory, as torch makes where a tangent or a gradient is missing."""
+    call = make_call("lstm", "bidirectional", device=device)
+    output, final = call.run(functional.layer)
+    zeros = [torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device) for t in (output, *final)]
+    assert not any(g.any() for g in torch.autograd.grad((output, *final), list(call.tensors().values()), zeros))
+
+
 @pytest.mark.parametrize("shape", [(1, 4, 3, 5, 2), (6, 1, 3, 5, 2), (1, 1, 3, 1, 1)], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_saved_tensors_given_back_with_any_stride_of_a_size_of_1(cell, shape):
