@@ -81,14 +81,13 @@ class Explanation:
             if not any(runs):
                 yield f"  {c['strategy']:<12}{'-':>9}{'-':>10}  cannot run"
                 continue
-            state = "" if c["built"] else "  (not built yet)"
             times = [
                 f"{cost['total']:.2f}" if run else "-" for cost, run in zip((forward, backward), runs, strict=True)
             ]
             yield (
                 f"  {c['strategy']:<12}{times[0]:>9}{times[1]:>10}  {forward['bound'] if runs[0] else '':<11}"
                 f"{c['blocks']:>7}{c['cluster']:>8}{c['groups']:>7}{c['rows_per_group']:>6}{c['registers']:>10}"
-                f"{c['resident_bytes'] / 1024:>7.1f} KiB{c['shared_bytes'] / 1024:>7.1f} KiB{state}"
+                f"{c['resident_bytes'] / 1024:>7.1f} KiB{c['shared_bytes'] / 1024:>7.1f} KiB"
             )
         yield ""
         yield "  parts of a step as chosen, predicted, us"

@@ -44,7 +44,7 @@ py::dict plan_dict(const Plan& plan) {
   using namespace py::literals;
   py::list candidates;
   for (const Candidate& c : plan.candidates)
-    candidates.append(py::dict("strategy"_a = strategy_name(c.strategy), "built"_a = c.built, "refusal"_a = c.refusal[0], "backward_refusal"_a = c.refusal[1],
+    candidates.append(py::dict("strategy"_a = strategy_name(c.strategy), "refusal"_a = c.refusal[0], "backward_refusal"_a = c.refusal[1],
                                "blocks"_a = c.blocks, "threads"_a = c.threads, "cluster"_a = c.cluster, "groups"_a = c.groups,
                                "rows_per_group"_a = c.rows_per_group, "registers"_a = c.registers, "weight_bytes"_a = c.weight_bytes,
                                "resident_bytes"_a = c.resident_bytes, "streamed_bytes"_a = c.streamed_bytes,

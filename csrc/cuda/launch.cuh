@@ -59,7 +59,8 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  if (Kernel::kCooperative) {
+  // Blocks of a cluster are scheduled together and wait for no other cluster (CUDA programming guide, "Thread Block Clusters").
+  if (Kernel::kCooperative && shape.cluster == 0) {
     cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
@@ -80,7 +81,8 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
   if (shape.threads > Kernel::kMaxThreads) throw std::logic_error(std::string(Kernel::kName) + ": more threads than it allows");
   const auto entry = [](const void* p) { Kernel::run(*static_cast<const typename Kernel::Params*>(p)); };
   emulation::run(Kernel::kName, entry, &params,
-                 {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes), shape.cluster, Kernel::kCooperative},
+                 {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes), shape.cluster > 0 ? shape.cluster : 1,
+                  Kernel::kCooperative},
                  *static_cast<emulation::Schedule*>(stream));
 }
 

@@ -15,7 +15,7 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
   request.batch = l.shape.batch, request.hidden = l.shape.hidden, request.projection = l.shape.projection;
   request.directions = directions, request.backward = backward;
   PersistentPartition partition = persistent_partition(request, run.limits);
-  if (partition.refusal.empty() && static_cast<int64_t>(partition.blocks) * partition.groups * directions > kMostFlags)
+  if (partition.refusal.empty() && !partition.cluster && static_cast<int64_t>(partition.blocks) * partition.groups * directions > kMostFlags)
     partition.refusal = "more blocks than flags";
   return partition;
 }
@@ -88,7 +88,7 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
   if (!can_stream(l, partition, params, call)) return false;
   PrepareParams prepare{};
   prepare.flags = params.flags;
-  prepare.flag_count = static_cast<int64_t>(partition.blocks) * partition.groups * call.directions;
+  if (!partition.cluster) prepare.flag_count = static_cast<int64_t>(partition.blocks) * partition.groups * call.directions;
   const int64_t values = params.offsets ? l.shape.steps + 1 : 0;
   for (int64_t first = 0; first == 0 || first < values; first += PrepareParams::kValues) {
     prepare.to = const_cast<int64_t*>(params.offsets) + first;
@@ -99,7 +99,7 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
     prepare.flag_count = 0;
   }
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
-                          partition.cluster ? partition.blocks : 1};
+                          partition.cluster ? partition.blocks : 0};
   kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, partition.phase[0].gates, shape, params,
                                                                        run.stream);
   return true;

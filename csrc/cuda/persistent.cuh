@@ -34,7 +34,7 @@ template <class Math, int kGates, bool kBackward>
 struct PersistentKernel {
   static constexpr const char* kName = "persistent_kernel";
   static constexpr int kMaxThreads = 256;
-  static constexpr bool kCooperative = true;
+  static constexpr bool kCooperative = true;  // but for clusters: launch.cuh
   static constexpr int kChunk = kPersistentChunk, kTiles = kChunk / 8, kHalves = 2;
   static constexpr int kRegisterSlices = persistent_register_slices(kGates);
   static constexpr bool kTwoPhases = kBackward || kGates == 2 || kGates == 4;  // cells with two products are among those served

@@ -114,16 +114,19 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
     detail::share_warps(p.phase[i], limits.warps, registers, most_of_group);
     p.blocks = std::max(p.blocks, static_cast<int>(persistent_divide_up(p.phase[i].units, p.phase[i].block_units())));
   }
+  while (p.cluster && (p.blocks & (p.blocks - 1))) ++p.blocks;  // clusters of a power of two; the last blocks may have no units
   if (p.blocks > most_of_group && p.cluster)
     return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, a cluster has at most " + std::to_string(most_of_group));
   if (p.blocks > most_blocks)
     return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
                   std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
 
-  // As many groups as fit, so that each gathers fewer rows; whole tiles of 8.
+  // As many groups as fit, so that each gathers fewer rows; whole tiles of 8. Clusters wait for no other, so there may be more
+  // of them than fit: at most a chunk of rows each, whose operand then fits whatever the batch.
   const int64_t batch = std::max<int64_t>(1, request.batch);
   const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, 8));
   p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), 8) * 8;
+  if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentChunk);
   p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
   p.operand_rows = persistent_divide_up(p.rows_per_group, kPersistentChunk) * kPersistentChunk;
 

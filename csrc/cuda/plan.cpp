@@ -106,7 +106,6 @@ std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits)
 
 Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kStep, work);
-  c.built = true;
   std::string refusal;
   if (limits.capability < kLowestCapability)
     refusal = "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
@@ -146,7 +145,6 @@ std::string no_tensor_refusal(const Work& work, const DeviceLimits& limits) {
 // block.cuh: 8 rows a block; blocks beyond the SMs come in waves.
 Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kBlock, work);
-  c.built = true;
   c.rows_per_group = std::min(kRowTile, work.r.batch);
   c.groups = static_cast<int>(divide_up(work.r.batch, kRowTile));
   c.blocks = c.groups * work.r.directions;
@@ -206,6 +204,8 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
   const double of_one_chunk = cost.total() / chunks / partition.phases;
   cost.exchange += partition.phases * std::max(0.0, exchange - (chunks - 1) * of_one_chunk);
+  const double waves = static_cast<double>(divide_up(static_cast<int64_t>(blocks), limits.sms));  // clusters beyond the device wait
+  for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.pointwise}) *part *= waves;
   cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   return cost;
 }
@@ -217,48 +217,27 @@ std::string describe(const PhasePartition& phase) {
          " in registers, " + number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
 }
 
-// As it would be with groups of blocks that are clusters and exchange through shared memory: not built.
-Candidate plan_cluster(const Work& work, const DeviceLimits& limits) {
-  Candidate c = blank(Strategy::kCluster, work);
-  for (const bool backward : {false, true}) {
-    DeviceLimits one = limits;
-    one.sms = std::max(2, limits.max_cluster) * work.r.directions;
-    PersistentPartition partition = partition_of(Strategy::kGrid, work, one, backward);
-    std::string& refusal = c.refusal[backward] = no_tensor_refusal(work, limits);
-    if (refusal.empty() && limits.max_cluster < 2) refusal = "the device has no thread-block clusters";
-    if (refusal.empty() && !partition.refusal.empty()) refusal = "in one cluster, " + partition.refusal;
-    if (!partition.refusal.empty()) continue;
-    for (c.cluster = 2; c.cluster < partition.blocks; c.cluster *= 2) {
-    }
-    const int64_t at_once = std::max(1, limits.sms / c.cluster / work.r.directions);
-    c.rows_per_group = partition.rows_per_group =
-        divide_up(divide_up(work.r.batch, std::min(at_once, divide_up(work.r.batch, kRowTile))), kRowTile) * kRowTile;
-    c.groups = static_cast<int>(divide_up(work.r.batch, c.rows_per_group));
-    c.blocks = c.cluster * c.groups * work.r.directions;
-    c.resident_bytes = partition.resident_bytes, c.shared_bytes = partition.shared_bytes;
-    c.cost[backward] = persistent_cost(partition, work, limits, backward, kClusterExchange, limits.peer_per_sm);
-  }
-  return c;
-}
-
-// Weights of a direction spread once over a group of blocks that exchange through global memory; what does not fit is refused, or
-// (streaming) read from L2 in each step.
+// Weights of a direction spread once over a group of blocks that exchange through global memory or, as a cluster, through shared
+// memory; what does not fit is refused, or (streaming) read from L2 in each step.
 Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(strategy, work);
-  c.built = true;
+  const bool cluster = strategy == Strategy::kCluster;
   for (const bool backward : {false, true}) {
     const PersistentPartition partition = partition_of(strategy, work, limits, backward);
     std::string& refusal = c.refusal[backward] = no_tensor_refusal(work, limits);
+    if (refusal.empty() && cluster && limits.max_cluster < 2) refusal = "the device has no thread-block clusters";
     if (refusal.empty()) refusal = partition.refusal;
     if (!refusal.empty()) continue;
     c.blocks = std::max(c.blocks, partition.blocks * partition.groups * work.r.directions);
     c.groups = std::max(c.groups, partition.groups);
+    if (cluster) c.cluster = std::max(c.cluster, partition.blocks);
     c.threads = 32 * partition.warps;
     c.rows_per_group = backward ? std::max(c.rows_per_group, partition.rows_per_group) : partition.rows_per_group;
     c.resident_bytes = std::max(c.resident_bytes, partition.resident_bytes);
     c.streamed_bytes = std::max(c.streamed_bytes, partition.streamed_bytes);
     c.shared_bytes = std::max(c.shared_bytes, partition.shared_bytes);
-    c.cost[backward] = persistent_cost(partition, work, limits, backward, kGridExchange, limits.l2_per_sm);
+    c.cost[backward] = persistent_cost(partition, work, limits, backward, cluster ? kClusterExchange : kGridExchange,
+                                       cluster ? limits.peer_per_sm : limits.l2_per_sm);
     refusal = block_limits_refusal(c, limits);
     std::vector<std::string>& words = c.partition[backward];
     words.push_back(number(partition.blocks) + " blocks take the weights once, " + number(partition.groups) +
@@ -310,14 +289,15 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
 
 const std::vector<DeviceLimits>& known_cards() {
   // Vendor's data sheets: capability, SMs, shared memory a block and an SM, registers, L2, cluster; dense rates. H100: tensor16
-  // and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Reads an SM: see the head of this file; scaled by clock elsewhere.
+  // and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Clusters: the portable 8, as 16
+  // need free SMs side by side, which a part may lack. Reads an SM: see the head of this file; scaled by clock elsewhere.
   static const std::vector<DeviceLimits> cards = {
       {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 65536, 40 * kMiB, 1, 312, 156, 19.5, 9.7, 2.0, 36, 0, 180},
-      {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 16, 800, 400, 60, 33.5, 3.0, 42, 25, 225},
-      {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 16, 800, 400, 60, 33.5, 4.3, 42, 25, 225},
+      {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 3.0, 42, 25, 225},
+      {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 4.3, 42, 25, 225},
       {"L40S", 89, 142, 99 * kKiB, 100 * kKiB, 65536, 96 * kMiB, 1, 362, 183, 91, 1.4, 0.86, 36, 0, 310},
       {"RTX4090", 89, 128, 99 * kKiB, 100 * kKiB, 65536, 72 * kMiB, 1, 165, 82, 82, 1.3, 1.0, 36, 0, 310},
-      {"B200", 100, 148, 227 * kKiB, 228 * kKiB, 65536, 126 * kMiB, 16, 2250, 1120, 75, 37, 7.7, 45, 25, 240},
+      {"B200", 100, 148, 227 * kKiB, 228 * kKiB, 65536, 126 * kMiB, 8, 2250, 1120, 75, 37, 7.7, 45, 25, 240},
   };
   return cards;
 }
@@ -338,7 +318,7 @@ DeviceLimits limits_like(int capability, int sms) {
   for (double* rate : {&limits.tensor16, &limits.tensor32, &limits.vector32, &limits.vector64}) *rate *= scale;
   limits.name = "sm_" + std::to_string(capability);
   limits.capability = capability, limits.sms = sms;
-  limits.max_cluster = capability >= 90 ? 8 : 1;  // 16 is for devices that say so
+  limits.max_cluster = capability >= 90 ? 8 : 1;
   return limits;
 }
 
@@ -351,6 +331,7 @@ PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits
   PersistentLimits persistent;
   persistent.sms = limits.sms, persistent.shared_per_block = limits.shared_per_block;
   persistent.streaming = strategy == Strategy::kStreaming;
+  if (strategy == Strategy::kCluster) persistent.max_cluster = std::max(1, limits.max_cluster);
   return persistent;
 }
 
@@ -358,7 +339,7 @@ namespace {
 
 std::vector<Candidate> make_candidates(const PlanRequest& request, const DeviceLimits& limits) {
   const Work work(request);
-  return {plan_step(work, limits), plan_block(work, limits), plan_cluster(work, limits),
+  return {plan_step(work, limits), plan_block(work, limits), plan_persistent(Strategy::kCluster, work, limits),
           plan_persistent(Strategy::kGrid, work, limits), plan_persistent(Strategy::kStreaming, work, limits)};
 }
 
@@ -407,9 +388,6 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   plan.request = request;
   plan.limits = limits;
   plan.candidates = make_candidates(request, limits);
-  const auto why_not = [](const Candidate& c, bool backward) {
-    return !c.refusal[backward].empty() || c.built ? c.refusal[backward] : std::string("this version has no kernels for it");
-  };
   const int phases = request.training ? 2 : 1;
   for (int backward = 0; backward < phases; ++backward) {
     PlanRequest one = request;
@@ -418,7 +396,7 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
     const Candidate& c = plan.candidates[static_cast<int>(plan.chosen[backward])];
     if (!c.can_run(backward))
       throw std::invalid_argument((request.strategy.empty() ? "no strategy" : "strategy \"" + request.strategy + "\"") +
-                                  " cannot run here: " + (backward ? "backward: " : "") + why_not(c, backward));
+                                  " cannot run here: " + (backward ? "backward: " : "") + c.refusal[backward]);
   }
   if (!request.training) plan.chosen[1] = plan.chosen[0];
   for (const Candidate& c : plan.candidates) {
@@ -426,7 +404,7 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
     std::string text = std::string(strategy_name(c.strategy)) + (!forward && !backward ? " is not chosen" : " is chosen") +
                        (forward == backward ? "" : forward ? " forward" : " backward") + ":";
     const auto phase = [&](int i) {
-      if (!c.can_run(i)) return "cannot run: " + why_not(c, i);
+      if (!c.can_run(i)) return "cannot run: " + c.refusal[i];
       char predicted[64];
       std::snprintf(predicted, sizeof predicted, "%.2f us a step, bound by ", c.cost[i].total());
       return predicted + std::string(c.cost[i].bound());

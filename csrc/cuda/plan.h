@@ -61,7 +61,6 @@ struct StepCost {
 
 struct Candidate {
   Strategy strategy;
-  bool built;             // this version has its kernels
   std::string refusal[2];  // forward, backward; "": can run; else the limit that fails, with numbers
   int blocks, threads, cluster, groups;  // grid in all; blocks a cluster (1: none); batch groups, each with its own weights
   int registers;          // a thread, at most, of any kernel of the call
@@ -72,7 +71,7 @@ struct Candidate {
   int64_t shared_bytes;   // a block
   std::vector<std::string> partition[2];  // forward, backward: how the weights are spread, in words
   StepCost cost[2];        // forward, backward
-  bool can_run(bool backward) const { return built && refusal[backward].empty(); }
+  bool can_run(bool backward) const { return refusal[backward].empty(); }
 };
 
 struct Plan {

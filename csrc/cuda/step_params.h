@@ -110,7 +110,7 @@ struct LaunchShape {
   int x, y, z;
   int threads;
   int64_t shared_bytes;
-  int cluster = 1;  // blocks that are neighbours in x and share their shared memory; a divisor of x
+  int cluster = 0;  // blocks that are neighbours in x, share their shared memory and wait for no other; a divisor of x; 0: none
 };
 
 struct TransposeParams {
