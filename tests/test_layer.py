@@ -286,6 +286,23 @@ def test_ranges_do_not_change_a_bit(cell, option, dtype, two_inputs, monkeypatch
         assert all(map(torch.equal, torch.autograd.grad(loss, tensors, retain_graph=True), expected))
 
 
+@pytest.mark.parametrize("steps, longest", [(191, 100), (163, 90)])
+def test_a_shorter_range_fits_where_a_longer_one_did(steps, longest, monkeypatch):
+    """Ranges of 100 and 91, or 90 and 73 rows: the fewer leave less of a block's bytes unused."""
+    if not on_core("cpu"):
+        pytest.skip("the core's buffers")
+    call = make_call("lstm", "plain", (steps, 1, 500, 320, 1), torch.float32)
+    loss, tensors = weighted_sum(*call.run(functional.layer)), list(call.tensors().values())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        expected = torch.autograd.grad(loss, tensors, retain_graph=True)
+        set_range_bytes(monkeypatch, longest * 81 * 64)  # a row's gradients: 4*320 floats, an odd number of lines
+        assert all(map(torch.equal, torch.autograd.grad(loss, tensors, retain_graph=True), expected))
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("option", ["lengths_both", "packed_lengths", "recompute"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_padding_is_not_read(cell, option, device):

@@ -40,14 +40,14 @@ struct OuterProduct {
   // A block of rows: its left columns stay in L2, its right columns beside them, a strip of the left ones in L1.
   static constexpr int64_t kDepth = 128, kLeftBytes = 384 << 10, kRightBytes = 128 << 10;
 
-  // Sizes of one thread's buffers for at most `rows` rows: as the products need them, and no larger.
+  // Sizes of one thread's buffers for at most `rows` rows: as the products need them, and no larger. Of fewer rows a block has more
+  // columns and may waste less of its bytes.
   static int64_t left_bytes(int64_t rows, int64_t columns) {
-    const int64_t block = left_block(depth_of(rows));
-    return (columns < block ? strips(columns) * kStrip : block) * depth_of(rows) * sizeof(Packed);
+    return columns < left_block(depth_of(rows)) ? strips(columns) * kStrip * depth_of(rows) * sizeof(Packed) : kLeftBytes;
   }
   static int64_t right_bytes(int64_t rows, int64_t columns) {
-    const int64_t block = right_block(depth_of(rows));
-    return (columns < block ? (columns + kLanes - 1) / kLanes * kLanes : block) * depth_of(rows) * sizeof(Packed);
+    const int64_t whole = (columns + kLanes - 1) / kLanes * kLanes * depth_of(rows) * sizeof(Packed);
+    return columns < right_block(depth_of(rows)) ? whole : kRightBytes;
   }
 
   // The share of thread `index` of `count`; `first`: the sums begin with these rows.
