@@ -11,11 +11,11 @@
 namespace fr {
 
 // The device that the persistent strategies see: small, so that small shapes spread over blocks and groups, and over registers,
-// shared memory and (streaming) L2: 12 SMs, blocks of two warps, one slice of weights in a warp's registers.
+// shared memory and (streaming) L2: 16 SMs, blocks of two warps, one slice of weights in a warp's registers.
 inline PersistentLimits emulated_limits() {
   PersistentLimits limits;
-  limits.sms = 12, limits.warps = 2, limits.register_slices = 1;
-  limits.shared_per_block = 99 * 1024, limits.max_cluster = 6;
+  limits.sms = 16, limits.warps = 2, limits.register_slices = 1;
+  limits.shared_per_block = 99 * 1024, limits.max_cluster = 8;
   return limits;
 }
 

@@ -22,7 +22,7 @@ const Device kDevices[] = {
     {"shared", "grid", 12, 2, 1, kAll},              {"only_shared", "grid", 12, 2, 0, kAll},
     {"streamed", "streaming", 12, 2, 1, 4 * 1024},  {"only_streamed", "streaming", 12, 2, 0, 0},
     {"four_warps", "grid", 6, 4, 1, kAll},
-    {"cluster", "cluster", 12, 2, 1, kAll},          {"cluster_of_one", "cluster", 12, 8, 8, kAll},
+    {"cluster", "cluster", 16, 2, 1, kAll},          {"cluster_of_one", "cluster", 12, 8, 8, kAll},
 };
 
 std::vector<Case> make_cases() {
