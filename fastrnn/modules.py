@@ -113,8 +113,8 @@ class LSTM(Recurrent):
                 unbatched; zeros if None.
             lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
                 needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are
-                those at the true end. Values in the padding are not used, but must be finite when gradients of weights
-                are wanted.
+                those at the true end. Values in the padding are not used; on a GPU they must be finite when gradients
+                of weights are wanted.
             resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
                 PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
                 gradients.
@@ -211,8 +211,8 @@ class GRU(Recurrent):
             hx: h0 [L*D, B, H]; without B if the input is unbatched; zeros if None.
             lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
                 needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are
-                those at the true end. Values in the padding are not used, but must be finite when gradients of weights
-                are wanted.
+                those at the true end. Values in the padding are not used; on a GPU they must be finite when gradients
+                of weights are wanted.
             resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
                 PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
                 gradients.
@@ -300,8 +300,8 @@ class RNN(Recurrent):
             hx: h0 [L*D, B, H]; without B if the input is unbatched; zeros if None.
             lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
                 needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are
-                those at the true end. Values in the padding are not used, but must be finite when gradients of weights
-                are wanted.
+                those at the true end. Values in the padding are not used; on a GPU they must be finite when gradients
+                of weights are wanted.
             resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
                 PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
                 gradients.

@@ -14,8 +14,8 @@
 
 namespace fr::FR_TARGET {
 
-// work    grid (blocks of a group, groups, directions), all resident together. A step has one or two phases, a product and
-//         its pointwise part each. Of a product a block computes `gates` gate rows of 16 * unit_warps units for its group's
+// work    grid (blocks of a group, groups, directions), all resident together but for clusters. A step has one or two phases, a
+//         product and its pointwise part each. Of a product a block computes `gates` gate rows of 16 * unit_warps units for its group's
 //         rows, 16 at a time (a chunk); the depth is cut in slices of 128 bytes, which depth_warps warps take in turn, a slice
 //         a round, and whose sums are added in the order of the warps.
 //         forward: gates = kGates in phase 0; backward and phase 1: one gate row.
