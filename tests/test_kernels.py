@@ -295,7 +295,7 @@ MUTANTS = {
         "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"
     ),
     "persistent: no barrier in a round": Mutant(
-        "persistent.cuh",
+        "persistent_product.cuh",
         "if (phase.unit_warps > 1) block_sync();",
         "if (phase.unit_warps > 1) warp_sync();",
         "thread",
@@ -303,18 +303,18 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: lanes do not wait for each other in a round": Mutant(
-        "persistent.cuh",
-        "block_sync();\n        else warp_sync();",
+        "persistent_product.cuh",
+        "block_sync();\n      else warp_sync();",
         "block_sync();",
         "thread",
         "data race",
         "persistent_bf16",
     ),
     "persistent: copies not waited for": Mutant(
-        "persistent.cuh", "wait_copies<kPersistentStages - 2>();", "", "plain", "FAIL", "persistent_bf16"
+        "persistent_product.cuh", "wait_copies<kPersistentStages - 2>();", "", "plain", "FAIL", "persistent_bf16"
     ),
     "persistent: a stage that is read is filled": Mutant(
-        "persistent.cuh",
+        "persistent_product.cuh",
         "round % kPersistentStages",
         "round % (kPersistentStages - 1)",
         "plain",
@@ -333,10 +333,15 @@ MUTANTS = {
         "persistent.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
     ),
     "persistent: streamed weights beyond the depth": Mutant(
-        "persistent.cuh", "if (left < kPieceDepth) {", "if (false) {", "plain", "FAIL", "persistent_bf16"
+        "persistent_product.cuh", "if (left < kPieceDepth) {", "if (false) {", "plain", "FAIL", "persistent_bf16"
     ),
     "persistent: slices of a streamed round mistaken": Mutant(
-        "persistent.cuh", "slice_of(last ? round + 1 : round)", "slice_of(round)", "plain", "FAIL", "persistent_bf16"
+        "persistent_product.cuh",
+        "slice_of(last ? round + 1 : round)",
+        "slice_of(round)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
     ),
     "cluster: no barrier between steps": Mutant(
         "persistent.cuh", "        if (p.cluster) cluster_sync();", "", "thread", "data race", "persistent_bf16"

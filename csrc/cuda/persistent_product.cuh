@@ -1,0 +1,290 @@
+// One product of a step of a persistent launch, as a thread sees it: the weights that its warp keeps, the operand's way into shared
+// memory, and the sums. Used by persistent.cuh, whose header explains the layout.
+#pragma once
+
+#include "persistent_rows.cuh"
+#include "tile.cuh"
+
+namespace fr::FR_TARGET {
+
+// kGates: gate rows of the first product of a step; kTwoPhases: there may be a second product, with one gate row.
+template <class Math, int kGates, bool kTwoPhases>
+struct PersistentProduct {
+  static constexpr int kChunk = kPersistentChunk, kTiles = kChunk / 8, kHalves = 2;
+  static constexpr int kRegisterSlices = persistent_register_slices(kGates);
+  using Storage = typename Math::Storage;
+  using State = typename Math::State;
+  static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
+
+  // A lane's weights of one gate row in half a slice: its pieces of units g and g + 8.
+  struct Fragment { uint32_t word[2][4]; };
+  union alignas(kPieceBytes) Piece {
+    Storage value[kPieceDepth];
+    uint32_t word[4];
+  };
+
+  FR_DEVICE static int operand_offset(int row, int piece) { return row * kRowBytes + ((piece ^ ((row & 1) * 4)) * kPieceBytes); }
+
+  // 16 bytes of a row; elements from `left` on are zero.
+  FR_DEVICE static void load_piece(Piece& piece, const Storage* from, int64_t left, bool aligned) {
+    if (aligned && left >= kPieceDepth) {
+      piece = *reinterpret_cast<const Piece*>(from);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kPieceDepth; ++e) {
+      if (e < left) piece.value[e] = from[e];
+      else set(piece.value[e], State(0));
+    }
+  }
+
+  const PersistentParams& p;
+  const PersistentPhase& phase;
+  const StepProduct& product;
+  int number, lane, unit_warp, depth_warp;
+  int unit0;  // the warp's first unit
+
+  FR_DEVICE PersistentProduct(const PersistentParams& params, int index, int direction, int block, int thread)
+      : p(params), phase(params.phase[index]), product(phase.product[direction]), number(index) {
+    lane = thread % 32, unit_warp = thread / 32 % phase.unit_warps, depth_warp = thread / 32 / phase.unit_warps;
+    unit0 = (block * phase.unit_warps + unit_warp) * kWarpUnits;
+  }
+
+  // Gate rows: kGates in phase 0, 1 in phase 1.
+  FR_DEVICE bool has_gate(int m) const { return m == 0 || !kTwoPhases || m < phase.gates; }
+  FR_DEVICE int round_bytes() const { return phase.gates * kWarpUnits * kRowBytes; }  // of a warp's weights
+  FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
+  FR_DEVICE const Storage*& table(int segment, int row) const {  // operand rows, null: zero
+    return reinterpret_cast<const Storage**>(
+        shared_memory(4 * sizeof(StepDirection), 2 * kChunk * sizeof(void*)))[segment * kChunk + row];
+  }
+  // The warp's slice of the operand in a round, kChunk rows: in the ring, or in a cluster's operand from `first` on.
+  FR_DEVICE unsigned char* stage(int round, int first) const {
+    const int place = p.cluster ? first + slice_of(round) * p.operand_rows * kRowBytes
+                                : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kChunk * kRowBytes;
+    return shared_memory(place, kChunk * kRowBytes);
+  }
+  FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
+
+  FR_DEVICE void load_weights(Fragment& to, int slice, int half, int m) const {
+    const int segment = slice >= phase.first_slices ? 1 : 0;
+    const int64_t k = static_cast<int64_t>(slice - segment * phase.first_slices) * kSliceDepth +
+                      (4 * half + lane % 4) * kPieceDepth;
+    const auto* weight = static_cast<const Storage*>(product.weight[segment]);
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const int unit = unit0 + lane / 4 + 8 * high;
+      const int64_t left = unit < phase.units && slice < phase.slices ? product.depth[segment] - k : 0;
+      Piece piece;
+      load_piece(piece, left > 0 ? weight + (m * product.gate_rows + unit) * product.weight_stride[segment] + k : nullptr, left,
+                 product.copy_weight[segment]);
+      Math::prepare(piece.word);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to.word[high][i] = piece.word[i];
+    }
+  }
+
+  // The same for weights that are read in each step: rows 16-byte aligned. What units beyond the last get does not matter. The
+  // product's description is read from shared memory: addresses made of it are made anew, where kept they would take registers.
+  FR_DEVICE void stream_weights(Fragment& to, int slice, int half, int m) const {
+    const StepProduct& product = placed_steps()[number].product;
+    const int segment = slice >= phase.first_slices ? 1 : 0;
+    const int k = (slice - segment * phase.first_slices) * kSliceDepth + (4 * half + lane % 4) * kPieceDepth;
+    const int left = static_cast<int>(product.depth[segment]) - k;
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const int unit = unit0 + lane / 4 + 8 * high;
+      const int64_t row = m * product.gate_rows + (unit < phase.units ? unit : phase.units - 1);
+      Piece piece{};
+      if (left > 0)
+        piece = *reinterpret_cast<const Piece*>(static_cast<const Storage*>(product.weight[segment]) +
+                                                row * product.weight_stride[segment] + k);
+      if (left < kPieceDepth) {  // a padded row's end
+        constexpr int kWordDepth = 4 / sizeof(Storage);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (i * kWordDepth >= left) piece.word[i] = 0;
+          else if ((i + 1) * kWordDepth > left) piece.word[i] &= 0xFFFFu;
+        }
+      }
+      Math::prepare(piece.word);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to.word[high][i] = piece.word[i];
+    }
+  }
+
+  // The resident weights' place: lanes side by side, so that a lane reads only what it wrote itself.
+  FR_DEVICE Piece* resident_piece(int shared_round, int half, int m, int high) const {
+    const int warp = depth_warp * phase.unit_warps + unit_warp;
+    return reinterpret_cast<Piece*>(shared_memory(phase.weights_offset + (shared_round * warps() + warp) * round_bytes() +
+                                                      ((half * phase.gates + m) * 2 + high) * 32 * kPieceBytes + lane * kPieceBytes,
+                                                  kPieceBytes));
+  }
+  FR_DEVICE void fill_resident() const {
+    for (int round = 0; round < phase.shared_rounds; ++round)
+      for (int half = 0; half < kHalves; ++half)
+        for (int m = 0; m < phase.gates; ++m) {
+          Fragment fragment;
+          load_weights(fragment, slice_of(phase.register_rounds + round), half, m);
+#pragma unroll
+          for (int high = 0; high < 2; ++high) {
+            Piece piece;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) piece.word[i] = fragment.word[high][i];
+            *resident_piece(round, half, m, high) = piece;
+          }
+        }
+  }
+
+  // The warps that share a slice load their round's operand.
+  FR_DEVICE void issue(int round, int rows) const {
+    const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
+    if (slice >= phase.slices) return;
+    const int64_t k0 = static_cast<int64_t>(slice - segment * phase.first_slices) * kSliceDepth;
+    const bool aligned = product.copy_operand[segment];
+    unsigned char* to_stage = stage(round, 0);
+    for (int item = unit_warp * 32 + lane; item < rows * kRowPieces; item += 32 * phase.unit_warps) {
+      const int row = item / kRowPieces, piece = item % kRowPieces;
+      const int64_t k = k0 + piece * kPieceDepth, left = product.depth[segment] - k;
+      const Storage* from = table(segment, row);
+      unsigned char* to = to_stage + operand_offset(row, piece);
+      const int valid = !from || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
+      if (aligned) {  // a copy of no bytes may name any mapped address
+        copy_async(to, valid > 0 ? static_cast<const void*>(from + k) : p.flags, valid * static_cast<int>(sizeof(Storage)));
+      } else {
+        Piece values;
+        load_piece(values, valid > 0 ? from + k : nullptr, valid, false);
+        *reinterpret_cast<Piece*>(to) = values;
+      }
+    }
+  }
+
+  // Half a slice: the operand's pieces of all tiles, then a gate row after the other.
+  template <class Weights>
+  FR_DEVICE void multiply(State (&sums)[kGates][kTiles][4], int round, int first, int tiles, Weights weights) const {
+    const unsigned char* from = stage(round, first);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      Piece b[kTiles];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile >= tiles) break;
+        b[tile] = *reinterpret_cast<const Piece*>(from + operand_offset(8 * tile + lane / 4, 4 * half + lane % 4));
+        Math::prepare(b[tile].word);
+      }
+#pragma unroll
+      for (int m = 0; m < kGates; ++m) {
+        if (!has_gate(m)) break;
+        const Fragment a = weights(half, m);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          const uint32_t words[4] = {a.word[0][2 * step], a.word[1][2 * step], a.word[0][2 * step + 1], a.word[1][2 * step + 1]};
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            if (tile >= tiles) break;
+            const uint32_t values[2] = {b[tile].word[2 * step], b[tile].word[2 * step + 1]};
+            Math::multiply(sums[m][tile], words, values);
+          }
+        }
+      }
+    }
+  }
+
+  // The whole product of a chunk. first: where its rows of a cluster's operand begin.
+  FR_DEVICE void run(State (&sums)[kGates][kTiles][4], int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
+    const int tiles = (rows + 7) / 8, loaded = 8 * tiles;
+    for (int round = 0; round < kPersistentStages - 1 && !p.cluster; ++round) {
+      if (round < phase.rounds) issue(round, loaded);
+      commit_copies();
+    }
+    const auto begin = [&](int round) {  // its operand has come, and all have left the stage that is filled next
+      if (p.cluster) return slice_of(round) < phase.slices;
+      wait_copies<kPersistentStages - 2>();
+      if (phase.unit_warps > 1) block_sync();
+      else warp_sync();
+      if (round + kPersistentStages - 1 < phase.rounds) issue(round + kPersistentStages - 1, loaded);
+      commit_copies();
+      return slice_of(round) < phase.slices;
+    };
+#pragma unroll
+    for (int round = 0; round < kRegisterSlices; ++round) {
+      if (round >= phase.register_rounds) break;
+      if (begin(round)) multiply(sums, round, first, tiles, [&](int half, int m) { return held[round][half][m]; });
+    }
+    const int streamed = phase.register_rounds + phase.shared_rounds;
+#pragma unroll 1
+    for (int round = phase.register_rounds; round < streamed; ++round) {
+      if (!begin(round)) continue;
+      multiply(sums, round, first, tiles, [&](int half, int m) {
+        Fragment a;
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          const Piece piece = *resident_piece(round - phase.register_rounds, half, m, high);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
+        }
+        return a;
+      });
+    }
+    if (streamed == phase.rounds) return;
+    Fragment next;
+    stream_weights(next, slice_of(streamed), 0, 0);
+#pragma unroll 1
+    for (int round = streamed; round < phase.rounds; ++round) {
+      if (!begin(round)) continue;
+      multiply(sums, round, first, tiles, [&](int half, int m) {  // one fragment ahead; warp_sync keeps the loads in this order
+        const Fragment a = next;
+        const bool more = has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
+        stream_weights(next, slice_of(last ? round + 1 : round), more ? half : 1 - half, more ? m + 1 : 0);
+        warp_sync();
+        return a;
+      });
+    }
+  }
+
+  // Where the chunk's operand rows lie.
+  FR_DEVICE void fill_table(const StepDirection& d, int direction, int row0, int end, int thread) const {
+    if (thread >= 2 * kChunk) return;
+    const int segment = thread / kChunk;
+    const int b = row0 + thread % kChunk;
+    const StepRows& step = phase.operand_pending ? d.pending : d.here;
+    const Storage* from = nullptr;
+    if (segment < product.segments && b < end && b < step.rows) {
+      if (product.operand_is_state) {
+        const RowState row = row_state(step, d.reverse, p.step.lengths, b);
+        if (row.active) from = old_row<Storage>(row, p.step.reset_to_initial, d.output_before, d.h0, p.step.width, b);
+      } else {
+        const Matrix operand = rows_of_step(p, phase.operand[direction][segment], step.step);
+        from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;
+      }
+    }
+    table(segment, thread % kChunk) = from;
+  }
+
+  FR_DEVICE State* partial() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
+  FR_DEVICE int pitch() const { return kWarpUnits * phase.unit_warps + kPersistentPitch; }
+
+  FR_DEVICE void store_partial(const State (&sums)[kGates][kTiles][4]) const {
+    State* to = partial();
+#pragma unroll
+    for (int m = 0; m < kGates; ++m) {
+      if (!has_gate(m)) break;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          to[((depth_warp * phase.gates + m) * kChunk + 8 * tile + lane % 4 * 2 + i % 2) * pitch() + unit_warp * kWarpUnits + lane / 4 +
+             i / 2 * 8] = sums[m][tile][i];
+    }
+  }
+
+  // Element k of row `row` of a cluster's operand whose buffer begins at `buffer`; k counts from the segment's first slice.
+  FR_DEVICE static Storage* operand_place(const PersistentParams& p, int buffer, int first_slice, int k, int row) {
+    const int slice = first_slice + k / kSliceDepth, depth = k % kSliceDepth;
+    const int place = buffer + (slice * p.operand_rows + row) * kRowBytes;
+    return reinterpret_cast<Storage*>(shared_memory(place, kRowBytes) + operand_offset(row, depth / kPieceDepth) - row * kRowBytes) +
+           depth % kPieceDepth;
+  }
+};
+
+}  // namespace fr::FR_TARGET

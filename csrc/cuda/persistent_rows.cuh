@@ -1,0 +1,54 @@
+// Where the rows of a step lie for a persistent launch, which walks a whole sequence by itself. Used by persistent.cuh and
+// persistent_product.cuh.
+#pragma once
+
+#include "persistent_params.h"
+#include "step_phases.cuh"
+
+namespace fr::FR_TARGET {
+
+FR_DEVICE Matrix rows_of_step(const PersistentParams& p, const MovingRows& rows, int64_t t) {
+  if (!rows.base || t < 0 || t >= p.total_steps) return {};
+  const int64_t position = p.offsets ? p.offsets[t] : t;
+  return {reinterpret_cast<void*>(rows.base + static_cast<uintptr_t>(position * rows.bytes)), rows.row_stride};
+}
+
+FR_DEVICE StepRows step_rows(const PersistentParams& p, int64_t t) {
+  StepRows rows;
+  if (t < 0 || t >= p.total_steps) return rows;
+  const auto first_row = [&](int64_t step) { return p.offsets ? p.offsets[step] : step * p.batch; };
+  const bool has_after = t + 1 < p.total_steps;
+  rows.step = t;
+  rows.rows = first_row(t + 1) - first_row(t);
+  if (has_after) rows.rows_after = first_row(t + 2) - first_row(t + 1);
+  if (p.resets) {
+    rows.resets = p.resets + first_row(t);
+    if (has_after) rows.resets_after = p.resets + first_row(t + 1);
+  }
+  return rows;
+}
+
+FR_DEVICE StepDirection* placed_steps() {  // [2][2] addresses: of two steps in turn, for each phase
+  return reinterpret_cast<StepDirection*>(shared_memory(0, 4 * sizeof(StepDirection)));
+}
+
+// The addresses and rows of iteration s, for each phase.
+template <bool kBackward>
+FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirection* to, int64_t s, int thread) {
+  const bool reverse = p.step.direction[direction].reverse;
+  const int64_t forward = reverse != kBackward ? -1 : 1, t = p.first_step[direction] + s * forward;
+  for (int phase = 0; phase < p.phases; ++phase) {
+    StepDirection& d = to[phase];
+    if (thread < kStepMatrices) {
+      constexpr int kOutputBefore = 2, kCellsBefore = 5;  // in the order of StepDirection
+      const bool before = thread == kOutputBefore || thread == kCellsBefore;
+      (&d.input_gates)[thread] = rows_of_step(p, p.rows[direction][thread], before ? (reverse ? t + 1 : t - 1) : t);
+    } else if (thread == kStepMatrices) {
+      d.here = s < p.count ? step_rows(p, t) : StepRows{};
+    } else if (thread == kStepMatrices + 1) {
+      d.pending = kBackward && s > 0 ? step_rows(p, t - forward) : StepRows{};
+    }
+  }
+}
+
+}  // namespace fr::FR_TARGET
