@@ -1,10 +1,11 @@
-"""Everything that only a GPU can tell, in one command of about 8 minutes: builds, tests, measures, writes down.
+"""Everything that only a GPU can tell, in one command of about 9 minutes: builds, tests, measures, writes down.
 
 usage: python -m benchmarks.gpu_check --out DIR [--only STAGE ...]
 
 Needs nvcc, cmake, ninja, pybind11 and torch, and a checkout. Stages run one after the other, each as its own process
 with its own time budget; one that fails or runs out of time does not stop the next. DIR gets each stage's output, and
-summary.json and summary.md with the times of fastrnn beside torch.nn's (cuDNN).
+summary.json and summary.md with the times of fastrnn beside torch.nn's (cuDNN), and how far the bars of gpu/bars.py
+are met.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from .gpu import bars
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = Path(__file__).resolve().parent / "gpu"
@@ -85,6 +88,12 @@ def _times(provider: str, seconds: int) -> Callable[[Path, str], list[list[str]]
     return _python("-m", "benchmarks.gpu.times", provider, f"{{out}}/{provider}.json", "--seconds", str(seconds))
 
 
+def _elmo(out: Path, arch: str) -> list[list[str]]:
+    shape = ["--batch", "20", "--length", "62", "--device", "cuda"]  # 64 steps with the sentence marks
+    command = [sys.executable, "-m", "benchmarks", "elmo", *shape, "--budget", "4", "--json", str(out / "elmo.json")]
+    return [command]
+
+
 STAGES = (
     Stage("build", "the extension for this card", 90, _build),
     Stage("lanes", "lane maps of mma and ldmatrix", 15, _compile_and_run(_LANES, "lanes", "-O2")),
@@ -92,6 +101,7 @@ STAGES = (
     Stage("torch", "times of torch.nn (cuDNN)", 65, _times("torch", 55)),
     Stage("fastrnn", "times of fastrnn on the same cases", 65, _times("fastrnn", 55)),
     Stage("step", "times of fastrnn where it may use step alone", 35, _times("step", 25)),
+    Stage("elmo", "ELMo's layers beside the step loop's and torch.nn's", 45, _elmo),
     Stage("probe", "latencies and bandwidths of the chip", 50, _probe),
     Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "-x", "--device", "cuda", *TESTS)),
     Stage("sanitizer", "memcheck, racecheck, synccheck over every strategy", 80, _sanitizer),
@@ -184,6 +194,14 @@ def markdown(record: dict[str, object]) -> str:
         lines += ["", "| constant of the plan's model | assumed | measured |", "|---|---|---|"]
         lines += [f"| {name} | {v['assumed']:.3f} | {v['measured']:.3f} |" for name, v in record["constants"].items()]
     cases = record["cases"]
+    found = bars.verdicts({row["case"]: row["ratio"] for row in cases if row["ratio"] is not None})
+    if found:
+        lines += ["", *bars.markdown(found)]
+    if record["elmo"]:
+        lines += ["", "| ELMo, 2 x 4096 cells, projection 512, B = 20, T = 64 | ratio |", "|---|---|"]
+        lines += [f"| {name} | {ratio:.2f} |" for name, ratio in record["elmo"]["ratios"].items()]
+        layers = [r for r in record["elmo"]["results"] if r["part"] == "layers"]
+        lines += [f"| {r['provider']}, {r['dtype']}: {1e3 * r['seconds']:.3f} ms | |" for r in layers]
     if cases:
         lines += [
             "",
@@ -235,6 +253,7 @@ def main() -> int:
         "stages": [],
         "cases": [],
         "constants": {},
+        "elmo": {},
     }
     for stage in STAGES:
         if options.only and stage.name not in options.only:
@@ -248,6 +267,8 @@ def main() -> int:
         record["cases"] = compare(out)
         constants = out / "constants.json"
         record["constants"] = json.loads(constants.read_text()) if constants.is_file() else {}
+        elmo = out / "elmo.json"
+        record["elmo"] = json.loads(elmo.read_text()) if elmo.is_file() else {}
         (out / "summary.json").write_text(json.dumps(record, indent=1))
         (out / "summary.md").write_text(markdown(record))
     try:

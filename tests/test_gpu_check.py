@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from fastrnn.benchmarks import gpu_check
-from fastrnn.benchmarks.gpu import constants
+from fastrnn.benchmarks.gpu import bars, constants
 from fastrnn.benchmarks.gpu.times import cases
 
 from fastrnn._extension import _C
@@ -78,7 +78,14 @@ def test_comparison(tmp_path):
     rows = gpu_check.compare(tmp_path)
     assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None
     launch = {"launch": {"assumed": 2.2, "measured": 1.9}}
-    page = gpu_check.markdown({"card": "H100", "stages": [], "cases": rows, "constants": launch})
+    elmo = {"ratios": {"layers: fastrnn / step loop": 5.5}, "results": [
+        {"part": "layers", "provider": "fastrnn", "dtype": "bfloat16", "seconds": 0.0014},
+        {"part": "whole", "provider": "fastrnn", "dtype": "bfloat16", "seconds": 0.0028}]}  # fmt: skip
+    record = {"card": "H100", "stages": [], "cases": rows, "constants": launch, "elmo": elmo}
+    page = gpu_check.markdown(record)
+    assert "| layers: fastrnn / step loop | 5.50 |" in page and "| fastrnn, bfloat16: 1.400 ms | |" in page
+    assert "2.800 ms" not in page
+    assert f"| {bars.SMALL_BATCH.work} | 3.0 | 6.0 | 1 | 4.00 | 4.00 | {key} | yes |" in page
     assert "| launch | 2.200 | 1.900 |" in page
     assert f"| {key} | 2.000 | 0.500 | 4.00 | block | 1.500 | 3.90 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
     gpu_check.plot(rows, tmp_path / "summary.png")
@@ -127,3 +134,27 @@ def test_cases_begin_with_the_most_telling():
     assert {case.batch for case in listed} >= {1, 16, 64, 256}
     assert {case.layout for case in listed} == {"one", "both", "deep", "packed"}
     assert any(case.graph for case in listed)
+
+
+def test_every_case_counts_for_a_bar():
+    """All but strict float32; and every bar has cases."""
+    found = {case.key: bars.bar_of(case) for case in cases()}
+    assert {bar for bar in found.values() if bar} == set(bars.BARS)
+    assert all(bar or " fp32 " in key for key, bar in found.items())
+    assert found["LSTM fp16 T1024 B16 H768 forward one"] == bars.NARROW
+    assert found["LSTM fp16 T128 B1 H768 forward one"] == bars.SMALL_BATCH
+
+
+def test_verdicts():
+    best, worst = "LSTM bf16 T128 B16 H512 forward one", "GRU bf16 T128 B16 H512 forward one"
+    (verdict,) = bars.verdicts({best: 8.0, worst: 2.0, "no such case": 0.1})
+    assert (verdict.bar, verdict.count, verdict.lowest_case) == (bars.SMALL_BATCH, 2, worst)
+    assert verdict.mean == pytest.approx(4.0) and not verdict.met
+
+
+def test_predictions_are_called_predictions(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bars", "--card", "H200"])
+    bars.main()
+    printed = capsys.readouterr().out
+    assert printed.startswith("H200: PREDICTED") and "nothing measured" in printed.splitlines()[0]
+    assert printed.count("met if cuDNN takes") == len({case.key for case in cases() if bars.bar_of(case)})

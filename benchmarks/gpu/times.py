@@ -155,8 +155,8 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     )
 
 
-def planned(case: Case) -> tuple[str, float]:
-    """The plan's strategy on this GPU and the predicted us a step, without the input product."""
+def planned(case: Case, card: str = "cuda:0") -> tuple[str, float]:
+    """The plan's strategy on a card and the predicted us a step, without the input product."""
     from fastrnn.explain import explain_layer
 
     kind = "lstm_projected" if case.projection else case.cell.lower()
@@ -171,7 +171,7 @@ def planned(case: Case) -> tuple[str, float]:
         directions=2 if case.layout == "both" else 1,
         training=case.mode == "training",
         packed=case.layout == "packed",
-        card="cuda:0",
+        card=card,
     )
     chosen = [plan.strategy] + [plan.backward_strategy] * (plan.training and plan.backward_strategy != plan.strategy)
     return "/".join(chosen), plan.predicted_us * (2 if case.layout == "deep" else 1)
