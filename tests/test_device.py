@@ -79,6 +79,26 @@ def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch
             assert torch.equal(part, whole[:, :rows]), rows
 
 
+@pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
+@pytest.mark.parametrize("kind", [fastrnn.LSTM, fastrnn.GRU])
+def test_a_rows_gradient_does_not_depend_on_its_batch(kind, strategy, monkeypatch):
+    """Likewise backward, where grid gives a warp one or two tiles of units: by the number of rows."""
+    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    layer = kind(5, 136).bfloat16()
+    x, d_output = torch.randn(3, 100, 5).bfloat16(), torch.randn(3, 100, 136).bfloat16()
+    initial = torch.randn(1, 100, 136).bfloat16()
+
+    def gradient(rows: slice) -> torch.Tensor:
+        h = initial[:, rows].clone().requires_grad_()
+        output, _ = layer(x[:, rows], (h, torch.zeros_like(h)) if kind is fastrnn.LSTM else h)
+        output.backward(d_output[:, rows])
+        return h.grad
+
+    whole = gradient(slice(None))
+    for rows in (slice(0, 1), slice(40, 57)):
+        assert torch.equal(gradient(rows), whole[:, rows]), rows
+
+
 def test_seeds_do_not_matter(monkeypatch):
     call = make_call("gru", "lengths_resets", (4, 3, 5, 20, 1), torch.bfloat16)
     results = []

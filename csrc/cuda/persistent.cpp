@@ -49,7 +49,7 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
     const PhasePartition& from = partition.phase[i];
     PersistentPhase& phase = params.phase[i];
     phase.units = static_cast<int>(from.units);
-    phase.gates = from.gates;
+    phase.gates = from.gates * from.tiles;
     phase.unit_warps = from.unit_warps, phase.depth_warps = from.depth_warps;
     phase.first_slices = from.first_slices, phase.slices = from.slices;
     phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
@@ -100,7 +100,7 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
   }
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
-  kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, partition.phase[0].gates, shape, params,
+  kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params,
                                                                        run.stream);
   return true;
 }

@@ -16,7 +16,7 @@ namespace fr::FR_TARGET {
 //         product and its pointwise part each. Of a product a block computes `gates` gate rows of 16 * unit_warps units for its group's
 //         rows, 16 at a time (a chunk); the depth is cut in slices of 128 bytes, which depth_warps warps take in turn, a slice
 //         a round, and whose sums are added in the order of the warps.
-//         forward: gates = kGates in phase 0; backward and phase 1: one gate row.
+//         forward: gates = kGates in phase 0; phase 1: one gate row; backward: one gate row, of one or two tiles of 16 units a warp.
 // memory  registers: 16 * kGates a resident slice of weights, 8 * kGates sums. shared: addresses of two steps, row pointers;
 //         resident weights; a ring of kPersistentStages rounds of the operand; partial sums. global, a step, chunk and block:
 //         the operand's rows whole, from L2; streamed slices of weights.
@@ -33,12 +33,14 @@ struct PersistentKernel {
   static constexpr const char* kName = "persistent_kernel";
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = true;  // but for clusters: launch.cuh
-  static constexpr bool kTwoPhases = kBackward || kGates == 2 || kGates == 4;  // cells with two products are among those served
+  // Backward has one gate row; its kGates are tiles of units, of which two serve cells with one product alone.
+  static constexpr bool kUnitTiles = kBackward && kGates > 1;
+  static constexpr bool kTwoPhases = kBackward ? kGates == 1 : kGates == 2 || kGates == 4;  // cells with two products are among those served
   using Params = PersistentParams;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   using V = Scalar<State>;
-  using Product = PersistentProduct<Math, kGates, kTwoPhases>;
+  using Product = PersistentProduct<Math, kGates, kTwoPhases, kUnitTiles>;
   using Fragment = typename Product::Fragment;
   static constexpr int kChunk = kPersistentChunk, kHalves = Product::kHalves, kTiles = Product::kTiles;
   static constexpr int kRegisterSlices = Product::kRegisterSlices;
@@ -114,7 +116,7 @@ struct PersistentKernel {
                               Meanwhile meanwhile, int thread) {
     const PersistentParams& p = part.p;
     const int rows = end - row0 < kChunk ? end - row0 : kChunk;
-    const int units = kWarpUnits * part.phase.unit_warps;
+    const int units = part.warp_units() * part.phase.unit_warps;
     if (product) {
       State sums[kGates][kTiles][4] = {};
       part.run(sums, buffer, rows, held);
@@ -129,7 +131,7 @@ struct PersistentKernel {
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
       const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, kChunk * part.pitch(),
-                      part.phase.gates * kChunk * part.pitch(), part.phase.depth_warps, p, next_buffer, row, j};
+                      part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, p, next_buffer, row, j};
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
       else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
@@ -184,7 +186,7 @@ struct PersistentKernel {
       for (int index = 0; index < p.phases; ++index) {
         const bool product = !kBackward || (index == 0 ? s > 0 : s < p.count);
         const Product part = part_of(index);
-        const int unit0 = block * kWarpUnits * part.phase.unit_warps;
+        const int units = part.warp_units() * part.phase.unit_warps, unit0 = block * units;
         for (int c = 0; c < chunks; ++c) {
           const int chunk_row0 = row0 + c * kChunk;
           if (product && !p.cluster) {
@@ -195,7 +197,7 @@ struct PersistentKernel {
             }
             block_sync();
           }
-          if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, kWarpUnits * part.phase.unit_warps, thread);
+          if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, units, thread);
           const int chunk_bytes = c * kChunk * kRowBytes;  // the operand of an odd step is the second
           chunk(part, d[index], weights, product, unit0, chunk_row0, end, p.ring_offset + s % 2 * p.stage_bytes + chunk_bytes,
                 p.ring_offset + (1 - s % 2) * p.stage_bytes + chunk_bytes, s < p.last ? current + (1 - s % 2) * 2 : nullptr, [&] {
@@ -211,10 +213,11 @@ struct PersistentKernel {
   }
 };
 
-// gates: the first product's gate rows in forward, ignored in backward.
+// gates: the first product's gate rows in forward, tiles of units in backward.
 template <class Math>
 void launch_persistent(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream) {
-  if (backward) return launch<PersistentKernel<Math, 1, true>>(shape, params, stream);
+  if (backward && gates == 1) return launch<PersistentKernel<Math, 1, true>>(shape, params, stream);
+  if (backward) return launch<PersistentKernel<Math, 2, true>>(shape, params, stream);
   switch (gates) {
     case 1: return launch<PersistentKernel<Math, 1, false>>(shape, params, stream);
     case 2: return launch<PersistentKernel<Math, 2, false>>(shape, params, stream);

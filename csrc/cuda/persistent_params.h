@@ -34,7 +34,7 @@ struct MovingRows {
 
 struct PersistentPhase {
   int units;                 // results of the product
-  int gates;                 // gate rows a unit
+  int gates;                 // gate rows a unit, or in backward tiles of units a warp
   int unit_warps, depth_warps;
   int first_slices, slices;  // slices of depth: of segment 0, of both
   int rounds, register_rounds, shared_rounds;

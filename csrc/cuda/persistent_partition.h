@@ -20,10 +20,11 @@ struct PersistentRequest {
   bool backward = false;
 };
 
-// One product of a step: the block's warps are unit_warps x depth_warps; warp (u, d) multiplies the weights of 16 units by the
-// slices d, d + depth_warps, ... of the depth, a slice a round.
+// One product of a step: the block's warps are unit_warps x depth_warps; warp (u, d) multiplies the weights of 16 * tiles units by
+// the slices d, d + depth_warps, ... of the depth, a slice a round.
 struct PhasePartition {
   int gates = 1;            // gate rows a unit
+  int tiles = 1;            // of 16 units a warp: 1 or, with one gate row, 2
   int64_t units = 0;        // of the product: H or R
   int first_slices = 0;     // slices of 128 bytes of depth: of the first segment (StepProduct),
   int slices = 0;           // of both
@@ -32,9 +33,9 @@ struct PhasePartition {
   int register_rounds = 0;  // the first of them: weights in registers,
   int shared_rounds = 0;    // the next: in shared memory; those left are streamed from L2 each time
   int streamed_rounds() const { return rounds - register_rounds - shared_rounds; }
-  int64_t block_units() const { return static_cast<int64_t>(kPersistentUnits) * unit_warps; }
+  int64_t block_units() const { return static_cast<int64_t>(kPersistentUnits) * tiles * unit_warps; }
   // Bytes of weights of one round, of all warps of a block.
-  int64_t round_bytes() const { return static_cast<int64_t>(unit_warps) * depth_warps * gates * kPersistentUnits * kPersistentSlice; }
+  int64_t round_bytes() const { return block_units() * depth_warps * gates * kPersistentSlice; }
 };
 
 struct PersistentPartition {
@@ -69,13 +70,11 @@ inline void share_warps(PhasePartition& phase, int warps, int register_slices, i
   while (phase.depth_warps > 1 && blocks() > most_blocks) phase.depth_warps /= 2;
   phase.unit_warps = warps / phase.depth_warps;
   phase.rounds = static_cast<int>(persistent_divide_up(phase.slices, phase.depth_warps));
-  phase.register_rounds = std::min(phase.rounds, register_slices);
+  phase.register_rounds = std::min(phase.rounds, register_slices / phase.tiles);
 }
 
-}  // namespace detail
-
-inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
-  using detail::persistent_divide_up;
+// tiles: of the first phase.
+inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
   const CellTraits cell = cell_traits(request.cell);
   const int64_t element = storage_bytes(request.type), hidden = request.hidden;
   const int64_t width = request.projection > 0 ? request.projection : hidden;
@@ -108,6 +107,7 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
     second.units = width, second.first_slices = second.slices = slices(hidden);
   }
 
+  first.tiles = tiles;
   const int most_blocks = limits.sms / request.directions, most_of_group = p.cluster ? std::min(limits.max_cluster, most_blocks) : most_blocks;
   for (int i = 0; i < p.phases; ++i) {
     const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
@@ -162,6 +162,18 @@ inline PersistentPartition persistent_partition(const PersistentRequest& request
                   std::to_string(p.resident_bytes));
 
   return p;
+}
+
+}  // namespace detail
+
+// Backward's gather is the larger part of a step with many rows a group: then, if the chip has room for as many more copies of the
+// weights, a warp takes two tiles of units, so that there are more groups of fewer rows. The order of a row's sums stays the same.
+inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
+  const PersistentPartition narrow = detail::partition_with(1, request, limits);
+  if (!narrow.refusal.empty() || !request.backward || narrow.cluster || narrow.phases > 1) return narrow;
+  const PersistentPartition wide = detail::partition_with(2, request, limits);
+  const bool fewer_rows = wide.refusal.empty() && wide.streamed_bytes == 0 && wide.rows_per_group < narrow.rows_per_group;
+  return fewer_rows ? wide : narrow;
 }
 
 }  // namespace fr

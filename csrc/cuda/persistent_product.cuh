@@ -7,8 +7,9 @@
 
 namespace fr::FR_TARGET {
 
-// kGates: gate rows of the first product of a step; kTwoPhases: there may be a second product, with one gate row.
-template <class Math, int kGates, bool kTwoPhases>
+// kGates: gate rows of the first product of a step; kTwoPhases: there may be a second product, with one gate row. kUnitTiles: instead
+// of gate rows a warp has so many tiles of 16 units, side by side.
+template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles>
 struct PersistentProduct {
   static constexpr int kChunk = kPersistentChunk, kTiles = kChunk / 8, kHalves = 2;
   static constexpr int kRegisterSlices = persistent_register_slices(kGates);
@@ -47,11 +48,15 @@ struct PersistentProduct {
   FR_DEVICE PersistentProduct(const PersistentParams& params, int index, int direction, int block, int thread)
       : p(params), phase(params.phase[index]), product(phase.product[direction]), number(index) {
     lane = thread % 32, unit_warp = thread / 32 % phase.unit_warps, depth_warp = thread / 32 / phase.unit_warps;
-    unit0 = (block * phase.unit_warps + unit_warp) * kWarpUnits;
+    unit0 = (block * phase.unit_warps + unit_warp) * warp_units();
   }
 
   // Gate rows: kGates in phase 0, 1 in phase 1.
   FR_DEVICE bool has_gate(int m) const { return m == 0 || !kTwoPhases || m < phase.gates; }
+  FR_DEVICE int warp_units() const { return kUnitTiles ? kWarpUnits * kGates : kWarpUnits; }
+  FR_DEVICE int sum_gates() const { return kUnitTiles ? 1 : phase.gates; }  // of a unit
+  FR_DEVICE int unit_of(int m, int high) const { return unit0 + lane / 4 + 8 * high + (kUnitTiles ? kWarpUnits * m : 0); }
+  FR_DEVICE int64_t weight_row(int m, int unit) const { return kUnitTiles ? unit : m * product.gate_rows + unit; }
   FR_DEVICE int round_bytes() const { return phase.gates * kWarpUnits * kRowBytes; }  // of a warp's weights
   FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
   FR_DEVICE const Storage*& table(int segment, int row) const {  // operand rows, null: zero
@@ -73,10 +78,10 @@ struct PersistentProduct {
     const auto* weight = static_cast<const Storage*>(product.weight[segment]);
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
-      const int unit = unit0 + lane / 4 + 8 * high;
+      const int unit = unit_of(m, high);
       const int64_t left = unit < phase.units && slice < phase.slices ? product.depth[segment] - k : 0;
       Piece piece;
-      load_piece(piece, left > 0 ? weight + (m * product.gate_rows + unit) * product.weight_stride[segment] + k : nullptr, left,
+      load_piece(piece, left > 0 ? weight + weight_row(m, unit) * product.weight_stride[segment] + k : nullptr, left,
                  product.copy_weight[segment]);
       Math::prepare(piece.word);
 #pragma unroll
@@ -93,8 +98,8 @@ struct PersistentProduct {
     const int left = static_cast<int>(product.depth[segment]) - k;
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
-      const int unit = unit0 + lane / 4 + 8 * high;
-      const int64_t row = m * product.gate_rows + (unit < phase.units ? unit : phase.units - 1);
+      const int unit = unit_of(m, high);
+      const int64_t row = weight_row(m, unit < phase.units ? unit : phase.units - 1);
       Piece piece{};
       if (left > 0)
         piece = *reinterpret_cast<const Piece*>(static_cast<const Storage*>(product.weight[segment]) +
@@ -262,7 +267,7 @@ struct PersistentProduct {
   }
 
   FR_DEVICE State* partial() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
-  FR_DEVICE int pitch() const { return kWarpUnits * phase.unit_warps + kPersistentPitch; }
+  FR_DEVICE int pitch() const { return warp_units() * phase.unit_warps + kPersistentPitch; }
 
   FR_DEVICE void store_partial(const State (&sums)[kGates][kTiles][4]) const {
     State* to = partial();
@@ -273,8 +278,8 @@ struct PersistentProduct {
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          to[((depth_warp * phase.gates + m) * kChunk + 8 * tile + lane % 4 * 2 + i % 2) * pitch() + unit_warp * kWarpUnits + lane / 4 +
-             i / 2 * 8] = sums[m][tile][i];
+          to[((depth_warp * sum_gates() + (kUnitTiles ? 0 : m)) * kChunk + 8 * tile + lane % 4 * 2 + i % 2) * pitch() +
+             unit_warp * warp_units() + (kUnitTiles ? kWarpUnits * m : 0) + lane / 4 + i / 2 * 8] = sums[m][tile][i];
     }
   }
 

@@ -213,7 +213,7 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
 std::string describe(const PhasePartition& phase) {
   return number(phase.gates) + (phase.gates == 1 ? " gate row" : " gate rows") + " of " + number(phase.units) + " units, " +
          number(phase.block_units()) + " units a block; " + number(phase.unit_warps) + " x " + number(phase.depth_warps) +
-         " warps (units x depth), " + number(phase.rounds) + " slices of the depth a warp: " + number(phase.register_rounds) +
+         " warps (units x depth)" + (phase.tiles > 1 ? ", each " + number(phase.tiles) + " tiles of units, " : ", ") + number(phase.rounds) + " slices of the depth a warp: " + number(phase.register_rounds) +
          " in registers, " + number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
 }
 
