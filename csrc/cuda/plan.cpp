@@ -56,10 +56,10 @@ struct Work {
     if (!tensor()) return limits.vector32 * kVectorShare;
     return (r.type == Type::kFloat32 ? limits.tensor32 : limits.tensor16) * kTensorShare;
   }
-  // us to multiply `rows` rows by the weights of one direction on `sms` of the device's SMs.
-  double arithmetic(const DeviceLimits& limits, int64_t rows, double sms) const {
+  // us to multiply `rows` rows by so many weights on `sms` of the device's SMs.
+  double arithmetic(const DeviceLimits& limits, int64_t weights, int64_t rows, double sms) const {
     const int64_t counted = tensor() ? divide_up(rows, kRowTile) * kRowTile : rows;
-    return 2.0 * weight_elements * counted / (rate(limits) * 1e6 * sms / limits.sms);
+    return 2.0 * weights * counted / (rate(limits) * 1e6 * sms / limits.sms);
   }
   // Bytes of a step's rows in DRAM: input part read, output written; in training gates and cells written, or read again.
   double row_bytes(bool backward) const {
@@ -67,11 +67,6 @@ struct Work {
     const double rows = static_cast<double>(r.batch) * r.directions;
     if (backward) return rows * r.hidden * (per_unit + state * (cell.states == 2) + cell.gates * element + 3 * element);
     return rows * (r.hidden * (cell.gates * state + (r.training ? per_unit : 0)) + width * element);
-  }
-  // Bytes that a row's exchange moves: the state forward; backward the gate gradients, which are cell.gates times as many.
-  double exchanged(bool backward) const {
-    const double first = backward ? cell.gates * r.hidden : width, second = cell.products == 2 ? (backward ? width : r.hidden) : 0;
-    return (first + second) * element;
   }
 };
 
@@ -104,34 +99,51 @@ std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits)
   return "";
 }
 
+// A product of a step, which is a launch of its own in `step`.
+struct Product {
+  int gates;
+  int64_t units, depth;
+};
+std::vector<Product> products(const Work& work, bool backward) {
+  const int64_t hidden = work.r.hidden, width = work.width;
+  std::vector<Product> list{backward ? Product{1, width, work.cell.gates * hidden} : Product{work.cell.first_gates, hidden, width}};
+  if (work.cell.products == 2) list.push_back(backward ? Product{1, hidden, width} : Product{1, width, hidden});
+  return list;
+}
+
+// Every row tile reads the weights, from L2 if they stay there from step to step; every tile of units reads its rows.
 Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kStep, work);
   std::string refusal;
   if (limits.capability < kLowestCapability)
     refusal = "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
-  const int gates = work.cell.first_gates;
-  const StepTile tile = step_tile(gates, work.r.type, work.width * work.element, work.r.batch, limits.shared_per_block);
-  c.threads = tile.threads();
-  c.shared_bytes = step_shared_bytes(tile, gates, work.r.type);
-  if (refusal.empty()) refusal = block_limits_refusal(c, limits);
-  c.refusal[0] = c.refusal[1] = refusal;
-  c.blocks = static_cast<int>(divide_up(work.r.hidden, 16 * tile.unit_warps) * divide_up(work.r.batch, 32 * tile.row_warps)) *
-             work.r.directions;
-  const double busy = std::min<double>(c.blocks, limits.sms);
-  const double all = static_cast<double>(work.weight_bytes) * work.r.directions;
-  const int64_t rows = std::min<int64_t>(work.r.batch, 32 * tile.row_warps);
-  // Every row tile reads the weights; from L2 if they stay there from step to step.
-  const double l2 = all * divide_up(work.r.batch, 32 * tile.row_warps) / (limits.l2_per_sm * 1024 * busy);
-  const double dram = all > kL2Share * limits.l2_bytes ? all / (limits.dram * 1e6) : 0;
+  const bool from_dram = static_cast<double>(work.weight_bytes) * work.r.directions > kL2Share * limits.l2_bytes;
   for (const bool backward : {false, true}) {
     StepCost& cost = c.cost[backward];
-    cost.launch = kLaunch * work.cell.products;
-    cost.broadcast = rows * work.exchanged(backward) / (limits.l2_per_sm * 1024);
-    cost.weights = std::max(l2, dram);
-    cost.arithmetic = work.arithmetic(limits, work.r.batch * work.r.directions, busy);
+    for (const Product& product : products(work, backward)) {
+      const double depth_bytes = static_cast<double>(product.depth) * work.element;
+      const StepTile tile = step_tile(product.gates, work.r.type, product.depth * work.element, work.r.batch, limits.shared_per_block);
+      const int64_t unit_tiles = divide_up(product.units, 16 * tile.unit_warps), row_tiles = divide_up(work.r.batch, 32 * tile.row_warps);
+      const int64_t blocks = unit_tiles * row_tiles * work.r.directions;
+      if (!backward && cost.launch == 0) {  // what explain prints is forward's first product
+        c.threads = tile.threads(), c.blocks = static_cast<int>(blocks);
+        c.shared_bytes = step_shared_bytes(tile, product.gates, work.r.type);
+      }
+      const double busy = static_cast<double>(std::min<int64_t>(blocks, limits.sms));
+      const double waves = blocks <= limits.sms ? 1 : divide_up(blocks, limits.sms) * busy / blocks;  // the last one is not full
+      const double rate = limits.l2_per_sm * 1024 * busy / waves;  // of all SMs, bytes/us
+      const double weights = product.gates * product.units * depth_bytes * work.r.directions;
+      const int64_t rows = work.r.batch * work.r.directions;
+      cost.launch += kLaunch;
+      cost.broadcast += rows * depth_bytes * unit_tiles / rate;
+      cost.weights += std::max(weights * row_tiles / rate, from_dram ? weights / (limits.dram * 1e6) : 0);
+      cost.arithmetic += work.arithmetic(limits, product.gates * product.units * product.depth, rows, busy) * waves;
+      cost.pointwise += kPointwise;
+    }
     cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
-    cost.pointwise = kPointwise;
   }
+  if (refusal.empty()) refusal = block_limits_refusal(c, limits);
+  c.refusal[0] = c.refusal[1] = refusal;
   return c;
 }
 
@@ -165,7 +177,7 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   for (const bool backward : {false, true}) {
     StepCost& cost = c.cost[backward];
     cost.exchange = kBlockExchange * waves;
-    cost.arithmetic = waves * work.arithmetic(limits, c.rows_per_group, 1);
+    cost.arithmetic = waves * work.arithmetic(limits, work.weight_elements, c.rows_per_group, 1);
     cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
     cost.pointwise = kPointwise * waves;
   }
