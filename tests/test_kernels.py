@@ -418,7 +418,8 @@ MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32"
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
 # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
 # backward's 1 and 2 tiles of units
-KERNELS = {"transpose": 3, "prepare": 1, "persistent_bf16": 6, "persistent_fp16": 6, "persistent_tf32": 6}
+KERNELS = {"transpose": 3, "prepare": 1, "persistent_bf16": 6, "persistent_fp16": 6, "persistent_fp32": 6,
+           "persistent_tf32": 6}  # fmt: skip
 SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
 BYTES_BUDGET = 40 << 20
 
@@ -434,6 +435,7 @@ INSTRUCTIONS = {
     "persistent_bf16": "HMMA.16816.F32.BF16",
     "persistent_fp16": "HMMA.16816.F32",
     "persistent_tf32": "HMMA.1688.F32.TF32",
+    "persistent_fp32": "FFMA",
 }
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")

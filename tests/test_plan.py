@@ -139,7 +139,10 @@ def test_the_choice_is_the_same_whatever_the_batch():
     for batch in (1, 16, 4096):
         assert _plan("lstm", 2, False, batch, 128, 0, 1, False, "H100")["strategy"] == "block"
         assert _plan("lstm", 2, False, batch, 136, 0, 1, False, "H100")["strategy"] == "cluster"
-        assert _plan("lstm", 0, False, batch, 136, 0, 1, False, "H100")["strategy"] == "step"
+        assert _plan("lstm", 0, False, batch, 136, 0, 1, False, "H100")["strategy"] == "cluster"
+        assert _plan("lstm", 0, False, batch, 64, 0, 1, False, "A100")["strategy"] == "cluster"  # of one block
+        assert _plan("lstm", 0, False, batch, 8192, 0, 2, True, "H100")["backward_strategy"] == "step"
+        assert _plan("lstm", 1, False, batch, 64, 0, 1, False, "H100")["strategy"] == "step"
         assert _plan("lstm", 0, True, batch, 64, 0, 1, False, "A100")["strategy"] == "block"
     one_step, two_steps = (
         explain_layer("lstm", hidden=128, batch=1, steps=steps, dtype=torch.bfloat16).strategy for steps in (1, 2)
@@ -155,7 +158,7 @@ def test_forced_plan_says_the_limit():
         _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")
     with pytest.raises(ValueError, match=r"backward: a block would hold \d+ bytes of weights, it has room for \d+"):
         _plan("lstm_projected", 2, False, 4, 4096, 512, 1, True, "H100", "grid")
-    with pytest.raises(ValueError, match="no thread-block clusters"):
+    with pytest.raises(ValueError, match="takes 2 blocks, a cluster has at most 1"):
         _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "cluster")
     with pytest.raises(ValueError, match="is not one of step, block, cluster, grid, streaming"):
         _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "fast")

@@ -42,7 +42,7 @@ struct PersistentKernel {
   using V = Scalar<State>;
   using Product = PersistentProduct<Math, kGates, kTwoPhases, kUnitTiles>;
   using Fragment = typename Product::Fragment;
-  static constexpr int kChunk = kPersistentChunk, kHalves = Product::kHalves, kTiles = Product::kTiles;
+  static constexpr int kChunk = kPersistentChunk, kHalves = Product::kHalves;
   static constexpr int kRegisterSlices = Product::kRegisterSlices;
 
   FR_DEVICE static void tell_peers(Storage* place, State value) {
@@ -118,9 +118,9 @@ struct PersistentKernel {
     const int rows = end - row0 < kChunk ? end - row0 : kChunk;
     const int units = part.warp_units() * part.phase.unit_warps;
     if (product) {
-      State sums[kGates][kTiles][4] = {};
+      typename Product::WarpSums sums = {};
       part.run(sums, buffer, rows, held);
-      part.store_partial(sums);
+      part.store_partial(sums, rows);
     }
     meanwhile();
     block_sync();

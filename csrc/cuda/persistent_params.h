@@ -8,7 +8,6 @@ namespace fr {
 
 constexpr int kPersistentStages = 3;       // of the operand's ring in shared memory
 constexpr int kPersistentChunk = 16;       // batch rows that a block works on at once
-constexpr int kPersistentUnits = 16;       // units of a warp
 constexpr int kPersistentPitch = 4;        // beyond the units, of a row of partial sums
 constexpr int kPersistentSlice = 128;      // bytes of depth
 // What a device gives, and what a test takes away from it.
@@ -22,7 +21,16 @@ struct PersistentLimits {
   int64_t resident_shared = INT64_MAX;  // bytes of weights at most in a block's shared memory
 };
 
-// Slices of weights that a warp's registers hold beside sums and addresses: 16 registers a slice and gate row.
+// Units of a warp's tile, and batch rows that it multiplies together: on tensor cores, or with FMA, whose sums take twice the registers
+// and whose weights are spread over more SMs.
+constexpr int persistent_units(bool tensor) { return tensor ? 16 : 8; }
+constexpr int persistent_row_tile(bool tensor) { return tensor ? 8 : 4; }
+// Lanes that share a unit: each multiplies a part of the depth. FMA, few gate rows (of the kernel): more lanes, so that a piece of
+// the operand, once read, serves two units of its lane.
+constexpr int persistent_unit_lanes(bool tensor, int gates) { return tensor || gates > 2 ? 4 : 8; }
+
+// Slices of weights that a warp's registers hold beside sums and addresses: 16 registers a slice and gate row; with FMA 8, as much as
+// the sums of a gate row take more.
 constexpr int persistent_register_slices(int gates) { return gates == 1 ? 8 : gates == 2 ? 4 : 2; }
 
 // Where the rows of step t lie: at base + position * bytes, position being t, or in packed rows the step's first row.

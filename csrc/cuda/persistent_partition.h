@@ -20,11 +20,12 @@ struct PersistentRequest {
   bool backward = false;
 };
 
-// One product of a step: the block's warps are unit_warps x depth_warps; warp (u, d) multiplies the weights of 16 * tiles units by
+// One product of a step: the block's warps are unit_warps x depth_warps; warp (u, d) multiplies the weights of tile_units * tiles units by
 // the slices d, d + depth_warps, ... of the depth, a slice a round.
 struct PhasePartition {
   int gates = 1;            // gate rows a unit
-  int tiles = 1;            // of 16 units a warp: 1 or, with one gate row, 2
+  int tile_units = 0;       // 16, or with FMA 8
+  int tiles = 1;            // of so many units a warp: 1 or, with one gate row, 2
   int64_t units = 0;        // of the product: H or R
   int first_slices = 0;     // slices of 128 bytes of depth: of the first segment (StepProduct),
   int slices = 0;           // of both
@@ -33,7 +34,7 @@ struct PhasePartition {
   int register_rounds = 0;  // the first of them: weights in registers,
   int shared_rounds = 0;    // the next: in shared memory; those left are streamed from L2 each time
   int streamed_rounds() const { return rounds - register_rounds - shared_rounds; }
-  int64_t block_units() const { return static_cast<int64_t>(kPersistentUnits) * tiles * unit_warps; }
+  int64_t block_units() const { return static_cast<int64_t>(tile_units) * tiles * unit_warps; }
   // Bytes of weights of one round, of all warps of a block.
   int64_t round_bytes() const { return block_units() * depth_warps * gates * kPersistentSlice; }
 };
@@ -63,7 +64,7 @@ inline int64_t persistent_divide_up(int64_t a, int64_t b) { return (a + b - 1) /
 // Warps to depth: as few groups of the depth as let the registers hold the weights, fewer yet if the blocks would not fit the
 // device. A function of sizes and device alone, never of the batch: it decides the order of a row's sums.
 inline void share_warps(PhasePartition& phase, int warps, int register_slices, int most_blocks) {
-  const auto blocks = [&] { return persistent_divide_up(phase.units, kPersistentUnits * static_cast<int64_t>(warps / phase.depth_warps)); };
+  const auto blocks = [&] { return persistent_divide_up(phase.units, static_cast<int64_t>(phase.tile_units) * (warps / phase.depth_warps)); };
   while (phase.depth_warps < warps && phase.depth_warps < phase.slices &&
          persistent_divide_up(phase.slices, phase.depth_warps) > register_slices)
     phase.depth_warps *= 2;
@@ -78,7 +79,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   const CellTraits cell = cell_traits(request.cell);
   const int64_t element = storage_bytes(request.type), hidden = request.hidden;
   const int64_t width = request.projection > 0 ? request.projection : hidden;
-  const bool projects = request.projection > 0;
+  const bool projects = request.projection > 0, tensor = request.type != Type::kFloat32 || request.tf32;
   PersistentPartition p;
   p.phases = cell.products;
   p.warps = limits.warps;
@@ -86,8 +87,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     p.refusal = std::move(why);
     return p;
   };
-  if (request.type == Type::kFloat64 || (request.type == Type::kFloat32 && !request.tf32))
-    return refuse("products without tensor cores have no persistent kernel");
+  if (request.type == Type::kFloat64) return refuse("float64 has no persistent kernel");
   if (limits.sms < request.directions) return refuse("fewer SMs than directions");
   p.cluster = limits.max_cluster > 0;
   if (p.cluster && cell.products != 1) return refuse("cells with two products a step have no kernel at cluster scope");
@@ -111,6 +111,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   const int most_blocks = limits.sms / request.directions, most_of_group = p.cluster ? std::min(limits.max_cluster, most_blocks) : most_blocks;
   for (int i = 0; i < p.phases; ++i) {
     const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
+    p.phase[i].tile_units = persistent_units(tensor);
     detail::share_warps(p.phase[i], limits.warps, registers, most_of_group);
     p.blocks = std::max(p.blocks, static_cast<int>(persistent_divide_up(p.phase[i].units, p.phase[i].block_units())));
   }
@@ -121,11 +122,11 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
                   std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
 
-  // As many groups as fit, so that each gathers fewer rows; whole tiles of 8. Clusters wait for no other, so there may be more
+  // As many groups as fit, so that each gathers fewer rows; whole tiles. Clusters wait for no other, so there may be more
   // of them than fit: at most a chunk of rows each, whose operand then fits whatever the batch.
-  const int64_t batch = std::max<int64_t>(1, request.batch);
-  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, 8));
-  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), 8) * 8;
+  const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
+  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, tile));
+  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), tile) * tile;
   if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentChunk);
   p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
   p.operand_rows = persistent_divide_up(p.rows_per_group, kPersistentChunk) * kPersistentChunk;

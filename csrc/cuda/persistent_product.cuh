@@ -1,5 +1,5 @@
 // One product of a step of a persistent launch, as a thread sees it: the weights that its warp keeps, the operand's way into shared
-// memory, and the sums. Used by persistent.cuh, whose header explains the layout.
+// memory, and the sums, on tensor cores or with FMA. Used by persistent.cuh, whose header explains the layout.
 #pragma once
 
 #include "persistent_rows.cuh"
@@ -8,17 +8,23 @@
 namespace fr::FR_TARGET {
 
 // kGates: gate rows of the first product of a step; kTwoPhases: there may be a second product, with one gate row. kUnitTiles: instead
-// of gate rows a warp has so many tiles of 16 units, side by side.
+// of gate rows a warp has so many tiles of units, side by side.
 template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles>
 struct PersistentProduct {
-  static constexpr int kChunk = kPersistentChunk, kTiles = kChunk / 8, kHalves = 2;
+  static constexpr bool kTensor = Math::kTensor;
+  static constexpr int kChunk = kPersistentChunk, kUnits = persistent_units(kTensor), kTileRows = persistent_row_tile(kTensor);
+  static constexpr int kTiles = kChunk / kTileRows;
+  // Lanes that share a unit; the parts of a slice that they take one after the other, a piece a lane; units of a lane.
+  static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes, kHigh = kUnits * kUnitLanes / 32;
   static constexpr int kRegisterSlices = persistent_register_slices(kGates);
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
 
-  // A lane's weights of one gate row in half a slice: its pieces of units g and g + 8.
-  struct Fragment { uint32_t word[2][4]; };
+  // A lane's weights of one gate row in one part of a slice: a piece of each of its units.
+  struct Fragment { uint32_t word[kHigh][4]; };
+  // A lane's sums of a tile: as mma has them, or for FMA all rows and units of the lane's part of the depth.
+  using WarpSums = State[kGates][kTiles][kTensor ? 4 : kTileRows * kHigh];
   union alignas(kPieceBytes) Piece {
     Storage value[kPieceDepth];
     uint32_t word[4];
@@ -53,11 +59,13 @@ struct PersistentProduct {
 
   // Gate rows: kGates in phase 0, 1 in phase 1.
   FR_DEVICE bool has_gate(int m) const { return m == 0 || !kTwoPhases || m < phase.gates; }
-  FR_DEVICE int warp_units() const { return kUnitTiles ? kWarpUnits * kGates : kWarpUnits; }
+  FR_DEVICE int warp_units() const { return kUnitTiles ? kUnits * kGates : kUnits; }
   FR_DEVICE int sum_gates() const { return kUnitTiles ? 1 : phase.gates; }  // of a unit
-  FR_DEVICE int unit_of(int m, int high) const { return unit0 + lane / 4 + 8 * high + (kUnitTiles ? kWarpUnits * m : 0); }
+  FR_DEVICE int unit_of(int m, int high) const {
+    return unit0 + lane / kUnitLanes + 32 / kUnitLanes * high + (kUnitTiles ? kUnits * m : 0);
+  }
   FR_DEVICE int64_t weight_row(int m, int unit) const { return kUnitTiles ? unit : m * product.gate_rows + unit; }
-  FR_DEVICE int round_bytes() const { return phase.gates * kWarpUnits * kRowBytes; }  // of a warp's weights
+  FR_DEVICE int round_bytes() const { return phase.gates * kUnits * kRowBytes; }  // of a warp's weights
   FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
   FR_DEVICE const Storage*& table(int segment, int row) const {  // operand rows, null: zero
     return reinterpret_cast<const Storage**>(
@@ -74,10 +82,10 @@ struct PersistentProduct {
   FR_DEVICE void load_weights(Fragment& to, int slice, int half, int m) const {
     const int segment = slice >= phase.first_slices ? 1 : 0;
     const int64_t k = static_cast<int64_t>(slice - segment * phase.first_slices) * kSliceDepth +
-                      (4 * half + lane % 4) * kPieceDepth;
+                      (kUnitLanes * half + lane % kUnitLanes) * kPieceDepth;
     const auto* weight = static_cast<const Storage*>(product.weight[segment]);
 #pragma unroll
-    for (int high = 0; high < 2; ++high) {
+    for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
       const int64_t left = unit < phase.units && slice < phase.slices ? product.depth[segment] - k : 0;
       Piece piece;
@@ -94,10 +102,10 @@ struct PersistentProduct {
   FR_DEVICE void stream_weights(Fragment& to, int slice, int half, int m) const {
     const StepProduct& product = placed_steps()[number].product;
     const int segment = slice >= phase.first_slices ? 1 : 0;
-    const int k = (slice - segment * phase.first_slices) * kSliceDepth + (4 * half + lane % 4) * kPieceDepth;
+    const int k = (slice - segment * phase.first_slices) * kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * kPieceDepth;
     const int left = static_cast<int>(product.depth[segment]) - k;
 #pragma unroll
-    for (int high = 0; high < 2; ++high) {
+    for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
       const int64_t row = weight_row(m, unit < phase.units ? unit : phase.units - 1);
       Piece piece{};
@@ -122,7 +130,7 @@ struct PersistentProduct {
   FR_DEVICE Piece* resident_piece(int shared_round, int half, int m, int high) const {
     const int warp = depth_warp * phase.unit_warps + unit_warp;
     return reinterpret_cast<Piece*>(shared_memory(phase.weights_offset + (shared_round * warps() + warp) * round_bytes() +
-                                                      ((half * phase.gates + m) * 2 + high) * 32 * kPieceBytes + lane * kPieceBytes,
+                                                      ((half * phase.gates + m) * kHigh + high) * 32 * kPieceBytes + lane * kPieceBytes,
                                                   kPieceBytes));
   }
   FR_DEVICE void fill_resident() const {
@@ -132,7 +140,7 @@ struct PersistentProduct {
           Fragment fragment;
           load_weights(fragment, slice_of(phase.register_rounds + round), half, m);
 #pragma unroll
-          for (int high = 0; high < 2; ++high) {
+          for (int high = 0; high < kHigh; ++high) {
             Piece piece;
 #pragma unroll
             for (int i = 0; i < 4; ++i) piece.word[i] = fragment.word[high][i];
@@ -164,9 +172,46 @@ struct PersistentProduct {
     }
   }
 
-  // Half a slice: the operand's pieces of all tiles, then a gate row after the other.
+  // A slice on tensor cores: of each half the operand's pieces of all tiles, then a gate row after the other. With FMA the weights of all
+  // gate rows, then a row of the operand after the other.
   template <class Weights>
-  FR_DEVICE void multiply(State (&sums)[kGates][kTiles][4], int round, int first, int tiles, Weights weights) const {
+  FR_DEVICE void multiply(WarpSums& sums, int round, int first, int tiles, Weights weights) const {
+    if constexpr (!kTensor) return multiply_fma(sums, round, first, tiles, weights);
+    else multiply_mma(sums, round, first, tiles, weights);
+  }
+  template <class Weights>
+  FR_DEVICE void multiply_fma(WarpSums& sums, int round, int first, int tiles, Weights weights) const {
+    const unsigned char* from = stage(round, first);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      Fragment a[kGates];
+#pragma unroll
+      for (int m = 0; m < kGates; ++m) {
+        if (!has_gate(m)) break;
+        a[m] = weights(half, m);
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile >= tiles) break;
+#pragma unroll
+        for (int row = 0; row < kTileRows; ++row) {
+          const Piece b = *reinterpret_cast<const Piece*>(
+              from + operand_offset(kTileRows * tile + row, kUnitLanes * half + lane % kUnitLanes));
+#pragma unroll
+          for (int m = 0; m < kGates; ++m) {
+            if (!has_gate(m)) break;
+#pragma unroll
+            for (int high = 0; high < kHigh; ++high)
+#pragma unroll
+              for (int k = 0; k < kPieceDepth; ++k)
+                sums[m][tile][row + kTileRows * high] += bits_to_float(a[m].word[high][k]) * b.value[k];
+          }
+        }
+      }
+    }
+  }
+  template <class Weights>
+  FR_DEVICE void multiply_mma(WarpSums& sums, int round, int first, int tiles, Weights weights) const {
     const unsigned char* from = stage(round, first);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -196,8 +241,8 @@ struct PersistentProduct {
   }
 
   // The whole product of a chunk. first: where its rows of a cluster's operand begin.
-  FR_DEVICE void run(State (&sums)[kGates][kTiles][4], int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
-    const int tiles = (rows + 7) / 8, loaded = 8 * tiles;
+  FR_DEVICE void run(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
+    const int tiles = (rows + kTileRows - 1) / kTileRows, loaded = kTileRows * tiles;
     for (int round = 0; round < kPersistentStages - 1 && !p.cluster; ++round) {
       if (round < phase.rounds) issue(round, loaded);
       commit_copies();
@@ -223,7 +268,7 @@ struct PersistentProduct {
       multiply(sums, round, first, tiles, [&](int half, int m) {
         Fragment a;
 #pragma unroll
-        for (int high = 0; high < 2; ++high) {
+        for (int high = 0; high < kHigh; ++high) {
           const Piece piece = *resident_piece(round - phase.register_rounds, half, m, high);
 #pragma unroll
           for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
@@ -232,15 +277,20 @@ struct PersistentProduct {
       });
     }
     if (streamed == phase.rounds) return;
-    Fragment next;
-    stream_weights(next, slice_of(streamed), 0, 0);
+    // Read ahead: on tensor cores the next fragment, with FMA the next of each gate row.
+    constexpr int kAhead = kTensor ? 1 : kGates;
+    Fragment next[kAhead];
+#pragma unroll
+    for (int m = 0; m < kAhead; ++m)
+      if (has_gate(m)) stream_weights(next[m], slice_of(streamed), 0, m);
 #pragma unroll 1
     for (int round = streamed; round < phase.rounds; ++round) {
       if (!begin(round)) continue;
-      multiply(sums, round, first, tiles, [&](int half, int m) {  // one fragment ahead; warp_sync keeps the loads in this order
-        const Fragment a = next;
-        const bool more = has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
-        stream_weights(next, slice_of(last ? round + 1 : round), more ? half : 1 - half, more ? m + 1 : 0);
+      multiply(sums, round, first, tiles, [&](int half, int m) {  // warp_sync keeps the loads in this order
+        const Fragment a = next[m % kAhead];
+        const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
+        stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,
+                       more ? m + 1 : kTensor ? 0 : m);
         warp_sync();
         return a;
       });
@@ -269,17 +319,40 @@ struct PersistentProduct {
   FR_DEVICE State* partial() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
   FR_DEVICE int pitch() const { return warp_units() * phase.unit_warps + kPersistentPitch; }
 
-  FR_DEVICE void store_partial(const State (&sums)[kGates][kTiles][4]) const {
+  // FMA: the sum over the lanes that share units; a lane gets the value of its number among them.
+  FR_DEVICE State shared_sum(State (&values)[kTileRows * kHigh]) const {
+    static_assert(kTileRows * kHigh == kUnitLanes);
+#pragma unroll
+    for (int half = kUnitLanes / 2; half > 0; half /= 2) {
+      const bool upper = lane & half;
+#pragma unroll
+      for (int i = 0; i < half; ++i)
+        values[i] = (upper ? values[i + half] : values[i]) + warp_shuffle(upper ? values[i] : values[i + half], lane ^ half);
+    }
+    return values[0];
+  }
+
+  FR_DEVICE void store_partial(WarpSums& sums, int rows) const {
     State* to = partial();
+    const auto place = [&](int m, int row, int unit) {
+      return to + ((depth_warp * sum_gates() + (kUnitTiles ? 0 : m)) * kChunk + row) * pitch() + unit_warp * warp_units() +
+             (kUnitTiles ? kUnits * m : 0) + unit;
+    };
 #pragma unroll
     for (int m = 0; m < kGates; ++m) {
       if (!has_gate(m)) break;
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile)
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if constexpr (kTensor) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          to[((depth_warp * sum_gates() + (kUnitTiles ? 0 : m)) * kChunk + 8 * tile + lane % 4 * 2 + i % 2) * pitch() +
-             unit_warp * warp_units() + (kUnitTiles ? kWarpUnits * m : 0) + lane / 4 + i / 2 * 8] = sums[m][tile][i];
+          for (int i = 0; i < 4; ++i) *place(m, 8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8) = sums[m][tile][i];
+        } else {
+          if (kTileRows * tile >= rows) break;
+          const State sum = shared_sum(sums[m][tile]);
+          const int value = lane % kUnitLanes;
+          *place(m, kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows)) = sum;
+        }
+      }
     }
   }
 

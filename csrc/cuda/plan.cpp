@@ -25,6 +25,7 @@ constexpr int64_t kRegisterShare = 2;        // half of the registers hold weigh
 constexpr double kL2Share = 0.8;             // of L2 that keeps weights from step to step
 constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows, beside one a slice
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
+constexpr int64_t kStepRows = 32;            // rows that a warp of `step` multiplies; counted for FMA, whose arithmetic binds
 constexpr int kPersistentThreads = 256;
 constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose_strategy
 
@@ -58,7 +59,7 @@ struct Work {
   }
   // us to multiply `rows` rows by so many weights on `sms` of the device's SMs.
   double arithmetic(const DeviceLimits& limits, int64_t weights, int64_t rows, double sms) const {
-    const int64_t counted = tensor() ? divide_up(rows, kRowTile) * kRowTile : rows;
+    const int64_t tile = tensor() ? kRowTile : kStepRows, counted = divide_up(rows, tile) * tile;
     return 2.0 * weights * counted / (rate(limits) * 1e6 * sms / limits.sms);
   }
   // Bytes of a step's rows in DRAM: input part read, output written; in training gates and cells written, or read again.
@@ -147,7 +148,8 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   return c;
 }
 
-std::string no_tensor_refusal(const Work& work, const DeviceLimits& limits) {
+// What every strategy but step refuses.
+std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   if (limits.capability < kLowestCapability)
     return "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
   if (work.r.type == Type::kFloat64) return "float64 runs in step only";
@@ -161,7 +163,7 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   c.groups = static_cast<int>(divide_up(work.r.batch, kRowTile));
   c.blocks = c.groups * work.r.directions;
   c.resident_bytes = work.weight_bytes;
-  std::string refusal = no_tensor_refusal(work, limits);
+  std::string refusal = one_launch_refusal(work, limits);
   const int64_t room = limits.registers_per_sm * 4 / kRegisterShare;
   if (refusal.empty() && work.r.packed) refusal = "packed rows have no block kernel";
   if (refusal.empty() && work.weight_bytes > room)
@@ -198,16 +200,21 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
                          double exchange, double read_rate) {
   const int64_t rows = std::min(work.r.batch, partition.rows_per_group), chunks = divide_up(rows, kPersistentChunk);
   const double per_sm = work.rate(limits) * 1e6 / limits.sms;  // flop/us
+  const bool tensor = work.tensor();
+  const int64_t tile = persistent_row_tile(tensor), counted = divide_up(rows, tile) * tile;
   StepCost cost;
   double shared = 0, streamed = 0;
   for (int i = 0; i < partition.phases; ++i) {
     const PhasePartition& phase = partition.phase[i];
     const double depth = static_cast<double>(phase.slices) * kPersistentSlice;
     cost.broadcast += rows * depth / (read_rate * 1024);
-    cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * divide_up(rows, kRowTile) * kRowTile / per_sm;
+    cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * counted / per_sm;
     cost.pointwise += kPointwise * chunks;
     cost.exchange += kBlockExchange * chunks * (phase.rounds + kChunkBarriers);
     shared += static_cast<double>(chunks) * phase.shared_rounds * phase.round_bytes();
+    if (!tensor)  // the lanes of a warp read the operand once for each of their units
+      shared += static_cast<double>(counted) * partition.warps * phase.rounds * kPersistentSlice * 32 /
+                persistent_unit_lanes(tensor, partition.phase[0].gates);
     streamed += static_cast<double>(chunks) * phase.streamed_rounds() * phase.round_bytes();
   }
   const double blocks = static_cast<double>(partition.blocks) * partition.groups * work.r.directions;
@@ -236,8 +243,7 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
   const bool cluster = strategy == Strategy::kCluster;
   for (const bool backward : {false, true}) {
     const PersistentPartition partition = partition_of(strategy, work, limits, backward);
-    std::string& refusal = c.refusal[backward] = no_tensor_refusal(work, limits);
-    if (refusal.empty() && cluster && limits.max_cluster < 2) refusal = "the device has no thread-block clusters";
+    std::string& refusal = c.refusal[backward] = one_launch_refusal(work, limits);
     if (refusal.empty()) refusal = partition.refusal;
     if (!refusal.empty()) continue;
     c.blocks = std::max(c.blocks, partition.blocks * partition.groups * work.r.directions);
@@ -248,8 +254,10 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
     c.resident_bytes = std::max(c.resident_bytes, partition.resident_bytes);
     c.streamed_bytes = std::max(c.streamed_bytes, partition.streamed_bytes);
     c.shared_bytes = std::max(c.shared_bytes, partition.shared_bytes);
-    c.cost[backward] = persistent_cost(partition, work, limits, backward, cluster ? kClusterExchange : kGridExchange,
-                                       cluster ? limits.peer_per_sm : limits.l2_per_sm);
+    const bool alone = cluster && partition.blocks == 1;
+    c.cost[backward] = persistent_cost(partition, work, limits, backward,
+                                       alone ? kBlockExchange : cluster ? kClusterExchange : kGridExchange,
+                                       alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
     refusal = block_limits_refusal(c, limits);
     std::vector<std::string>& words = c.partition[backward];
     words.push_back(number(partition.blocks) + " blocks take the weights once, " + number(partition.groups) +
@@ -289,13 +297,16 @@ Strategy strategy_named(const std::string& name) {
 int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
   // By gate rows, 1 to 4.
   static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168}, kStepDouble[] = {128, 168, 200, 232};
-  static constexpr int kBlockForward[] = {152, 255, 232, 248}, kPersistentForward[] = {240, 248, 240, 255};
-  constexpr int kBlockBackward = 255, kPersistentBackward = 248;  // one block of 256 threads an SM: at most 255
+  static constexpr int kBlockForward[] = {152, 255, 232, 248}, kPersistentForward[] = {240, 248, 240, 255},
+                       kPersistentFloat[] = {248, 248, 255, 255};
+  constexpr int kBlockBackward = 255, kPersistentBackward = 248, kPersistentFloatBackward = 255;  // one block of 256 threads an SM: at most 255
   if (gates < 1 || gates > 4) throw std::invalid_argument("gates: expected 1 to 4");
   switch (strategy) {
     case Strategy::kStep: return (math == Math::kFloat64 ? kStepDouble : math == Math::kFloat32 ? kStepFloat : kStepTensor)[gates - 1];
     case Strategy::kBlock: return backward ? kBlockBackward : kBlockForward[gates - 1];
-    default: return backward ? kPersistentBackward : kPersistentForward[gates - 1];
+    default:
+      if (math == Math::kFloat32) return backward ? kPersistentFloatBackward : kPersistentFloat[gates - 1];
+      return backward ? kPersistentBackward : kPersistentForward[gates - 1];
   }
 }
 

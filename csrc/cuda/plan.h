@@ -52,7 +52,7 @@ struct PlanRequest {
 };
 
 // Parts of a step's time in us: what the strategy pays to start or synchronise, to bring the state to every SM, to multiply,
-// to read weights (from shared memory, L2 or DRAM), to read and write the step's rows in DRAM, and for gate mathematics.
+// to read weights (from shared memory, L2 or DRAM; with FMA the operand from shared memory too), to read and write the step's rows in DRAM, and for gate mathematics.
 struct StepCost {
   double launch = 0, exchange = 0, broadcast = 0, arithmetic = 0, weights = 0, rows = 0, pointwise = 0;
   double total() const;

@@ -147,12 +147,13 @@ struct StepKernels {
   void persistent_bf16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void persistent_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void persistent_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
+  void persistent_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void prepare(const PrepareParams& params, void* stream);                                        \
   void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
   inline constexpr StepKernels kStepKernels{                                                      \
       {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
       {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
-      {persistent_bf16, persistent_fp16, persistent_tf32, nullptr, nullptr}, prepare, transpose};
+      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, prepare, transpose};
 namespace gpu { FR_STEP_LAUNCHERS }
 namespace host { FR_STEP_LAUNCHERS }
 #undef FR_STEP_LAUNCHERS

@@ -44,6 +44,7 @@ struct Fp32Math {
   using Storage = float;
   using State = float;
   static constexpr bool kTensor = false;
+  FR_DEVICE static void prepare(uint32_t (&)[4]) {}
 };
 struct Fp64Math {
   using Storage = double;

@@ -5,6 +5,7 @@
 #include "../cuda/inst/block_tf32.cu"
 #include "../cuda/inst/persistent_bf16.cu"
 #include "../cuda/inst/persistent_fp16.cu"
+#include "../cuda/inst/persistent_fp32.cu"
 #include "../cuda/inst/persistent_tf32.cu"
 #include "../cuda/inst/prepare.cu"
 #include "../cuda/inst/step_bf16.cu"
