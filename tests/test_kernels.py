@@ -346,11 +346,36 @@ MUTANTS = {
     ),
     "persistent: a warp's tiles of units mistaken": Mutant(
         "persistent_product.cuh",
-        "8 * high + (kUnitTiles ? kWarpUnits * m : 0)",
-        "8 * high + (kUnitTiles ? kWarpUnits * (1 - m) : 0)",
+        "* high + (kUnitTiles ? kUnits * m : 0)",
+        "* high + (kUnitTiles ? kUnits * (1 - m) : 0)",
         "plain",
         "FAIL",
         "persistent_bf16",
+    ),
+    "FMA: lanes that share a unit exchange the wrong sums": Mutant(
+        "persistent_product.cuh", "lane ^ half", "lane ^ (half / 2)", "plain", "FAIL", "persistent_fp32"
+    ),
+    "FMA: a lane's units mistaken": Mutant(
+        "persistent_product.cuh",
+        "sums[m][tile][row + kTileRows * high]",
+        "sums[m][tile][row + kTileRows * (kHigh - 1 - high)]",
+        "plain",
+        "FAIL",
+        "persistent_fp32",
+    ),
+    "FMA: rows of a tile that is not full forgotten": Mutant(
+        "persistent_product.cuh",
+        "if (kTileRows * tile >= rows) break;",
+        "if (kTileRows * (tile + 1) > rows) break;",
+        "plain",
+        "FAIL",
+        "persistent_fp32",
+    ),
+    "FMA: weights that are read ahead are those of the same part of a slice": Mutant(
+        "persistent_product.cuh", "more ? half : (half + 1) % kHalves", "half", "plain", "FAIL", "persistent_fp32"
+    ),
+    "FMA: no barrier before the partial sums are added": Mutant(
+        "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_fp32"
     ),
     "cluster: no barrier between steps": Mutant(
         "persistent.cuh", "        if (p.cluster) cluster_sync();", "", "thread", "data race", "persistent_bf16"
@@ -388,10 +413,11 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
     if instance == "block_bf16":
         cases = [["lstm bfloat16 T4 B3", "block"], ["lstm bfloat16 T3 B17", "block"]]
     cases = [["all", *case] for case in cases]
-    if instance == "persistent_bf16":
+    if "persistent" in instance:
         devices = ["registers", "four_warps", "streamed", "only_streamed"]
         devices = ["cluster"] if name.startswith("cluster") else devices
-        cases = [[device, "gru bfloat16 T3 B"] for device in devices]
+        dtype = "float32" if instance == "persistent_fp32" else "bfloat16"
+        cases = [[device, f"gru {dtype} T3 B"] for device in devices]
         cases = [[*case, *(["races"] * (kind == "thread"))] for case in cases]
     for case in cases:
         code, text = execute(program, *case, "1")
