@@ -8,12 +8,13 @@ from __future__ import annotations
 import pytest
 import tolerances as tol
 import torch
-from cases import BOTH, DTYPES, SHAPES, make_call, options_of
+from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
 from test_layer import check
 
 import fastrnn
 from fastrnn import _backends, _raw, functional
 from fastrnn._device import Cuda, Emulated, rnn_allows_tf32
+from fastrnn._extension import _C
 from fastrnn.cells import CELLS
 
 COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
@@ -97,6 +98,31 @@ def test_a_rows_gradient_does_not_depend_on_its_batch(kind, strategy, monkeypatc
     whole = gradient(slice(None))
     for rows in (slice(0, 1), slice(40, 57)):
         assert torch.equal(gradient(rows), whole[:, rows]), rows
+
+
+@pytest.mark.parametrize("option", ["recompute", "recompute_packed"])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("strategy", ["step", "cluster", "grid"])
+def test_gates_are_rebuilt_for_all_steps_at_once(cell, option, strategy, monkeypatch):
+    """More launches, a number that does not grow with the steps; by step the gradients are the same bits."""
+    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    options, more = OPTIONS[option], set()
+    for steps in (4, 9):
+        launches, gradients = [], []
+        for recompute in (False, True):
+            call = make_call(cell, {**options, "recompute": recompute}, (steps, 3, 5, 24, 12), torch.bfloat16)
+            before = _C.emulated_launches()
+            output, final = call.run(functional.layer)
+            loss = weighted_sum(output, final)
+            gradients.append(torch.autograd.grad(loss, list(call.tensors().values())))
+            launches.append(_C.emulated_launches() - before)
+        more.add(launches[1] - launches[0])
+        for kept, rebuilt in zip(*gradients, strict=True):
+            if strategy == "step":
+                assert torch.equal(kept, rebuilt)
+            else:
+                tol.assert_close(rebuilt, kept, tol.gradient(torch.bfloat16, steps, 31), relative=True)
+    assert len(more) == 1
 
 
 def test_seeds_do_not_matter(monkeypatch):

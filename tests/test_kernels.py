@@ -391,6 +391,17 @@ MUTANTS = {
     "cluster: peers are not told": Mutant(
         "persistent.cuh", "rank < cluster_size()", "rank < 1", "plain", "FAIL", "persistent_bf16"
     ),
+    "rebuilding: the state before is that of the wrong step": Mutant(
+        "rebuild.cuh",
+        "before = d.reverse ? t + 1 : t - 1;",
+        "before = d.reverse ? t - 1 : t + 1;",
+        "plain",
+        "FAIL",
+        "rebuild",
+    ),
+    "rebuilding: a row beyond the range": Mutant(
+        "rebuild.cuh", "if (r >= p.rows) return;", "", "address", _OVERRUN, "rebuild"
+    ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
@@ -412,6 +423,8 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
     cases = [["lstm float64 T4 B3"], ["lstm float64 T3 B17"]]
     if instance == "block_bf16":
         cases = [["lstm bfloat16 T4 B3", "block"], ["lstm bfloat16 T3 B17", "block"]]
+    if instance == "rebuild":
+        cases = [["lstm float64 T6"]]
     cases = [["all", *case] for case in cases]
     if "persistent" in instance:
         devices = ["registers", "four_warps", "streamed", "only_streamed"]
@@ -439,12 +452,12 @@ def test_device_words_have_one_home():
 
 # ---- what the compiler makes of them ---------------------------------------------------------------------------------
 ARCHITECTURES = ("80", "90", "100", "120")
-REGISTER_BUDGET = {"transpose": 80, "prepare": 80}  # of kernels that the plan does not count with
+REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80}  # of kernels that the plan does not count with
 MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32": (torch.float32, True),
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
 # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
 # backward's 1 and 2 tiles of units
-KERNELS = {"transpose": 3, "prepare": 1, "persistent_bf16": 6, "persistent_fp16": 6, "persistent_fp32": 6,
+KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3, "persistent_bf16": 6, "persistent_fp16": 6, "persistent_fp32": 6,
            "persistent_tf32": 6}  # fmt: skip
 SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
 BYTES_BUDGET = 40 << 20

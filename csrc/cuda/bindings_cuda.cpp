@@ -81,6 +81,7 @@ void bind_cuda(py::module_& m) {
   m.def("emulated_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed) {
           emulated_backward(args, emulation_options(tf32, strategy, seed, 0, 0));
         }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, Release());
+  m.def("emulated_launches", &emulation::launches, "Kernels launched on the emulated device so far.");
   m.def("cards", [] {
     py::list names;
     for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));

@@ -85,11 +85,12 @@ struct Layout {
 struct InnerBuffers {
   Matrix inner;
   void* carry = nullptr;
-  InnerBuffers(const Layout& l, Workspace& workspace) {
+  InnerBuffers() = default;
+  InnerBuffers(const Layout& l, int64_t rows, Workspace& workspace) {
     if (l.cell.products == 1) return;
     const int64_t stride = l.padded(l.shape.hidden);
-    inner = {workspace.take(l.shape.batch * stride * l.element), stride};
-    if (l.cell.reads_hidden) carry = workspace.take(l.shape.batch * l.shape.hidden * l.state);
+    inner = {workspace.take(rows * stride * l.element), stride};
+    if (l.cell.reads_hidden) carry = workspace.take(rows * l.shape.hidden * l.state);
   }
 };
 
@@ -162,17 +163,26 @@ struct BackwardWeights {
   }
 };
 
+// States that rows of a range started from: [rows, R] storage, [rows, H] state type.
+struct GatheredStates {
+  void* h = nullptr;
+  void* c = nullptr;
+};
+
+// Of one direction. Where gates are rebuilt: they, and for all rows of the range what forward has for those of a step.
 struct BackwardBuffers {
   BackwardWeights weights;
-  Rows gates{};  // rebuilt
+  Rows gates{};
+  GatheredStates states;
   InnerBuffers inner;
 
-  BackwardBuffers(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, Workspace& workspace)
-      : weights(l, workspace), inner(l, workspace) {
+  BackwardBuffers(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, Workspace& workspace) : weights(l, workspace) {
     if (from.gates.data || l.cell.saved == 0) return;
-    const int64_t columns = l.cell.saved * l.shape.hidden;
-    gates = {workspace.take(l.rows_between(args.first_step, args.last_step) * columns * l.element), l.shape.batch * columns,
-             columns};
+    const int64_t columns = l.cell.saved * l.shape.hidden, rows = l.rows_between(args.first_step, args.last_step);
+    gates = {workspace.take(rows * columns * l.element), l.shape.batch * columns, columns};
+    states.h = workspace.take(rows * l.width * l.element);
+    if (l.cell.states == 2) states.c = workspace.take(rows * l.shape.hidden * l.state);
+    if (l.cell.saved != l.cell.first_gates) inner = InnerBuffers(l, rows, workspace);
   }
 };
 

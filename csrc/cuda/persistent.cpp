@@ -20,6 +20,21 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
   return partition;
 }
 
+// Flags at zero, and the offsets of packed steps.
+void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, const StepKernels& kernels, void* stream) {
+  PrepareParams params{};
+  params.flags = memory.flags, params.flag_count = flags;
+  const int64_t values = memory.offsets ? l.shape.steps + 1 : 0;
+  for (int64_t first = 0; first == 0 || first < values; first += PrepareParams::kValues) {
+    params.to = memory.offsets + first;
+    params.count = static_cast<int>(std::min<int64_t>(PrepareParams::kValues, std::max<int64_t>(0, values - first)));
+    for (int i = 0; i < params.count; ++i)
+      params.value[i] = first + i < l.shape.steps ? l.first_row(first + i) : l.rows_between(0, l.shape.steps);
+    kernels.prepare(params, stream);
+    params.flag_count = 0;
+  }
+}
+
 // `origin`: the step whose first row is the buffer's first.
 MovingRows moving(const Layout& l, const Rows& rows, int64_t element, int64_t origin = 0) {
   if (!rows.data) return {};
@@ -86,18 +101,8 @@ bool can_stream(const Layout& l, const PersistentPartition& partition, const Per
 bool launch(const Layout& l, const Call& call, const PersistentPartition& partition, const Run& run, const StepKernels& kernels,
             const PersistentParams& params) {
   if (!can_stream(l, partition, params, call)) return false;
-  PrepareParams prepare{};
-  prepare.flags = params.flags;
-  if (!partition.cluster) prepare.flag_count = static_cast<int64_t>(partition.blocks) * partition.groups * call.directions;
-  const int64_t values = params.offsets ? l.shape.steps + 1 : 0;
-  for (int64_t first = 0; first == 0 || first < values; first += PrepareParams::kValues) {
-    prepare.to = const_cast<int64_t*>(params.offsets) + first;
-    prepare.count = static_cast<int>(std::min<int64_t>(PrepareParams::kValues, std::max<int64_t>(0, values - first)));
-    for (int i = 0; i < prepare.count; ++i)
-      prepare.value[i] = first + i < l.shape.steps ? l.first_row(first + i) : l.rows_between(0, l.shape.steps);
-    kernels.prepare(prepare, run.stream);
-    prepare.flag_count = 0;
-  }
+  const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks) * partition.groups * call.directions;
+  prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, kernels, run.stream);
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
   kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params,
@@ -110,6 +115,22 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
 PersistentBuffers::PersistentBuffers(const Layout& l, Workspace& workspace)
     : flags(static_cast<unsigned*>(workspace.take(kMostFlags * sizeof(unsigned)))),
       offsets(l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr) {}
+
+void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
+                          const StepParams& p, const PersistentBuffers& memory, const StepKernels& kernels, void* stream) {
+  StatesBeforeParams params{};
+  params.call.step = p;
+  params.call.total_steps = l.shape.steps, params.call.batch = l.shape.batch;
+  params.call.resets = l.shape.resets, params.call.offsets = memory.offsets;
+  params.first_row = first_row, params.rows = rows;
+  for (int i = 0; i < args.directions; ++i) {
+    params.call.rows[i][kOutputBefore] = moving(l, args.direction[i].output, l.element);
+    params.call.rows[i][kCellsBefore] = moving(l, args.direction[i].cells, l.state);
+    params.h[i] = to[i].h, params.c[i] = to[i].c;
+  }
+  if (memory.offsets) prepare(l, memory, 0, kernels, stream);
+  kernels.states_before(static_cast<int>(l.element), args.directions, params, stream);
+}
 
 bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels,
                         const PersistentBuffers& memory, const StepParams& p) {

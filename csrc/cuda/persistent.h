@@ -14,7 +14,13 @@ struct PersistentBuffers {
   unsigned* flags;
   int64_t* offsets;  // null: padded
   PersistentBuffers(const Layout& l, Workspace& workspace);
+  PersistentBuffers(unsigned* flags, int64_t* offsets) : flags(flags), offsets(offsets) {}
 };
+
+// The states that `rows` rows of the sequence started from, from the row first_row on. `p` holds directions, initial states and
+// options of the call.
+void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
+                          const StepParams& p, const PersistentBuffers& memory, const StepKernels& kernels, void* stream);
 
 // Run the call and return true, or return false if the partition refuses. `p` holds what all steps share.
 bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels,

@@ -77,6 +77,17 @@ struct PersistentParams {
   unsigned* flags;                        // [directions][groups][blocks], zero before the launch
 };
 
+// Places of StepDirection's matrices that hold the states before a step.
+constexpr int kOutputBefore = 2, kCellsBefore = 5;
+
+// Rows of a range of steps: of `call` sizes, offsets, resets, the options in `step` and the two matrices of states before count.
+struct StatesBeforeParams {
+  PersistentParams call;
+  int64_t first_row, rows;  // of the range, and of the sequence the row that is its first
+  void* h[2];               // of each direction: [rows, R] storage
+  void* c[2];               // [rows, H] state type, or null
+};
+
 // Before a persistent launch: zeroes the flags and stores a part of the steps' offsets, which come as parameters so that no
 // host memory is read later.
 struct PrepareParams {

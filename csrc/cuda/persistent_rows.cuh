@@ -40,7 +40,6 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
   for (int phase = 0; phase < p.phases; ++phase) {
     StepDirection& d = to[phase];
     if (thread < kStepMatrices) {
-      constexpr int kOutputBefore = 2, kCellsBefore = 5;  // in the order of StepDirection
       const bool before = thread == kOutputBefore || thread == kCellsBefore;
       (&d.input_gates)[thread] = rows_of_step(p, p.rows[direction][thread], before ? (reverse ? t + 1 : t - 1) : t);
     } else if (thread == kStepMatrices) {

@@ -195,7 +195,7 @@ int64_t step_forward_workspace(const ForwardArgs& args) {
   const Layout layout(args.shape);
   Workspace workspace(nullptr);
   const PersistentBuffers memory(layout, workspace);
-  for (int i = 0; i < args.directions; ++i) InnerBuffers(layout, workspace);
+  for (int i = 0; i < args.directions; ++i) InnerBuffers(layout, args.shape.batch, workspace);
   return workspace.used();
 }
 
@@ -216,7 +216,7 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
     StepDirection& d = p.direction[i];
     d.reverse = from.reverse;
     d.h0 = from.h0, d.c0 = from.c0, d.h_n = from.h_n, d.c_n = from.c_n;
-    const InnerBuffers buffers(l, workspace);
+    const InnerBuffers buffers(l, args.shape.batch, workspace);
     d.inner = buffers.inner, d.carry = buffers.carry;
   }
   if (run.persistent && last > piece.first && persistent_forward(l, args, {piece.first, last}, run, kernels, memory, p)) return;
@@ -252,28 +252,37 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
 
 namespace {
 
-// The gates that forward did not keep, step by step from the stored states into buffers.gates.
-void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers, const Launcher& launch) {
-  StepParams p = l.params(args.options);
-  for (int64_t t = args.first_step; t < args.last_step; ++t) {
+// The gates that forward did not keep, of all rows of the range at once: nothing recurs, as every row's old state is at hand. For
+// the kernels they are the rows of a first step that starts from these states; what a resting row gets nobody reads.
+void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers, const StepParams& call,
+                   const PersistentBuffers& memory, const Launcher& launch) {
+  constexpr int64_t kMostRows = int64_t{1} << 20;  // of a launch: a grid has at most 65535 tiles of them
+  const int64_t first_row = l.first_row(args.first_step), all = l.rows_between(args.first_step, args.last_step);
+  const auto at = [](const Matrix& matrix, int64_t row, int64_t bytes) {
+    return Matrix{matrix.data ? static_cast<char*>(matrix.data) + row * matrix.row_stride * bytes : nullptr, matrix.row_stride};
+  };
+  const auto state_at = [](void* data, int64_t elements, int64_t bytes) { return data ? static_cast<char*>(data) + elements * bytes : nullptr; };
+  const int64_t hidden = l.shape.hidden;
+  for (int64_t row = 0; row < all; row += kMostRows) {
+    const int64_t rows = std::min(all - row, kMostRows);
+    GatheredStates states[2];
+    StepParams p = l.params(args.options);
+    p.lengths = nullptr;
     for (int i = 0; i < args.directions; ++i) {
-      const BackwardDirection& from = args.direction[i];
+      const BackwardBuffers& to = buffers[i];
+      states[i] = {state_at(to.states.h, row * l.width, l.element), state_at(to.states.c, row * hidden, l.state)};
       StepDirection& d = p.direction[i];
-      const int64_t before = from.reverse ? t + 1 : t - 1;
-      d.reverse = from.reverse;
-      d.here = l.step(t);
-      d.h0 = from.h0, d.c0 = from.c0;
-      d.input_gates = l.at(from.input_gates, l.state, t, args.first_step);
-      d.output_before = l.at(from.output, l.element, before);
-      d.cells_before = l.at(from.cells, l.state, before);
-      d.gates = l.at(buffers[i].gates, l.element, t, args.first_step);
-      d.inner = buffers[i].inner.inner, d.carry = buffers[i].inner.carry;
-      d.product = forward_first_product(l, from.weights, d);
+      d.here.step = 0, d.here.rows = rows;
+      d.h0 = states[i].h, d.c0 = states[i].c;
+      d.input_gates = at({args.direction[i].input_gates.data, args.direction[i].input_gates.row_stride}, row, l.state);
+      d.gates = at({to.gates.data, to.gates.row_stride}, row, l.element);
+      d.inner = at(to.inner.inner, row, l.element), d.carry = state_at(to.inner.carry, row * hidden, l.state);
+      d.product = forward_first_product(l, args.direction[i].weights, d);
     }
-    launch(p, Phase::kForwardFirst, l.cell.first_gates, l.shape.hidden);
+    gather_states_before(l, args, first_row + row, rows, states, call, memory, launch.kernels, launch.stream);
+    launch(p, Phase::kForwardFirst, l.cell.first_gates, hidden);
     if (l.cell.saved == l.cell.first_gates || l.cell.products == 1) continue;
-    for (int i = 0; i < args.directions; ++i)
-      p.direction[i].product = forward_second_product(l, args.direction[i].weights, p.direction[i]);
+    for (int i = 0; i < args.directions; ++i) p.direction[i].product = forward_second_product(l, args.direction[i].weights, p.direction[i]);
     launch(p, Phase::kForwardSecond, 1, l.width);
   }
 }
@@ -310,6 +319,8 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
     check(!projects || from.d_projected.data, "d_projected: expected with projection");
     const bool rebuilt = buffers[i].gates.data != nullptr;
     check(!rebuilt || from.input_gates.data, "input_gates: expected where gates are rebuilt");
+    check(!rebuilt || l.shape.step_offset || args.last_step - args.first_step < 2 || from.input_gates.step_stride == l.shape.batch * from.input_gates.row_stride,
+          "input_gates: expected without gaps between steps where gates are rebuilt");
     rebuild = rebuild || rebuilt;
     if (!block) buffers[i].weights.fill(l, from.weights, kernels, run.stream);
     StepDirection& d = p.direction[i];
@@ -318,7 +329,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
     d.d_h = from.d_h, d.d_c = from.d_c;
     if (args.options.reset_to_initial) d.d_h0_reset = from.d_h0_reset, d.d_c0_reset = from.d_c0_reset;
   }
-  if (rebuild) rebuild_gates(l, args, buffers, launch);
+  if (rebuild) rebuild_gates(l, args, buffers, p, memory, launch);
 
   const int64_t count = args.last_step - args.first_step, hidden = args.shape.hidden;
   // s == count: only what the last step left to do, for a state before it that somebody wants. d_c is wanted always: there a

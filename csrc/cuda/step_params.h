@@ -124,14 +124,17 @@ using StepLauncher = void (*)(int gates, const LaunchShape& shape, const StepPar
 using BlockLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
 struct PersistentParams;  // persistent_params.h
 struct PrepareParams;
+struct StatesBeforeParams;
 using PersistentLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);
 using PrepareLauncher = void (*)(const PrepareParams& params, void* stream);
+using StatesBeforeLauncher = void (*)(int element_bytes, int directions, const StatesBeforeParams& params, void* stream);
 using TransposeLauncher = void (*)(int element_bytes, const TransposeParams& params, void* stream);
 struct StepKernels {
   StepLauncher step[kMathCount];
   BlockLauncher block[kMathCount];  // null: this arithmetic has none
   PersistentLauncher persistent[kMathCount];
   PrepareLauncher prepare;
+  StatesBeforeLauncher states_before;
   TransposeLauncher transpose;
 };
 
@@ -149,11 +152,12 @@ struct StepKernels {
   void persistent_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void persistent_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void prepare(const PrepareParams& params, void* stream);                                        \
+  void states_before(int element_bytes, int directions, const StatesBeforeParams& params, void* stream); \
   void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
   inline constexpr StepKernels kStepKernels{                                                      \
       {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
       {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
-      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, prepare, transpose};
+      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, prepare, states_before, transpose};
 namespace gpu { FR_STEP_LAUNCHERS }
 namespace host { FR_STEP_LAUNCHERS }
 #undef FR_STEP_LAUNCHERS

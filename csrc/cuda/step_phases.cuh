@@ -114,7 +114,7 @@ struct Element {
     if constexpr (Cell::kProducts == 1) {
       store_h(row, u.h);
     } else {
-      store(d.inner, j, u.inner);
+      store_if(d.inner, u.inner);  // null: rebuilding gates of a cell whose second product saves nothing
       if constexpr (Cell::kReadsHidden) static_cast<State*>(d.carry)[b * p.hidden + j] = u.saved[1].value;
     }
   }

@@ -8,6 +8,7 @@
 #include "../cuda/inst/persistent_fp32.cu"
 #include "../cuda/inst/persistent_tf32.cu"
 #include "../cuda/inst/prepare.cu"
+#include "../cuda/inst/rebuild.cu"
 #include "../cuda/inst/step_bf16.cu"
 #include "../cuda/inst/step_fp16.cu"
 #include "../cuda/inst/step_fp32.cu"

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -341,7 +342,14 @@ void leave(Launch& l, Fiber* self) {
 
 }  // namespace
 
+namespace {
+std::atomic<int64_t> g_launches{0};
+}  // namespace
+
+int64_t launches() { return g_launches; }
+
 void run(const char* kernel, Entry entry, const void* params, const Size& size, Schedule schedule) {
+  ++g_launches;
   if (g_launch) throw std::logic_error("a kernel cannot launch a kernel");
   if (size.cluster < 1 || size.grid.x % size.cluster != 0)
     throw std::logic_error(std::string(kernel) + ": " + std::to_string(size.grid.x) + " blocks in x are no clusters of " +

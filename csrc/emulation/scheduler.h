@@ -49,6 +49,8 @@ using Entry = void (*)(const void* params);
 
 // Runs `entry(params)` once per thread of the grid and returns when all have returned.
 void run(const char* kernel, Entry entry, const void* params, const Size& size, Schedule schedule);
+// Launches of this process so far, for tests that count them.
+int64_t launches();
 
 // ---- called by the words, on a fiber ------------------------------------------------------------------------------------
 int thread_index();

@@ -46,7 +46,9 @@ std::vector<Case> make_cases(bool quick) {
       add(d);
     }
     c.discard = false, c.recompute = true;
-    c.packed = true, c.lengths = false, c.recompute = false;
+    c.packed = true, c.lengths = false;
+    add(c);
+    c.recompute = false;
     add(c);
     c.packed = false, c.range = 0, c.cell_clip = c.proj_clip = 0, c.bias = false, c.initial = false, c.inference = true;
     add(c);

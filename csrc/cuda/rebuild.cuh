@@ -1,0 +1,64 @@
+// The state that each row of a range of steps started from, gathered from what forward wrote: with these at hand gates are rebuilt
+// for all rows at once, as if they were the rows of a single first step. Launched by step.cpp.
+#pragma once
+
+#include "launch.cuh"
+#include "persistent_rows.cuh"
+
+namespace fr::FR_TARGET {
+
+// work    grid (rows / 8, 1, directions): a warp copies the two old states of a row, or zeros where the row rests.
+// memory  global alone: R + H elements read and written a row. sync: none.
+// H, C: unsigned integers of the size of an element of storage and of state; the bits are copied.
+template <class H, class C>
+struct StatesBeforeKernel {
+  static constexpr const char* kName = "states_before_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = false;
+  static constexpr int kRows = kMaxThreads / 32;
+  using Params = StatesBeforeParams;
+
+  // The step whose rows hold this position.
+  FR_DEVICE static int64_t step_of(const PersistentParams& call, int64_t position) {
+    if (!call.offsets) return position / call.batch;
+    int64_t low = 0, high = call.total_steps;  // offsets[low] <= position < offsets[high]
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      if (call.offsets[middle] <= position) low = middle;
+      else high = middle;
+    }
+    return low;
+  }
+
+  template <class T>
+  FR_DEVICE static void copy(T* to, const T* from, int64_t count) {
+    for (int64_t i = thread_index() % 32; i < count; i += 32) to[i] = from ? from[i] : T(0);
+  }
+
+  FR_DEVICE static void run(const StatesBeforeParams& p) {
+    const PersistentParams& call = p.call;
+    const int64_t r = static_cast<int64_t>(block_x()) * kRows + thread_index() / 32;
+    if (r >= p.rows) return;
+    const StepDirection& d = call.step.direction[block_z()];
+    const int64_t t = step_of(call, p.first_row + r), before = d.reverse ? t + 1 : t - 1;
+    const int64_t b = p.first_row + r - (call.offsets ? call.offsets[t] : t * call.batch);
+    const RowState row = row_state(step_rows(call, t), d.reverse, call.step.lengths, b);
+    const auto from = [&](auto type, int matrix, const void* initial, int64_t width) {
+      using T = decltype(type);
+      return row.active ? old_row<T>(row, call.step.reset_to_initial, rows_of_step(call, call.rows[block_z()][matrix], before), initial, width, b)
+                        : nullptr;
+    };
+    copy(static_cast<H*>(p.h[block_z()]) + r * call.step.width, from(H(), kOutputBefore, d.h0, call.step.width), call.step.width);
+    if (p.c[block_z()])
+      copy(static_cast<C*>(p.c[block_z()]) + r * call.step.hidden, from(C(), kCellsBefore, d.c0, call.step.hidden), call.step.hidden);
+  }
+};
+
+template <class H, class C>
+void launch_states_before(int directions, const StatesBeforeParams& params, void* stream) {
+  using Kernel = StatesBeforeKernel<H, C>;
+  const auto blocks = static_cast<int>((params.rows + Kernel::kRows - 1) / Kernel::kRows);
+  launch<Kernel>({blocks, 1, directions, Kernel::kMaxThreads, 0}, params, stream);
+}
+
+}  // namespace fr::FR_TARGET
