@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._config import Config
-from .cells import STORAGE_CODES
+from .cells import STORAGE_CODES, state_dtype
 
 
 def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows: torch.Size) -> None:
@@ -29,13 +29,23 @@ def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows:
             raise ValueError(f"resets must have shape {tuple(rows)}, got {tuple(resets.shape)}")
 
 
-def check_clips(config: Config) -> None:
-    """Refuse clips that bound nothing."""
-    if config.cell_clip >= 0 and config.proj_clip >= 0:
+def check_clips(config: Config, dtype: torch.dtype) -> None:
+    """Refuse clips that bound nothing, or are zero in the type of what they bound: zero means none."""
+    if config.cell_clip == 0 and config.proj_clip == 0:
         return
-    for name, clip in (("cell_clip", config.cell_clip), ("proj_clip", config.proj_clip)):
+    for name, clip, bounded in (
+        ("cell_clip", config.cell_clip, state_dtype(dtype)),
+        ("proj_clip", config.proj_clip, dtype),
+    ):
         if not clip >= 0:
             raise ValueError(f"{name} must be a positive number, or 0 for none; got {clip}")
+        if dtype not in STORAGE_CODES:  # check_shapes refuses it
+            continue
+        least = torch.finfo(bounded).tiny * torch.finfo(bounded).eps
+        if 0 < clip < least:
+            raise ValueError(
+                f"{name} must be at least {least:.2g}, the least positive {bounded}, or 0 for none; got {clip}"
+            )
 
 
 def check_batch_sizes(batch_sizes: Tensor) -> None:

@@ -110,7 +110,7 @@ def _checked(
         operands = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands]
         with torch.autocast(x.device.type, enabled=False):
             return _checked(config, operands, lengths, resets, batch_sizes)
-    check_clips(config)
+    check_clips(config, x.dtype)
     if batch_sizes is not None:
         check_batch_sizes(batch_sizes)
     batch = check_shapes(config, operands, batch_sizes)

@@ -178,6 +178,16 @@ OWN = {
         ValueError,
         "cell_clip must be a positive number, or 0 for none; got -1.0",
     ),
+    "clip_zero_in_storage": (
+        lambda: functional.layer("lstm", X.half(), None, LSTM, proj_clip=1e-9),
+        ValueError,
+        "proj_clip must be at least 6e-08, the least positive torch.float16, or 0 for none; got 1e-09",
+    ),
+    "clip_zero_in_state": (
+        lambda: functional.layer("lstm", X, None, LSTM, cell_clip=1e-46),
+        ValueError,
+        "cell_clip must be at least 1.4e-45, the least positive torch.float32",
+    ),
     "clip_nan": (
         lambda: functional.layer("lstm", X, None, LSTM, proj_clip=float("nan")),
         ValueError,
