@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,23 @@ def test_benchmark_commands(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "data pipeline alone" in report
     assert set(json.loads(figures.read_text())["seconds_per_step"]) == {"fastrnn", "nn.LSTM", "plain torch"}
+
+
+def test_a_stopped_training_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastrnn.bilm import training
+
+    step = training.Trainer.step
+
+    def interrupted(trainer):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(trainer)
+
+    monkeypatch.setattr(training.Trainer, "step", interrupted)
+    for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
+        (tmp_path / name).write_text("The\tO\ncat\tB-x\nran\tO\n\n" * 200)
+    result = CliRunner().invoke(main, ["bench", "ner", str(tmp_path), "--out", str(tmp_path / "model")])
+    assert result.exit_code == 130 and isinstance(result.exception, SystemExit), result.output
+    assert "stopped after step 1; the same command goes on from there" in result.output.splitlines()[-1]
 
 
 def test_variants_of_the_training_benchmark_agree(tmp_path: Path) -> None:

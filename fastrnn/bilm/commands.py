@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Shows errors that a user can mend as one line; anything else is a defect and keeps its traceback."""
+    """Shows errors that a user can mend as one line, and so a stopped training, with the status of an interrupt.
+
+    Anything else is a defect and keeps its traceback.
+    """
     try:
         yield
     except BrokenPipeError:  # the reader of our output has enough
@@ -31,8 +34,12 @@ def plain_errors() -> Iterator[None]:
         raise click.ClickException(f"{error.filename}: {error.strerror}" if plain else str(error)) from error
     except RuntimeError as error:
         from .checkpoint import CheckpointError
+        from .run import Interrupted
         from .training import TrainingError
 
+        if isinstance(error, Interrupted):
+            click.echo(str(error), err=True)
+            sys.exit(130)
         if not isinstance(error, (CheckpointError, TrainingError)):
             raise
         raise click.ClickException(str(error)) from error
@@ -265,7 +272,7 @@ def train_bilm(**values: Any) -> None:
         require_device(values["device"])
     with plain_errors():
         from .options import BiLMOptions, CharacterOptions
-        from .run import Interrupted, Run, train
+        from .run import Run, train
         from .training import TrainingOptions
 
         characters = CharacterOptions(
@@ -280,11 +287,7 @@ def train_bilm(**values: Any) -> None:
         )  # fmt: skip
         options = TrainingOptions(**{field.name: values[field.name] for field in fields(TrainingOptions)})
         run = Run(**{field.name: values[field.name] for field in fields(Run)})
-        try:
-            train(run, model_options, options)
-        except Interrupted as stop:
-            click.echo(str(stop), err=True)
-            sys.exit(130)
+        train(run, model_options, options)
 
 
 def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:
