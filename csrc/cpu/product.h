@@ -35,6 +35,17 @@ struct PackedMatrix {
   void* panels;  // null: packed block by block at each use, for products that run only once
 };
 
+#if defined(__AVX2__)
+template <class T>
+struct HalfRegister {
+  using Type = __m256;
+};
+template <>
+struct HalfRegister<double> {
+  using Type = __m256d;
+};
+#endif
+
 template <class Isa, class S, int kGates_>
 struct Product {
   using T = StateOf<S>;
@@ -271,7 +282,7 @@ struct Product {
 #if defined(__AVX2__)
 
   // Registers of half the size transpose at twice the rate: two go through the ports at once, and rows meet as they are loaded.
-  using Half = std::conditional_t<std::is_same_v<T, double>, __m256d, __m256>;
+  using Half = typename HalfRegister<T>::Type;
   static constexpr int kHalf = 32 / sizeof(T);
 
   // Four words of a row: floats, bits of pairs, or 16-bit weights made floats.
