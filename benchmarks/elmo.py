@@ -70,9 +70,17 @@ def run(
                 difference = (found[name] - truth).abs().max() / truth.abs().max()
                 results.append(
                     Measured(
-                        part, name, dtype, batch, length, timing.median, timing.spread,
-                        batch * length / timing.median, peaks[name], difference.item(),
-                    )  # fmt: skip
+                        part,
+                        name,
+                        dtype,
+                        batch,
+                        length,
+                        timing.median,
+                        timing.spread,
+                        batch * length / timing.median,
+                        peaks[name],
+                        difference.item(),
+                    )
                 )
     return results
 

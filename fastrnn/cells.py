@@ -106,10 +106,10 @@ def _rnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips:
     return ((gates + linear(states[0], parameters.weight_hh, parameters.bias_hh)).relu(),)
 
 
+# fmt: off
 CELLS: dict[str, CellSpec] = {
     spec.name: spec
     for spec in (
-        # fmt: off
         #         name              code gates states saved first split  inner  step
         CellSpec("lstm",             0,   4,    2,     4,    4,   None, False, _lstm_step),
         CellSpec("lstm_projected",   1,   4,    2,     4,    4,   None, True,  _lstm_step),
@@ -117,9 +117,9 @@ CELLS: dict[str, CellSpec] = {
         CellSpec("gru_reset_before", 3,   3,    1,     3,    2,   None, True,  _gru_reset_before_step),
         CellSpec("rnn_tanh",         4,   1,    1,     0,    1,   None, False, _rnn_tanh_step),
         CellSpec("rnn_relu",         5,   1,    1,     0,    1,   None, False, _rnn_relu_step),
-        # fmt: on
     )
 }
+# fmt: on
 
 STORAGE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 

@@ -45,9 +45,7 @@ class ReferenceBiLM:
         parts = []
         for index, (width, _) in enumerate(cnn["filters"]):
             kernel, bias = w[f"CNN/W_cnn_{index}"][0], w[f"CNN/b_cnn_{index}"]
-            values = [
-                np.einsum("wd,wdn->n", x[at : at + width], kernel) + bias for at in range(len(x) - width + 1)
-            ]
+            values = [np.einsum("wd,wdn->n", x[at : at + width], kernel) + bias for at in range(len(x) - width + 1)]
             highest = np.max(values, axis=0)
             parts.append(np.maximum(highest, 0) if cnn["activation"] == "relu" else np.tanh(highest))
         v = np.concatenate(parts)

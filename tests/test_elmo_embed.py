@@ -233,9 +233,7 @@ embed_command.embed(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--tokens=60"], ["--stateful", "--batch=2"], ["--chunk-length=5", "--average"]]
-)
+@pytest.mark.parametrize("arguments", [["--tokens=60"], ["--stateful", "--batch=2"], ["--chunk-length=5", "--average"]])
 def test_a_kill_in_the_middle_of_writing_is_resumed(tmp_path, files, arguments):
     run(tmp_path, files, "whole.hdf5", *arguments)
     output = tmp_path / "out.hdf5"
@@ -402,8 +400,9 @@ def test_checkpoints_by_time(tmp_path, files, monkeypatch):
     saved = []
     checkpoint = embedding_file.EmbeddingFile.checkpoint
     monkeypatch.setattr(
-        embedding_file.EmbeddingFile, "checkpoint", lambda self, done, *a: saved.append(done) or checkpoint(self, done,
-        *a)
+        embedding_file.EmbeddingFile,
+        "checkpoint",
+        lambda self, done, *a: saved.append(done) or checkpoint(self, done, *a),
     )
     run(tmp_path, files, "out.hdf5", "--tokens=20")
     assert saved == list(range(len(saved))) and len(saved) > 4
