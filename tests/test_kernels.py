@@ -143,6 +143,8 @@ def test_kernels(programs, kind, arguments, strategy):
         ("thread", ["races", "shared", "B20", "1"]),
         ("thread", ["races", "registers", "B37", "1"]),
         ("thread", ["races", "cluster", "B20", "1"]),
+        ("thread", ["races", "cluster_of_sixteen", "gru", "2"]),
+        ("address", ["cluster", "gru", "1"]),
     ],
 )
 def test_persistent_kernels(programs, kind, arguments):
@@ -216,6 +218,8 @@ _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
 _POINTWISE = "first_state(p, *next, b, j, &element.kept));\n    }"
 _FLAGS = "load_acquire(flags + i) >= wanted; });\n            }"
+_TOLD = "operand.tell_peers(part.phase, unit0, units, end - row0, thread);"
+_CLUSTER_SYNC = "\n          cluster_sync();"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
     "stage written while it is read": Mutant(
@@ -378,18 +382,65 @@ MUTANTS = {
         "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_fp32"
     ),
     "cluster: no barrier between steps": Mutant(
-        "persistent.cuh", "        if (p.cluster) cluster_sync();", "", "thread", "data race", "persistent_bf16"
+        "persistent.cuh", _TOLD + _CLUSTER_SYNC, _TOLD, "thread", "data race", "persistent_bf16"
     ),
     "cluster: the operand that is read is overwritten": Mutant(
         "persistent.cuh",
-        "p.ring_offset + (1 - s % 2) * p.stage_bytes",
-        "p.ring_offset + s % 2 * p.stage_bytes",
+        "const Operand operand{p, 1 - s % 2};",
+        "const Operand operand{p, s % 2};",
         "plain",
         "FAIL",
         "persistent_bf16",
     ),
     "cluster: peers are not told": Mutant(
-        "persistent.cuh", "rank < cluster_size()", "rank < 1", "plain", "FAIL", "persistent_bf16"
+        "persistent_cluster.cuh", "away < blocks", "away < 1", "plain", "FAIL", "persistent_bf16"
+    ),
+    "cluster: pieces that two blocks share": Mutant(
+        "persistent_cluster.cuh",
+        "p.step.hidden % kPieceDepth != 0",
+        "false",
+        "address",
+        "misaligned address",
+        "persistent_bf16",
+    ),
+    "cluster: peers told before all have written": Mutant(
+        "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
+    ),
+    "cluster, two products: no barrier between them": Mutant(
+        "persistent.cuh",
+        _TOLD + _CLUSTER_SYNC,
+        _TOLD + "\n          if (index > 0) cluster_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "cluster, two products: no barrier between steps": Mutant(
+        "persistent.cuh",
+        _TOLD + _CLUSTER_SYNC,
+        _TOLD + "\n          if (index == 0) cluster_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "cluster, two products: the first's operand read twice": Mutant(
+        "persistent.cuh", "p.operand_at[index]", "p.operand_at[0]", "plain", "FAIL", "persistent_bf16"
+    ),
+    "cluster, two products: the second's operand in the first's place": Mutant(
+        "persistent_cluster.cuh", "p.operand_at[second]", "p.operand_at[0]", "plain", "FAIL", "persistent_bf16"
+    ),
+    "cluster, two products: peers not told of the second's operand": Mutant(
+        "persistent.cuh", _TOLD, "if (index > 0) " + _TOLD, "plain", "FAIL", "persistent_bf16"
+    ),
+    "cluster, two products: peers not told of the step's end": Mutant(
+        "persistent.cuh", _TOLD, "if (index == 0) " + _TOLD, "plain", "FAIL", "persistent_bf16"
+    ),
+    "cluster, two products: one place for what two phases write": Mutant(
+        "persistent_partition.h",
+        "p.phases == 1 || request.backward ? first_bytes : 0",
+        "p.phases == 1 ? first_bytes : 0",
+        "thread",
+        "data race",
+        "persistent_bf16",
     ),
     "rebuilding: the state before is that of the wrong step": Mutant(
         "rebuild.cuh",
@@ -417,7 +468,8 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
     assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
     source.write_text(text.replace(old, new))
     _, parts = programs(kind, "emulation_persistent_test" if "persistent" in instance else "emulation_step_test")
-    replaced = compile_all(tmp_path, objects(kind, tmp_path / "csrc", ("step",) if file == "step.cpp" else (instance,)))
+    changed = {"step.cpp": "step", "persistent_partition.h": "persistent"}.get(file, instance)
+    replaced = compile_all(tmp_path, objects(kind, tmp_path / "csrc", (changed,)))
     program = link(kind, list((parts | {Path(part).stem: part for part in replaced}).values()), tmp_path / "mutant")
     found = ""
     cases = [["lstm float64 T4 B3"], ["lstm float64 T3 B17"]]
@@ -430,7 +482,8 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
         devices = ["registers", "four_warps", "streamed", "only_streamed"]
         devices = ["cluster"] if name.startswith("cluster") else devices
         dtype = "float32" if instance == "persistent_fp32" else "bfloat16"
-        cases = [[device, f"gru {dtype} T3 B"] for device in devices]
+        cell = "gru_reset_before" if name.startswith("cluster, two products") else "gru"
+        cases = [[device, f"{cell} {dtype} T3 B"] for device in devices]
         cases = [[*case, *(["races"] * (kind == "thread"))] for case in cases]
     for case in cases:
         code, text = execute(program, *case, "1")

@@ -70,6 +70,10 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
     phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
     phase.weights_offset = static_cast<int>(partition.weights_offset[i]);
     phase.operand_pending = call.backward && i == 0;
+    // Of forward the state comes from a step's last phase; of backward the first gate's gradient.
+    const bool last = i + 1 == partition.phases;
+    if (call.backward) phase.told_first = last ? 0 : 1, phase.told_last = last && i > 0 ? 1 : l.cell.gates;
+    else phase.told_first = last ? 0 : 1, phase.told_last = phase.told_first + 1;
   }
   params.count = static_cast<int>(call.count), params.last = static_cast<int>(call.last);
   params.total_steps = l.shape.steps, params.batch = l.shape.batch;
@@ -77,8 +81,12 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
   params.offsets = memory.offsets;
   params.groups = partition.groups, params.rows_per_group = static_cast<int>(partition.rows_per_group);
   params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
-  params.cluster = partition.cluster, params.split_gate = l.cell.split_gate;
-  params.operand_rows = static_cast<int>(partition.operand_rows);
+  params.cluster = partition.cluster;
+  params.split_gate = call.backward ? l.cell.split_gate : -1;
+  params.second_gate = partition.phases == 1 ? -1 : call.backward ? l.cell.first_gates : 1;
+  for (int i = 0; i < 2; ++i)
+    for (int odd = 0; odd < 2; ++odd) params.operand_at[i][odd] = static_cast<int>(partition.operand_at[i][odd]);
+  params.operand_bytes = static_cast<int>(partition.partial_offset - partition.ring_offset);
   params.ring_offset = static_cast<int>(partition.ring_offset), params.stage_bytes = static_cast<int>(partition.stage_bytes);
   params.partial_offset = static_cast<int>(partition.partial_offset);
   params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);

@@ -8,7 +8,7 @@
 #include "../cells/lstm.h"
 #include "../cells/rnn.h"
 #include "launch.cuh"
-#include "persistent_product.cuh"
+#include "persistent_cluster.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -42,24 +42,18 @@ struct PersistentKernel {
   using V = Scalar<State>;
   using Product = PersistentProduct<Math, kGates, kTwoPhases, kUnitTiles>;
   using Fragment = typename Product::Fragment;
+  using Operand = ClusterOperand<Product>;
   static constexpr int kChunk = kPersistentChunk, kHalves = Product::kHalves;
   static constexpr int kRegisterSlices = Product::kRegisterSlices;
-
-  FR_DEVICE static void tell_peers(Storage* place, State value) {
-    for (int rank = 0; rank < cluster_size(); ++rank) set(*peer_shared(place, rank), value);
-  }
 
   // Sums of one element, those of the depth warps added in their order.
   struct Sums {
     const State* partial;  // null: no product
     int gate_step, warp_step, warps;
-    const PersistentParams& p;
-    int buffer, row, unit;  // of the cluster's operand that the next step reads
-    FR_DEVICE void keep(int gate, State value) const {
-      if (!kBackward || !p.cluster) return;
-      const bool split = gate == p.split_gate;
-      tell_peers(Product::operand_place(p, buffer, split ? p.phase[0].first_slices : 0, split ? unit : gate * static_cast<int>(p.step.hidden) + unit, row),
-                 value);
+    const Operand& operand;
+    int row, unit;
+    FR_DEVICE void keep(int number, State value) const {
+      if (operand.p.cluster) set(*operand.place(number, row, unit), value);
     }
     FR_DEVICE State operator()(int m) const {
       State sum = 0;
@@ -109,17 +103,18 @@ struct PersistentKernel {
     return from ? to_state(from[j]) : State(0);
   }
 
-  // Sums, if there is a product, and the pointwise part of one chunk; all rows lie in [row0, end).
+  // Sums, if there is a product, and the pointwise part of one chunk; all rows lie in [row0, end). In a cluster: the product's
+  // operand lies at `from`, what later ones read goes to `operand`; next: if this phase ends a step, the next one.
   template <class Meanwhile>
   FR_DEVICE static void chunk(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              int block_unit0, int row0, int end, int buffer, int next_buffer, const StepDirection* next,
+                              int block_unit0, int row0, int end, int from, const Operand& operand, const StepDirection* next,
                               Meanwhile meanwhile, int thread) {
     const PersistentParams& p = part.p;
     const int rows = end - row0 < kChunk ? end - row0 : kChunk;
     const int units = part.warp_units() * part.phase.unit_warps;
     if (product) {
       typename Product::WarpSums sums = {};
-      part.run(sums, buffer, rows, held);
+      part.run(sums, from, rows, held);
       part.store_partial(sums, rows);
     }
     meanwhile();
@@ -131,11 +126,11 @@ struct PersistentKernel {
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
       const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, kChunk * part.pitch(),
-                      part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, p, next_buffer, row, j};
+                      part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, operand, row, j};
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
       else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
-      if (!kBackward && p.cluster && next) tell_peers(Product::operand_place(p, next_buffer, 0, j, row), first_state(p, *next, b, j, &element.kept));
+      if (!kBackward && p.cluster && next) sums.keep(0, first_state(p, *next, b, j, &element.kept));
     }
     block_sync();
   }
@@ -171,18 +166,20 @@ struct PersistentKernel {
 
     if (p.cluster) {  // each block makes the first operand itself, whole; then all have started
       const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
-      unsigned char* operand = shared_memory(p.ring_offset, 2 * p.stage_bytes);
-      for (int i = thread; i < 2 * p.stage_bytes / 4; i += block_threads()) reinterpret_cast<uint32_t*>(operand)[i] = 0;
+      auto* operands = reinterpret_cast<uint32_t*>(shared_memory(p.operand_at[0][0], p.operand_bytes));
+      for (int i = thread; i < p.operand_bytes / 4; i += block_threads()) operands[i] = 0;
       block_sync();
+      const Operand operand{p, 0};
       if (!kBackward)
         for (int i = thread; i < rows * hidden; i += block_threads())
-          set(*Product::operand_place(p, p.ring_offset, 0, i % hidden, i / hidden), first_state(p, current[0], row0 + i / hidden, i % hidden, nullptr));
+          set(*operand.place(0, i / hidden, i % hidden), first_state(p, current[0], row0 + i / hidden, i % hidden, nullptr));
       cluster_sync();
     }
 
     unsigned done = 0;  // phases
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
+      const Operand operand{p, 1 - s % 2};
       for (int index = 0; index < p.phases; ++index) {
         const bool product = !kBackward || (index == 0 ? s > 0 : s < p.count);
         const Product part = part_of(index);
@@ -198,15 +195,18 @@ struct PersistentKernel {
             block_sync();
           }
           if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, units, thread);
-          const int chunk_bytes = c * kChunk * kRowBytes;  // the operand of an odd step is the second
-          chunk(part, d[index], weights, product, unit0, chunk_row0, end, p.ring_offset + s % 2 * p.stage_bytes + chunk_bytes,
-                p.ring_offset + (1 - s % 2) * p.stage_bytes + chunk_bytes, s < p.last ? current + (1 - s % 2) * 2 : nullptr, [&] {
+          const bool ends = index + 1 == p.phases && s < p.last;
+          chunk(part, d[index], weights, product, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
+                ends ? current + (1 - s % 2) * 2 : nullptr, [&] {
             // Read from the next step on; its place was last read a step ago.
             if (index == 0 && c == 0 && s < p.last) place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, thread);
           }, thread);
           if (thread == 0 && !p.cluster) store_release(flags + block, done * chunks + c + 1);
         }
-        if (p.cluster) cluster_sync();
+        if (p.cluster && cluster_size() > 1) {
+          operand.tell_peers(part.phase, unit0, units, end - row0, thread);
+          cluster_sync();
+        }
         ++done;
       }
     }

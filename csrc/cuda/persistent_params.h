@@ -15,6 +15,7 @@ struct PersistentLimits {
   int sms = 0;                          // blocks that are resident together: one an SM
   int64_t shared_per_block = 0;         // bytes
   int max_cluster = 0;                  // blocks; not 0: a group is one thread-block cluster (sm_90 and newer, or one block)
+  int resident_clusters[5] = {};        // of 1, 2, 4, 8, 16 blocks: so many at once, 0: as many as there are SMs for
   bool streaming = false;               // weights that fit nowhere are read from L2 each step; else they are refused
   int warps = 8;                        // of a block
   int register_slices = 8;              // at most so many slices of weights in a warp's registers
@@ -47,6 +48,7 @@ struct PersistentPhase {
   int first_slices, slices;  // slices of depth: of segment 0, of both
   int rounds, register_rounds, shared_rounds;
   int weights_offset;        // of the resident weights in shared memory
+  int told_first, told_last; // in a cluster: what the pointwise part tells the peers, as numbers of ClusterOperand::place
   bool operand_pending;      // the operand's rows are those of the step processed before, else this step's
   StepProduct product[2];    // of each direction; its operands' addresses are those of `operand`
   MovingRows operand[2][2];  // [direction][segment]
@@ -69,10 +71,10 @@ struct PersistentParams {
   int groups;                             // of each direction
   int rows_per_group;
   int prefetched;                         // blocks of H values a row that a step reads: gates, or saved values
-  bool cluster;                           // the group is a cluster: the operand is exchanged through shared memory
-  int split_gate;                         // of the cell
-  int operand_rows;                       // of a cluster's operand: whole chunks
-  int ring_offset, stage_bytes;           // of the ring, or of a cluster's two operands
+  bool cluster;                           // the group is a cluster: operands are exchanged through shared memory
+  int ring_offset, stage_bytes;           // of the operand's ring
+  int operand_at[2][2], operand_bytes;      // of a cluster: operands of each product in steps of even and odd number; of all
+  int split_gate, second_gate;            // values that have a place of their own in a cluster's operands, or -1
   int partial_offset, partial_bytes;
   unsigned* flags;                        // [directions][groups][blocks], zero before the launch
 };

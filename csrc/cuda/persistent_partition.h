@@ -47,10 +47,10 @@ struct PersistentPartition {
   int groups = 0;             // of a direction, each with its own batch rows
   int64_t rows_per_group = 0; // the last group may have fewer
   int warps = 0;              // of a block
-  bool cluster = false;       // a group is a cluster, and holds the operand of all its rows twice in shared memory
-  int64_t operand_rows = 0;   // of that: rows_per_group in whole chunks
-  // Shared memory of a block: fixed part, resident weights of both phases, ring of the operand (in a cluster:
-  // the two operands, stage_bytes each), partial sums.
+  bool cluster = false;       // a group is a cluster, and holds the operands of all its rows in shared memory
+  int64_t operand_at[2][2] = {};  // where: of each phase, in steps of even and odd number (persistent_cluster.cuh)
+  // Shared memory of a block: fixed part, resident weights of both phases, ring of the operand (in a cluster: the operands),
+  // partial sums.
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
   int64_t shared_bytes = 0;
   int64_t resident_bytes = 0; // weights in registers and shared memory of a block
@@ -74,6 +74,17 @@ inline void share_warps(PhasePartition& phase, int warps, int register_slices, i
   phase.register_rounds = std::min(phase.rounds, register_slices / phase.tiles);
 }
 
+}  // namespace detail
+
+// Clusters of this many blocks that are on the device at once.
+inline int64_t resident_clusters(const PersistentLimits& limits, int blocks) {
+  int log = 0;
+  while (1 << log < blocks) ++log;
+  return std::max(1, limits.resident_clusters[log] > 0 ? limits.resident_clusters[log] : limits.sms >> log);
+}
+
+namespace detail {
+
 // tiles: of the first phase.
 inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
   const CellTraits cell = cell_traits(request.cell);
@@ -90,7 +101,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   if (request.type == Type::kFloat64) return refuse("float64 has no persistent kernel");
   if (limits.sms < request.directions) return refuse("fewer SMs than directions");
   p.cluster = limits.max_cluster > 0;
-  if (p.cluster && cell.products != 1) return refuse("cells with two products a step have no kernel at cluster scope");
+  if (p.cluster && projects) return refuse("the projected LSTM has no kernel at cluster scope");
 
   const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& first = p.phase[0];
@@ -108,28 +119,31 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   }
 
   first.tiles = tiles;
-  const int most_blocks = limits.sms / request.directions, most_of_group = p.cluster ? std::min(limits.max_cluster, most_blocks) : most_blocks;
+  // In a cluster the second product takes no more blocks than the first: each costs in the exchange. Clusters wait for no other, so
+  // one direction's may come after the other's.
+  const int most_blocks = limits.sms / request.directions, most_cluster = std::min(limits.max_cluster, limits.sms);
   for (int i = 0; i < p.phases; ++i) {
     const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
     p.phase[i].tile_units = persistent_units(tensor);
-    detail::share_warps(p.phase[i], limits.warps, registers, most_of_group);
+    share_warps(p.phase[i], limits.warps, registers, !p.cluster ? most_blocks : i == 0 ? most_cluster : p.blocks);
     p.blocks = std::max(p.blocks, static_cast<int>(persistent_divide_up(p.phase[i].units, p.phase[i].block_units())));
   }
   while (p.cluster && (p.blocks & (p.blocks - 1))) ++p.blocks;  // clusters of a power of two; the last blocks may have no units
-  if (p.blocks > most_of_group && p.cluster)
-    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, a cluster has at most " + std::to_string(most_of_group));
-  if (p.blocks > most_blocks)
+  if (p.cluster && p.blocks > most_cluster)
+    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, " +
+                  (limits.max_cluster == 1 ? "the device has no thread-block clusters" : "a cluster has at most " + std::to_string(most_cluster)));
+  if (!p.cluster && p.blocks > most_blocks)
     return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
                   std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
 
   // As many groups as fit, so that each gathers fewer rows; whole tiles. Clusters wait for no other, so there may be more
   // of them than fit: at most a chunk of rows each, whose operand then fits whatever the batch.
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
-  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, tile));
+  const int64_t most_groups = p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions) : most_blocks / p.blocks;
+  const int64_t groups = std::min<int64_t>(most_groups, persistent_divide_up(batch, tile));
   p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), tile) * tile;
   if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentChunk);
   p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
-  p.operand_rows = persistent_divide_up(p.rows_per_group, kPersistentChunk) * kPersistentChunk;
 
   int64_t partial_bytes = 0;
   for (int i = 0; i < p.phases; ++i) {
@@ -138,8 +152,13 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     partial_bytes = std::max<int64_t>(partial_bytes, phase.depth_warps * phase.gates * kPersistentChunk *
                                                          (phase.block_units() + kPersistentPitch) * 4);
   }
-  if (p.cluster) p.stage_bytes = first.slices * p.operand_rows * kPersistentSlice;
-  const int64_t ring_bytes = (p.cluster ? 2 : kPersistentStages) * p.stage_bytes;
+  int64_t ring_bytes = kPersistentStages * p.stage_bytes;
+  if (p.cluster) {
+    const int64_t slice_bytes = kPersistentChunk * kPersistentSlice, first_bytes = first.slices * slice_bytes;
+    p.operand_at[0][1] = p.phases == 1 || request.backward ? first_bytes : 0;
+    p.operand_at[1][0] = p.operand_at[1][1] = p.operand_at[0][1] + first_bytes;
+    ring_bytes = p.operand_at[1][0] + (p.phases == 2 ? second.slices * slice_bytes : 0);
+  }
   const int64_t working = kPersistentHeader + ring_bytes + partial_bytes;
   int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared);
   if (limits.shared_per_block < working)
@@ -156,12 +175,13 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     p.streamed_bytes += phase.streamed_rounds() * phase.round_bytes();
   }
   p.ring_offset = offset;
+  for (auto& places : p.operand_at)
+    for (int64_t& place : places) place += offset;
   p.partial_offset = offset + ring_bytes;
   p.shared_bytes = p.partial_offset + partial_bytes;
   if (p.streamed_bytes > 0 && (p.cluster || !limits.streaming))
     return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) + " bytes of weights, it has room for " +
                   std::to_string(p.resident_bytes));
-
   return p;
 }
 
@@ -169,8 +189,14 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
 
 // Backward's gather is the larger part of a step with many rows a group: then, if the chip has room for as many more copies of the
 // weights, a warp takes two tiles of units, so that there are more groups of fewer rows. The order of a row's sums stays the same.
+// Clusters of more than 8 blocks need free SMs side by side (CUDA programming guide, "Thread Block Clusters"), and so only what 8 do
+// not hold takes them.
 inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
-  const PersistentPartition narrow = detail::partition_with(1, request, limits);
+  constexpr int kPortableCluster = 8;
+  PersistentLimits portable = limits;
+  portable.max_cluster = std::min(limits.max_cluster, kPortableCluster);
+  const PersistentPartition narrow = detail::partition_with(1, request, portable);
+  if (limits.max_cluster > kPortableCluster && !narrow.refusal.empty()) return detail::partition_with(1, request, limits);
   if (!narrow.refusal.empty() || !request.backward || narrow.cluster || narrow.phases > 1) return narrow;
   const PersistentPartition wide = detail::partition_with(2, request, limits);
   const bool fewer_rows = wide.refusal.empty() && wide.streamed_bytes == 0 && wide.rows_per_group < narrow.rows_per_group;

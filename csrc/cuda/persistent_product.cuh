@@ -71,9 +71,9 @@ struct PersistentProduct {
     return reinterpret_cast<const Storage**>(
         shared_memory(4 * sizeof(StepDirection), 2 * kChunk * sizeof(void*)))[segment * kChunk + row];
   }
-  // The warp's slice of the operand in a round, kChunk rows: in the ring, or in a cluster's operand from `first` on.
+  // The warp's slice of the operand in a round, kChunk rows: in the ring, or in a cluster's operand at `first`.
   FR_DEVICE unsigned char* stage(int round, int first) const {
-    const int place = p.cluster ? first + slice_of(round) * p.operand_rows * kRowBytes
+    const int place = p.cluster ? first + slice_of(round) * kChunk * kRowBytes
                                 : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kChunk * kRowBytes;
     return shared_memory(place, kChunk * kRowBytes);
   }
@@ -240,7 +240,7 @@ struct PersistentProduct {
     }
   }
 
-  // The whole product of a chunk. first: where its rows of a cluster's operand begin.
+  // The whole product of a chunk. first: where a cluster's operand begins.
   FR_DEVICE void run(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
     const int tiles = (rows + kTileRows - 1) / kTileRows, loaded = kTileRows * tiles;
     for (int round = 0; round < kPersistentStages - 1 && !p.cluster; ++round) {
@@ -354,14 +354,6 @@ struct PersistentProduct {
         }
       }
     }
-  }
-
-  // Element k of row `row` of a cluster's operand whose buffer begins at `buffer`; k counts from the segment's first slice.
-  FR_DEVICE static Storage* operand_place(const PersistentParams& p, int buffer, int first_slice, int k, int row) {
-    const int slice = first_slice + k / kSliceDepth, depth = k % kSliceDepth;
-    const int place = buffer + (slice * p.operand_rows + row) * kRowBytes;
-    return reinterpret_cast<Storage*>(shared_memory(place, kRowBytes) + operand_offset(row, depth / kPieceDepth) - row * kRowBytes) +
-           depth % kPieceDepth;
   }
 };
 

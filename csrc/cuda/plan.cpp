@@ -223,7 +223,9 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
   const double of_one_chunk = cost.total() / chunks / partition.phases;
   cost.exchange += partition.phases * std::max(0.0, exchange - (chunks - 1) * of_one_chunk);
-  const double waves = static_cast<double>(divide_up(static_cast<int64_t>(blocks), limits.sms));  // clusters beyond the device wait
+  // Clusters beyond those that are resident wait.
+  const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
+  const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * work.r.directions, resident) : 1);
   for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.pointwise}) *part *= waves;
   cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   return cost;
@@ -354,7 +356,10 @@ PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits
   PersistentLimits persistent;
   persistent.sms = limits.sms, persistent.shared_per_block = limits.shared_per_block;
   persistent.streaming = strategy == Strategy::kStreaming;
-  if (strategy == Strategy::kCluster) persistent.max_cluster = std::max(1, limits.max_cluster);
+  if (strategy == Strategy::kCluster) {
+    persistent.max_cluster = std::max(1, limits.max_cluster);
+    std::copy(std::begin(limits.resident_clusters), std::end(limits.resident_clusters), persistent.resident_clusters);
+  }
   return persistent;
 }
 
@@ -383,7 +388,9 @@ Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits)
     const PlanRequest& r = a.request;
     return r.cell == request.cell && r.type == request.type && r.tf32 == request.tf32 && r.hidden == request.hidden &&
            r.projection == request.projection && r.directions == request.directions && r.training == request.training && r.packed == request.packed &&
-           a.limits.name == limits.name && a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block;
+           a.limits.name == limits.name && a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block &&
+           a.limits.max_cluster == limits.max_cluster &&
+           std::equal(std::begin(a.limits.resident_clusters), std::end(a.limits.resident_clusters), limits.resident_clusters);
   };
   const auto found = std::find_if(known.begin(), known.end(), same);
   if (found != known.end()) return found->strategy;

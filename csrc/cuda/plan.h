@@ -23,6 +23,7 @@ struct DeviceLimits {
   int max_cluster;  // 1: no clusters
   // Rates, for the prediction alone: dense TFLOP/s, TB/s, and KB/us an SM reads.
   double tensor16, tensor32, vector32, vector64, dram, l2_per_sm, peer_per_sm, shared_rate_per_sm;
+  int resident_clusters[5] = {};  // as in PersistentLimits: 0, where no device was asked
 };
 
 // The cards that `fastrnn explain --card` knows: A100, H100, H200, L40S, RTX4090, B200.
@@ -82,7 +83,7 @@ struct Plan {
   std::vector<std::string> reasons;   // one for each strategy
 };
 
-// What the persistent kernels are told of a device for a strategy (kGrid or kStreaming).
+// What the persistent kernels are told of a device for a strategy (kCluster, kGrid or kStreaming).
 PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits);
 
 // The model's constants by name, for comparison with measurements: us, and the shares of dense rates that products reach.

@@ -180,7 +180,7 @@ int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
   const CellTraits traits = cell_traits(cell);
   const int64_t bytes = hidden * storage_bytes(type);
-  if (traits.products != 1) return "cells with two products a step have no block kernel in this version";
+  if (traits.products != 1) return "cells with two products a step have no block kernel: a cluster of one block serves those that it can hold";
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel, a cluster of one block serves them";
   if (hidden > kBlockUnits || bytes > kBlockStateBytes)
     return "a state of " + std::to_string(hidden) + " units and " + std::to_string(bytes) + " bytes a row, block serves " +

@@ -38,7 +38,8 @@ FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const M
   return initial ? static_cast<const T*>(initial) + b * width : nullptr;
 }
 
-// One element of one phase. Sums: sums(m) is the product of gate row m, without bias.
+// One element of one phase. Sums: sums(m) is the product of gate row m, without bias; keep(i, value) gets what later products
+// read, for a kernel that keeps it on the chip: backward the gradient of gate i, forward as 1 the second product's operand.
 template <class Math, class Sums>
 struct Element {
   using Storage = typename Math::Storage;
@@ -115,6 +116,7 @@ struct Element {
       store_h(row, u.h);
     } else {
       store_if(d.inner, u.inner);  // null: rebuilding gates of a cell whose second product saves nothing
+      sums.keep(1, u.inner.value);
       if constexpr (Cell::kReadsHidden) static_cast<State*>(d.carry)[b * p.hidden + j] = u.saved[1].value;
     }
   }
@@ -145,9 +147,11 @@ struct Element {
     store_h(row, u.h);
   }
 
+  // kSplitGate: the gate whose gradient is not what the product reads.
+  template <int kSplitGate>
   FR_DEVICE void store_gate_gradient(int gate, V v) const {
     store(d.d_gates, gate * p.hidden + j, v);
-    sums.keep(gate, v.value);
+    if (gate != kSplitGate) sums.keep(gate, v.value);
   }
 
   // The gradient that arrives at the state between the pending step and this one; a reset between them sends it to the
@@ -211,7 +215,7 @@ struct Element {
       if constexpr (Cell::kReadsOutput) u.h = load(d.output, j);
       if constexpr (kHasCell) load_cells<Cell>(u, row);
       Cell::backward0(u, clips);
-      for (int gate = 0; gate < Cell::kGates; ++gate) store_gate_gradient(gate, u.d_input[gate]);
+      for (int gate = 0; gate < Cell::kGates; ++gate) store_gate_gradient<Cell::kSplitGate>(gate, u.d_input[gate]);
       if constexpr (Cell::kSplitGate >= 0) {
         store(d.d_recurrent, j, u.d_recurrent[Cell::kSplitGate]);
         sums.keep(Cell::kSplitGate, u.d_recurrent[Cell::kSplitGate].value);
@@ -224,7 +228,7 @@ struct Element {
     } else {
       load_saved<Cell>(u, row);
       Cell::backward1(u, clips);
-      for (int gate = 1; gate < Cell::kGates; ++gate) store(d.d_gates, gate * p.hidden + j, u.d_input[gate]);
+      for (int gate = 1; gate < Cell::kGates; ++gate) store_gate_gradient<Cell::kSplitGate>(gate, u.d_input[gate]);
     }
     leave(d.d_h, p.width, u.d_h_prev);
   }
@@ -250,7 +254,7 @@ struct Element {
     if constexpr (kHasCell) load_cells<Cell>(u, row);
     else u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
     Cell::backward0(u, clips);
-    for (int gate = 0; gate < kGatesHere; ++gate) store(d.d_gates, gate * p.hidden + j, u.d_input[gate]);
+    for (int gate = 0; gate < kGatesHere; ++gate) store_gate_gradient<Cell::kSplitGate>(gate, u.d_input[gate]);
     store_if(d.inner, u.inner);
     if constexpr (kHasCell) leave(d.d_c, p.hidden, u.d_c);
     else leave(d.d_h, p.width, u.d_h_prev);

@@ -15,7 +15,7 @@ namespace fr {
 inline PersistentLimits emulated_limits() {
   PersistentLimits limits;
   limits.sms = 16, limits.warps = 2, limits.register_slices = 1;
-  limits.shared_per_block = 99 * 1024, limits.max_cluster = 8;
+  limits.shared_per_block = 99 * 1024, limits.max_cluster = 16;
   return limits;
 }
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "../../csrc/cuda/persistent_partition.h"
 #include "emulation_cases.h"
@@ -23,6 +24,7 @@ const Device kDevices[] = {
     {"streamed", "streaming", 12, 2, 1, 4 * 1024},  {"only_streamed", "streaming", 12, 2, 0, 0},
     {"four_warps", "grid", 6, 4, 1, kAll},
     {"cluster", "cluster", 16, 2, 1, kAll},          {"cluster_of_one", "cluster", 12, 8, 8, kAll},
+    {"cluster_of_sixteen", "cluster", 20, 1, 8, kAll},
 };
 
 std::vector<Case> make_cases() {
@@ -41,7 +43,7 @@ std::vector<Case> make_cases() {
     cases.push_back(c);
     c.packed = true, c.range = 0, c.batch = 20, c.type = Type::kBFloat16, c.tf32 = false, c.hidden = 72;
     cases.push_back(c);
-    if (cell == Cell::kGru) {
+    if (cell == Cell::kGru || cell == Cell::kGruResetBefore) {
       c.batch = 3, c.hidden = 68;  // in backward rows of weights that end in the middle of 16 bytes; forward does not stream these
       cases.push_back(c);
     }
@@ -61,6 +63,8 @@ std::vector<Case> make_cases() {
   return cases;
 }
 
+std::set<int> g_cluster_sizes;  // of the cases that ran
+
 void promise(bool holds, const std::string& what) {
   ++g_cases;
   if (holds) return;
@@ -68,16 +72,17 @@ void promise(bool holds, const std::string& what) {
   std::printf("FAIL partition: %s\n", what.c_str());
 }
 
-// What a refusal would hide: the case runs step by step. False: cells without a kernel at cluster scope, which may.
+// What a refusal would hide: the case runs step by step. False: the projected cell at cluster scope, which may.
 bool check_it_runs(const Case& c, const Device& device) {
   for (const bool backward : {false, true}) {
     fr::PersistentRequest request{c.cell, c.type, c.tf32, c.batch, c.hidden, c.projection, c.directions, backward};
     fr::PersistentLimits limits = g_options.limits;
     limits.streaming = g_options.strategy == "streaming";
     if (g_options.strategy != "cluster") limits.max_cluster = 0;
-    else if (fr::cell_traits(c.cell).products == 2) return false;
+    else if (c.projection > 0) return false;
     const fr::PersistentPartition p = fr::persistent_partition(request, limits);
     promise(p.refusal.empty(), c.text() + " on " + device.name + " is refused: " + p.refusal);
+    if (p.cluster) g_cluster_sizes.insert(p.blocks);
     const fr::PhasePartition& phase = p.phase[0];
     if (backward && std::strcmp(device.name, "registers") == 0 && c.cell == Cell::kLstm && c.batch == 37)
       promise(phase.tiles == 2, c.text() + ": one tile of units a warp");
@@ -127,6 +132,44 @@ void check_partitions() {
             }
 }
 
+// Clusters: what does not depend on the batch, and rows in as few waves as the device allows.
+void check_clusters() {
+  for (const Cell cell : {Cell::kLstm, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh})
+    for (const int64_t hidden : {1, 100, 128, 200, 512, 600, 768, 1024})
+      for (const bool tf32 : {false, true})
+        for (const bool backward : {false, true})
+          for (const int directions : {1, 2})
+            for (const int most : {1, 8, 16}) {
+              fr::PersistentPartition first;
+              for (const int64_t batch : {1, 8, 20, 64, 256, 1000}) {
+                const fr::PersistentRequest request{cell, tf32 ? Type::kFloat32 : Type::kBFloat16, tf32, batch, hidden, 0, directions, backward};
+                fr::PersistentLimits limits;
+                limits.sms = 132, limits.shared_per_block = 227 * 1024, limits.max_cluster = most;
+                limits.resident_clusters[3] = 15, limits.resident_clusters[4] = 6;
+                const fr::PersistentPartition p = fr::persistent_partition(request, limits);
+                const std::string name = "cluster of " + std::to_string(most) + " cell " + std::to_string(int(cell)) + " H" + std::to_string(hidden) +
+                                         " B" + std::to_string(batch) + (tf32 ? " tf32" : "") + (backward ? " backward" : "");
+                if (batch == 1) first = p;
+                promise(p.refusal == first.refusal, name + ": refused for some batches: " + p.refusal);
+                if (!p.refusal.empty()) continue;
+                promise(p.blocks <= most && (p.blocks & (p.blocks - 1)) == 0, name + ": size");
+                promise(p.blocks <= 8 || fr::detail::partition_with(1, request, [&] { limits.max_cluster = 8; return limits; }()).refusal != "", name + ": 8 would do");
+                promise(p.blocks == first.blocks, name + ": the size depends on the batch");
+                promise(p.rows_per_group <= fr::kPersistentChunk, name + ": rows of a cluster");
+                promise(p.groups * p.rows_per_group >= batch && (p.groups - 1) * p.rows_per_group < batch, name + ": rows");
+                const int64_t resident = p.blocks == 16 ? 6 : p.blocks == 8 ? 15 : 132 / p.blocks;
+                promise(p.rows_per_group == 16 || p.groups * directions <= resident, name + ": a wave for the sake of fewer rows");
+                promise(p.shared_bytes <= limits.shared_per_block, name + ": shared memory");
+                for (int i = 0; i < p.phases; ++i) {
+                  promise(p.blocks * p.phase[i].block_units() >= p.phase[i].units, name + ": units");
+                  promise(p.phase[i].depth_warps == first.phase[i].depth_warps, name + ": the order of sums depends on the batch");
+                  for (const int64_t place : p.operand_at[i])
+                    promise(place >= p.ring_offset && place + p.phase[i].slices * 16 * fr::kPersistentSlice <= p.partial_offset, name + ": operand");
+                }
+              }
+            }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -143,7 +186,7 @@ int main(int argc, char** argv) {
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
   }
-  if (partition) check_partitions();
+  if (partition) check_partitions(), check_clusters();
   if (seeds.empty()) seeds = {0, 1};
   for (const Device& one : kDevices) {
     if (!device.empty() && device != one.name) continue;
@@ -168,6 +211,7 @@ int main(int argc, char** argv) {
       }
     }
   }
+  if (device.empty() && only.empty()) promise(g_cluster_sizes == std::set<int>{1, 2, 4, 8, 16}, "cluster sizes of the cases");
   std::printf("%d cases, %d failures\n", g_cases, g_failures);
   return g_failures ? 1 : 0;
 }
