@@ -104,11 +104,11 @@ struct PersistentKernel {
   }
 
   // Sums, if there is a product, and the pointwise part of one chunk; all rows lie in [row0, end). In a cluster: the product's
-  // operand lies at `from`, what later ones read goes to `operand`; next: if this phase ends a step, the next one.
+  // operand lies at `from`, what later ones read goes to `operand`; ends: the phase ends a step, and another follows.
   template <class Meanwhile>
   FR_DEVICE static void chunk(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              int block_unit0, int row0, int end, int from, const Operand& operand, const StepDirection* next,
-                              Meanwhile meanwhile, int thread) {
+                              int block_unit0, int row0, int end, int from, const Operand& operand, bool ends, Meanwhile meanwhile,
+                              int thread) {
     const PersistentParams& p = part.p;
     const int rows = end - row0 < kChunk ? end - row0 : kChunk;
     const int units = part.warp_units() * part.phase.unit_warps;
@@ -130,7 +130,7 @@ struct PersistentKernel {
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
       else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
-      if (!kBackward && p.cluster && next) sums.keep(0, first_state(p, *next, b, j, &element.kept));
+      if (!kBackward && p.cluster && ends) sums.keep(0, first_state(p, placed_steps()[2 * operand.odd], b, j, &element.kept));
     }
     block_sync();
   }
@@ -140,7 +140,7 @@ struct PersistentKernel {
     const int row0 = block_y() * p.rows_per_group, batch = static_cast<int>(p.batch);
     const int end = row0 + p.rows_per_group < batch ? row0 + p.rows_per_group : batch;
     const int chunks = (end - row0 + kChunk - 1) / kChunk;
-    unsigned* flags = p.flags + (static_cast<int64_t>(direction) * p.groups + block_y()) * blocks;
+    const int first_flag = (direction * p.groups + block_y()) * blocks;  // of the group: fewer registers than its address
     StepDirection* current = placed_steps();
 
     const auto part_of = [&](int index) { return Product(p, index, direction, block, thread); };
@@ -176,12 +176,12 @@ struct PersistentKernel {
       cluster_sync();
     }
 
-    unsigned done = 0;  // phases
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
       const Operand operand{p, 1 - s % 2};
       for (int index = 0; index < p.phases; ++index) {
         const bool product = !kBackward || (index == 0 ? s > 0 : s < p.count);
+        const unsigned done = s * p.phases + index;  // phases
         const Product part = part_of(index);
         const int units = part.warp_units() * part.phase.unit_warps, unit0 = block * units;
         for (int c = 0; c < chunks; ++c) {
@@ -190,24 +190,22 @@ struct PersistentKernel {
             part.fill_table(d[index], direction, chunk_row0, end, thread);
             if (done > 0) {
               const unsigned wanted = (done - 1) * chunks + c + 1;
-              for (int i = thread; i < blocks; i += block_threads()) wait_until([&] { return load_acquire(flags + i) >= wanted; });
+              for (int i = thread; i < blocks; i += block_threads()) wait_until([&] { return load_acquire(p.flags + (first_flag + i)) >= wanted; });
             }
             block_sync();
           }
           if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, units, thread);
-          const bool ends = index + 1 == p.phases && s < p.last;
           chunk(part, d[index], weights, product, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
-                ends ? current + (1 - s % 2) * 2 : nullptr, [&] {
+                index + 1 == p.phases && s < p.last, [&] {
             // Read from the next step on; its place was last read a step ago.
             if (index == 0 && c == 0 && s < p.last) place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, thread);
           }, thread);
-          if (thread == 0 && !p.cluster) store_release(flags + block, done * chunks + c + 1);
+          if (thread == 0 && !p.cluster) store_release(p.flags + (first_flag + block), done * chunks + c + 1);
         }
         if (p.cluster && cluster_size() > 1) {
           operand.tell_peers(part.phase, unit0, units, end - row0, thread);
           cluster_sync();
         }
-        ++done;
       }
     }
   }

@@ -116,7 +116,7 @@ struct Element {
       store_h(row, u.h);
     } else {
       store_if(d.inner, u.inner);  // null: rebuilding gates of a cell whose second product saves nothing
-      sums.keep(1, u.inner.value);
+      if constexpr (Cell::kFirstGates != Cell::kGates) sums.keep(1, u.inner.value);
       if constexpr (Cell::kReadsHidden) static_cast<State*>(d.carry)[b * p.hidden + j] = u.saved[1].value;
     }
   }
