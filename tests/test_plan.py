@@ -158,7 +158,7 @@ def test_forced_plan_says_the_limit():
         _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")
     with pytest.raises(ValueError, match=r"backward: a block would hold \d+ bytes of weights, it has room for \d+"):
         _plan("lstm_projected", 2, False, 4, 4096, 512, 1, True, "H100", "grid")
-    with pytest.raises(ValueError, match="takes 2 blocks, a cluster has at most 1"):
+    with pytest.raises(ValueError, match="takes 2 blocks, the device has no thread-block clusters"):
         _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "cluster")
     with pytest.raises(ValueError, match="is not one of step, block, cluster, grid, streaming"):
         _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "fast")
