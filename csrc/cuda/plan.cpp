@@ -300,7 +300,7 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
   // By gate rows, 1 to 4.
   static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168}, kStepDouble[] = {128, 168, 200, 232};
   static constexpr int kBlockForward[] = {152, 255, 232, 248}, kPersistentForward[] = {240, 248, 240, 255},
-                       kPersistentFloat[] = {248, 248, 255, 255};
+                       kPersistentFloat[] = {248, 255, 255, 255};
   constexpr int kBlockBackward = 255, kPersistentBackward = 248, kPersistentFloatBackward = 255;  // one block of 256 threads an SM: at most 255
   if (gates < 1 || gates > 4) throw std::invalid_argument("gates: expected 1 to 4");
   switch (strategy) {
