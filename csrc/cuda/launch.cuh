@@ -74,6 +74,29 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
   check(cudaLaunchKernelEx(&config, entry<Kernel>, params), "launch", Kernel::kName, shape);
 }
 
+// Clusters of so many blocks, one an SM, that the current device holds at once: 0 where it has no such clusters. Runtime API,
+// cudaOccupancyMaxActiveClusters: more than 8 blocks need cudaFuncAttributeNonPortableClusterSizeAllowed, and how many fit depends on
+// how many SMs each GPC of the part has.
+template <class Kernel>
+int active_clusters(int blocks) {
+  const LaunchShape shape{blocks, 1, 1, Kernel::kMaxThreads, INT64_MAX, blocks};
+  ask_for_limits<Kernel>(shape);
+  int device = 0, most = 0, clusters = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(blocks);
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks), config.blockDim = dim3(Kernel::kMaxThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(most);
+  config.attrs = &cluster, config.numAttrs = 1;
+  if (cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<const void*>(&entry<Kernel>), &config) == cudaSuccess) return clusters;
+  (void)cudaGetLastError();
+  return 0;
+}
+
 #else
 
 template <class Kernel>

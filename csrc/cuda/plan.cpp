@@ -314,8 +314,9 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
 
 const std::vector<DeviceLimits>& known_cards() {
   // Vendor's data sheets: capability, SMs, shared memory a block and an SM, registers, L2, cluster; dense rates. H100: tensor16
-  // and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Clusters: the portable 8, as 16
-  // need free SMs side by side, which a part may lack. Reads an SM: see the head of this file; scaled by clock elsewhere.
+  // and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Clusters: the portable 8, as many as there are SMs for (a part may hold
+  // one less: of 132 SMs 120 in clusters of 8 on one H100, github.com/accel-sim/gpu-app-collection/pull/87); rnn_cuda.cpp asks a
+  // device itself, for 16 too. Reads an SM: see the head of this file; scaled by clock elsewhere.
   static const std::vector<DeviceLimits> cards = {
       {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 65536, 40 * kMiB, 1, 312, 156, 19.5, 9.7, 2.0, 36, 0, 180},
       {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 3.0, 42, 25, 225},

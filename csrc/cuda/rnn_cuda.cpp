@@ -26,6 +26,19 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
+// Clusters as large as the device has them, and how many at once. Which SMs are neighbours differs from part to part (MIG too).
+void ask_for_clusters(int device, DeviceLimits& limits) {
+  int current = 0;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  check(cudaSetDevice(device), "cudaSetDevice");
+  limits.max_cluster = 1;
+  for (int log = 1; log < 5; ++log) {
+    limits.resident_clusters[log] = gpu::persistent_active_clusters(1 << log);
+    if (limits.resident_clusters[log] > 0) limits.max_cluster = 1 << log;
+  }
+  check(cudaSetDevice(current), "cudaSetDevice");
+}
+
 DeviceLimits query(int device) {
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
   const int capability = 10 * major + attribute(cudaDevAttrComputeCapabilityMinor, device);
@@ -36,6 +49,7 @@ DeviceLimits query(int device) {
   limits.shared_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   limits.registers_per_sm = attribute(cudaDevAttrMaxRegistersPerMultiprocessor, device);
   limits.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  if (limits.max_cluster > 1) ask_for_clusters(device, limits);
   return limits;
 }
 

@@ -158,7 +158,10 @@ struct StepKernels {
       {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
       {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
       {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, prepare, states_before, transpose};
-namespace gpu { FR_STEP_LAUNCHERS }
+namespace gpu {
+FR_STEP_LAUNCHERS
+int persistent_active_clusters(int blocks);  // active_clusters of launch.cuh, of a persistent kernel
+}
 namespace host { FR_STEP_LAUNCHERS }
 #undef FR_STEP_LAUNCHERS
 
