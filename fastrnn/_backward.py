@@ -20,8 +20,8 @@ from ._structs import Call, Layout, buffer_rows, layout_of, part, readable, rows
 from .cells import state_dtype
 
 # Either way works on ranges of steps, so that the gradients of the gates take no more memory than this: with the
-# kernels, whose launches want long ranges, and in the core.
-RANGE_BYTES, CORE_RANGE_BYTES = 64 << 20, 16 << 20
+# kernels, whose launches want long ranges (rebuilt gates and what rebuilds them count too), and in the core.
+RANGE_BYTES, CORE_RANGE_BYTES = 128 << 20, 16 << 20
 
 
 def backward(
@@ -193,6 +193,13 @@ class _InRanges:
         self.widths = (spec.gates * layout.hidden, split, layout.width, inner, projected)
         # The copy of a range of a strided input counts too.
         self.row_bytes = (sum(self.widths) + layout.input) * x.element_size()
+        if spec.saved and self.result.gates is None:
+            # Rebuilt gates, old states, a second product's operands (csrc/cuda/layout.h), the input part of the gates.
+            in_storage = spec.saved * layout.hidden + layout.width
+            in_state = (spec.gates + spec.states - 1) * layout.hidden
+            if spec.has_inner and not config.has_projection:
+                in_storage, in_state = in_storage + layout.hidden, in_state + layout.hidden
+            self.row_bytes += in_storage * x.element_size() + in_state * self.states.itemsize
 
     def run(self) -> list[Tensor | None]:
         directions = len(self.config.reverse)

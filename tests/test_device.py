@@ -12,7 +12,7 @@ from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted
 from test_layer import check
 
 import fastrnn
-from fastrnn import _backends, _raw, functional
+from fastrnn import _backends, _backward, _raw, functional
 from fastrnn._device import Cuda, Emulated, rnn_allows_tf32
 from fastrnn._extension import _C
 from fastrnn.cells import CELLS
@@ -123,6 +123,25 @@ def test_gates_are_rebuilt_for_all_steps_at_once(cell, option, strategy, monkeyp
             else:
                 tol.assert_close(rebuilt, kept, tol.gradient(torch.bfloat16, steps, 31), relative=True)
     assert len(more) == 1
+
+
+@pytest.mark.parametrize("cell, storage, state", [("lstm", 10, 5), ("gru", 10, 3), ("gru_reset_before", 10, 4)])
+def test_ranges_count_what_rebuilds_gates(cell, storage, state, monkeypatch):
+    """Values a row and unit: bfloat16 gradients, operands and gates; float32 input part, cells and carried values."""
+    hidden, batch, seen, backward = 8, 2, [], Emulated.backward
+    bytes_of_step = batch * ((storage * hidden + 3) * 2 + state * hidden * 4)
+
+    def record(self, args):
+        seen.append(args.last_step - args.first_step)
+        backward(self, args)
+
+    monkeypatch.setattr(Emulated, "backward", record)
+    call = make_call(cell, {"recompute": True}, (12, batch, 3, hidden, 1), torch.bfloat16)
+    for limit, steps in ((4 * bytes_of_step, 4), (4 * bytes_of_step - 1, 3)):
+        seen.clear()
+        monkeypatch.setattr(_backward, "RANGE_BYTES", limit)
+        torch.autograd.grad(call.run(functional.layer)[0].sum(), list(call.tensors().values()))
+        assert seen == [steps] * (12 // steps)
 
 
 def test_seeds_do_not_matter(monkeypatch):
