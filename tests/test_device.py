@@ -44,6 +44,13 @@ def test_one_launch(cell, option, strategy, dtype, monkeypatch):
     check(make_call(cell, option, shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
 
 
+@pytest.mark.parametrize("option", ["plain", "lengths_resets", "packed_resets", "recompute_packed"])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("strategy", ["cluster", "grid", "streaming"])
+def test_one_launch_without_tensor_cores(cell, option, strategy, monkeypatch):
+    test_one_launch(cell, option, strategy, torch.float32, monkeypatch)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_and_type(cell, dtype):

@@ -1,6 +1,6 @@
 // The persistent kernel: a whole sequence in one launch, the recurrent weights of a direction spread once over a group of
 // blocks, which exchange the operand of each step (the state; in backward the gate gradients) through global memory. For
-// arithmetic on tensor cores. Launched by persistent.cpp as persistent_partition.h says; shares the pointwise phases with
+// every arithmetic but float64. Launched by persistent.cpp as persistent_partition.h says; shares the pointwise phases with
 // step.cuh, and so every option.
 #pragma once
 
@@ -13,17 +13,21 @@
 namespace fr::FR_TARGET {
 
 // work    grid (blocks of a group, groups, directions), all resident together but for clusters. A step has one or two phases, a
-//         product and its pointwise part each. Of a product a block computes `gates` gate rows of 16 * unit_warps units for its group's
+//         product and its pointwise part each. Of a product a block computes `gates` gate rows of U * unit_warps units for its group's
 //         rows, 16 at a time (a chunk); the depth is cut in slices of 128 bytes, which depth_warps warps take in turn, a slice
 //         a round, and whose sums are added in the order of the warps.
-//         forward: gates = kGates in phase 0; phase 1: one gate row; backward: one gate row, of one or two tiles of 16 units a warp.
-// memory  registers: 16 * kGates a resident slice of weights, 8 * kGates sums. shared: addresses of two steps, row pointers;
+//         forward: gates = kGates in phase 0; phase 1: one gate row; backward: one gate row, of one or two tiles of U units a warp.
+//         U: 16 on tensor cores, 8 with FMA (strict float32).
+// memory  registers: U * kGates a resident slice of weights, 8 * kGates sums (FMA: 32 * kGates of one or two gate rows, else 16). shared: addresses of two steps, row pointers;
 //         resident weights; a ring of kPersistentStages rounds of the operand; partial sums. global, a step, chunk and block:
 //         the operand's rows whole, from L2; streamed slices of weights.
 // lanes   A lane multiplies 16-byte pieces as they lie in memory: lane 4 g + t takes pieces t and t + 4 of a slice, of the
 //         weights of units g and g + 8 and of the operand's rows g. So mma's depth index means another element of the depth
 //         than in its own order, for both operands alike, and no ldmatrix is needed. Piece q of row r lies at piece
 //         q ^ (4 * (r % 2)) of its 128 bytes: the 8 lanes that read at once fall on different banks.
+//         FMA: kUnitLanes lanes share a unit (4, with one or two gate rows 8), each takes its pieces of the depth and multiplies
+//         them by all rows, 4 at a time, which all units read together: no weight is held twice. At the end of a product the
+//         lanes add up their sums with shuffles, as a tree that is the same for every row.
 // sync    flags: block i of a group publishes, after each chunk, how many it has done; a chunk waits until all blocks of the
 //         group have done the same chunk one phase earlier (store_release after a block_sync, load_acquire before one).
 //         block_sync: before the operand is loaded (flags seen, row pointers written); in every round if several warps share
