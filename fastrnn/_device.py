@@ -19,6 +19,10 @@ from .cells import state_dtype
 # depend on how many rows come with it.
 _LEAST_ROWS = 16
 
+# ns that a block of a persistent kernel waits for the others of its group. Past it the kernel gives up: what it had not
+# finished is NaN, and the next call on the device raises.
+_PATIENCE = 10 * 10**9
+
 
 def rnn_allows_tf32() -> bool:
     """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
@@ -49,10 +53,21 @@ class _Kernels:
 
 
 class Emulated(_Kernels):
-    """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32]."""
+    """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32].
+
+    Args:
+        strategy: which kernels.
+        seed: of the order in which threads and blocks run.
+        tf32: whether float32 products round their operands to TF32.
+    """
+
+    # For tests: (x, y, z, n), a block of each launch whose first thread stands still, once it has published n times, until
+    # all others have left.
+    stall: tuple[int, int, int, int] | None = None
 
     def __init__(self, strategy: str, seed: int = 0, tf32: bool = False) -> None:
         self._options = (tf32, strategy, seed)
+        self._status = torch.zeros(1, dtype=torch.int64)
 
     @classmethod
     def from_environment(cls) -> Emulated | None:
@@ -70,14 +85,18 @@ class Emulated(_Kernels):
         return x.to(wide) @ weight.to(wide).t()
 
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
-        _C.emulated_forward(args, *self._options, first, last)
+        _C.emulated_forward(args, *self._options, self._status.data_ptr(), _PATIENCE, self.stall, first, last)
 
     def backward(self, args: Any) -> None:
-        _C.emulated_backward(args, *self._options)
+        _C.emulated_backward(args, *self._options, self._status.data_ptr(), _PATIENCE, self.stall)
 
 
 class Cuda(_Kernels):
-    """The CUDA kernels on the current stream of ``device``."""
+    """The CUDA kernels on the current stream of ``device``.
+
+    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:patient (or cuda::patient) lets kernels wait
+    for each other's blocks without a deadline, for tools that slow them down a thousandfold (compute-sanitizer).
+    """
 
     def __init__(self, index: int) -> None:
         reason = _C.cuda_status(index)
@@ -85,7 +104,10 @@ class Cuda(_Kernels):
             raise RuntimeError(reason)
         self._device = torch.device("cuda", index)
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
-        self._strategy = rest if kind == "cuda" else ""  # FASTRNN_PLAN=cuda:STRATEGY forces one
+        self._strategy, *options = (rest if kind == "cuda" else "").split(":")
+        self._patience = 0 if "patient" in options else _PATIENCE
+        # Where kernels say that they gave up, read by the next call: pinned, so that both sides reach it without a copy.
+        self._status = torch.zeros(1, dtype=torch.int64, pin_memory=True)
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype in (torch.float16, torch.bfloat16):
@@ -107,7 +129,8 @@ class Cuda(_Kernels):
             args.stream = torch.cuda.current_stream().cuda_stream
             # Freed when this returns: the caching allocator hands it out again in the stream's order.
             workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
-            call(args, rnn_allows_tf32(), self._strategy, workspace.data_ptr(), *steps)
+            status = self._status.data_ptr()
+            call(args, rnn_allows_tf32(), self._strategy, workspace.data_ptr(), status, self._patience, *steps)
 
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
         self._run(args, _C.cuda_forward_workspace(args), _C.cuda_forward, first, last)

@@ -217,7 +217,6 @@ _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
 _POINTWISE = "b, j, &element.kept));\n    }"
-_FLAGS = "load_acquire(p.flags + (first_flag + i)) >= wanted; });\n            }"
 _TOLD = "operand.tell_peers(part.phase, unit0, units, end - row0, thread);"
 _CLUSTER_SYNC = "\n          cluster_sync();"
 _FOREVER = "a wait that can never end"
@@ -284,7 +283,7 @@ MUTANTS = {
     ),
     "persistent: nothing is published": Mutant(
         "persistent.cuh",
-        "if (thread == 0 && !p.cluster) store_release",
+        "if (thread == 0 && !p.cluster && !lost) store_release",
         "if (false) store_release",
         "plain",
         _FOREVER,
@@ -294,7 +293,7 @@ MUTANTS = {
         "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
     ),
     "persistent: operand loaded before the flags are seen": Mutant(
-        "persistent.cuh", _FLAGS + "\n            block_sync();", _FLAGS, "thread", "data race|SEGV", "persistent_bf16"
+        "persistent.cuh", "lost = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
     ),
     "persistent: no barrier before the partial sums are added": Mutant(
         "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"

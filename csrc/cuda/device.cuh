@@ -56,18 +56,33 @@ FR_DEVICE unsigned load_acquire(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
 }
+// To pinned host memory, whole and at once, for a host that reads it at any time.
+FR_DEVICE void store_system(unsigned long long* p, unsigned long long value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
 
-// Polls ready() until it is true.
+// Polls ready() until it is true. False: given up, since so many nanoseconds have passed (0: no deadline), or since another
+// has set *given_up (null: nobody can). Both are looked at once in many polls, so that a wait takes no longer for them.
 template <class Ready>
-FR_DEVICE void wait_until(Ready ready) {
-  while (!ready()) {
+FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* given_up) {
+  unsigned long long deadline = 0;
+  for (unsigned polls = 1; !ready(); ++polls) {
+    if (polls % 256 != 0) continue;
+    if (given_up && load_acquire(given_up) != 0) return false;
+    if (nanoseconds == 0) continue;
+    const unsigned long long now = global_nanoseconds();
+    if (deadline == 0) deadline = now + nanoseconds;
+    else if (now > deadline) return false;
   }
+  return true;
 }
 
 FR_DEVICE void expect(bool, const char*) {}  // checked in emulation
 
 // ---- barriers and exchange -----------------------------------------------------------------------------------------------
 FR_DEVICE void block_sync() { __syncthreads(); }
+// A block_sync that tells all threads whether any of them came with `value`.
+FR_DEVICE bool block_sync_any(bool value) { return __syncthreads_or(value); }
 FR_DEVICE void warp_sync() { __syncwarp(); }
 FR_DEVICE float warp_shuffle(float value, int from) { return __shfl_sync(0xFFFFFFFFu, value, from); }
 

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <stdexcept>
+#include <string>
 
 namespace fr {
 namespace {
 
-constexpr int64_t kMostFlags = 1024;  // blocks of a launch: one an SM
+constexpr int64_t kMostFlags = 1024;  // blocks of a launch: one an SM; and as many groups at most
 
 PersistentPartition partition_of(const Layout& l, int directions, bool backward, const Run& run) {
   PersistentRequest request;
@@ -56,7 +58,7 @@ struct Call {
 };
 
 PersistentParams make_params(const Layout& l, const Call& call, const PersistentPartition& partition,
-                             const PersistentBuffers& memory, const StepParams& p) {
+                             const Run& run, const PersistentBuffers& memory, const StepParams& p) {
   PersistentParams params{};
   params.step = p;
   params.phases = partition.phases;
@@ -91,6 +93,7 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
   params.partial_offset = static_cast<int>(partition.partial_offset);
   params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);
   params.flags = memory.flags;
+  params.patience = run.status ? run.patience : 0, params.status = run.status;
   return params;
 }
 
@@ -109,7 +112,7 @@ bool can_stream(const Layout& l, const PersistentPartition& partition, const Per
 bool launch(const Layout& l, const Call& call, const PersistentPartition& partition, const Run& run, const StepKernels& kernels,
             const PersistentParams& params) {
   if (!can_stream(l, partition, params, call)) return false;
-  const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks) * partition.groups * call.directions;
+  const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * call.directions;
   prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, kernels, run.stream);
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
@@ -120,8 +123,24 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
 
 }  // namespace
 
+void raise_if_given_up(unsigned long long* status, unsigned long long nanoseconds) {
+  if (!status || __atomic_load_n(status, __ATOMIC_ACQUIRE) == 0) return;
+  const unsigned long long word = __atomic_exchange_n(status, 0ull, __ATOMIC_ACQ_REL);
+  if (word == 0) return;  // another thread raises
+  const GivenUp g = given_up(word);
+  const auto number = [](int64_t value) { return std::to_string(value); };
+  throw std::runtime_error(
+      "an earlier call on this device came to no end: its " + std::string(g.backward ? "backward" : "forward") +
+      " kernel gave up in direction " + number(g.direction) + ", group " + number(g.group) + ", block " + number(g.block) + ", which at " +
+      (g.step < 0 ? "the end" : "step " + number(g.step)) + ", product " + number(g.phase) + ", had waited " +
+      number(static_cast<int64_t>(nanoseconds / 1000000000)) +
+      " s for other blocks. What that call had not finished is NaN: run it again. Something kept blocks off the device's "
+      "multiprocessors (another process, a debugger, a MIG slice or MPS limit); if that is to be expected, FASTRNN_PLAN=cuda:step "
+      "takes kernels whose blocks wait for no others");
+}
+
 PersistentBuffers::PersistentBuffers(const Layout& l, Workspace& workspace)
-    : flags(static_cast<unsigned*>(workspace.take(kMostFlags * sizeof(unsigned)))),
+    : flags(static_cast<unsigned*>(workspace.take(2 * kMostFlags * sizeof(unsigned)))),
       offsets(l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr) {}
 
 void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
@@ -145,7 +164,7 @@ bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& p
   const PersistentPartition partition = partition_of(l, args.directions, false, run);
   if (!partition.refusal.empty()) return false;
   const Call call{false, args.directions, piece.last - piece.first, piece.last - piece.first - 1};
-  PersistentParams params = make_params(l, call, partition, memory, p);
+  PersistentParams params = make_params(l, call, partition, run, memory, p);
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
     const StepDirection& d = p.direction[i];
@@ -174,7 +193,7 @@ bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish,
   if (!partition.refusal.empty()) return false;
   const int64_t count = args.last_step - args.first_step, first = args.first_step;
   const Call call{true, args.directions, count, finish ? count : count - 1};
-  PersistentParams params = make_params(l, call, partition, memory, p);
+  PersistentParams params = make_params(l, call, partition, run, memory, p);
   for (int i = 0; i < args.directions; ++i) {
     const BackwardDirection& from = args.direction[i];
     const bool rebuilt = buffers[i].gates.data != nullptr;

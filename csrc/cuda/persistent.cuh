@@ -7,6 +7,7 @@
 #include "../cells/gru.h"
 #include "../cells/lstm.h"
 #include "../cells/rnn.h"
+#include "deadline.h"
 #include "launch.cuh"
 #include "persistent_cluster.cuh"
 
@@ -30,6 +31,10 @@ namespace fr::FR_TARGET {
 //         lanes add up their sums with shuffles, as a tree that is the same for every row.
 // sync    flags: block i of a group publishes, after each chunk, how many it has done; a chunk waits until all blocks of the
 //         group have done the same chunk one phase earlier (store_release after a block_sync, load_acquire before one).
+//         A block whose flags do not come within p.patience, or whose group another block has given up, is lost: it tells the
+//         host and the group, and walks on without products, whose sums are NaN, waiting for nobody and publishing nothing;
+//         so all that should have followed from them is NaN. A cluster waits at hardware barriers alone, for blocks that are
+//         resident with it, and needs no deadline.
 //         block_sync: before the operand is loaded (flags seen, row pointers written); in every round if several warps share
 //         a slice, else warp_sync; before partial sums are added, and after the pointwise part.
 template <class Math, int kGates, bool kBackward>
@@ -52,7 +57,8 @@ struct PersistentKernel {
 
   // Sums of one element, those of the depth warps added in their order.
   struct Sums {
-    const State* partial;  // null: no product
+    const State* partial;  // null: no product, the sum is `none`
+    State none;
     int gate_step, warp_step, warps;
     const Operand& operand;
     int row, unit;
@@ -60,7 +66,7 @@ struct PersistentKernel {
       if (operand.p.cluster) set(*operand.place(number, row, unit), value);
     }
     FR_DEVICE State operator()(int m) const {
-      State sum = 0;
+      State sum = none;
       if (partial)
         for (int warp = 0; warp < warps; ++warp) sum += partial[warp * warp_step + m * gate_step];
       return sum;
@@ -111,7 +117,7 @@ struct PersistentKernel {
   // operand lies at `from`, what later ones read goes to `operand`; ends: the phase ends a step, and another follows.
   template <class Meanwhile>
   FR_DEVICE static void chunk(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              int block_unit0, int row0, int end, int from, const Operand& operand, bool ends, Meanwhile meanwhile,
+                              bool lost, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends, Meanwhile meanwhile,
                               int thread) {
     const PersistentParams& p = part.p;
     const int rows = end - row0 < kChunk ? end - row0 : kChunk;
@@ -129,8 +135,8 @@ struct PersistentKernel {
       const int row = i / units, unit = i % units;
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
-      const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, kChunk * part.pitch(),
-                      part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, operand, row, j};
+      const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, lost ? bits_to_float(0x7FC00000u) : 0,
+                      kChunk * part.pitch(), part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, operand, row, j};
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
       else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
@@ -139,12 +145,27 @@ struct PersistentKernel {
     block_sync();
   }
 
+  // Waits until block i of the group has done `wanted` chunks; i beyond the blocks: whether none of the group has given up. Both
+  // are one load and one branch, so that a warp's lanes wait side by side. False: given up.
+  FR_DEVICE static bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step) {
+    const int blocks = grid_x();
+    if (i == blocks) wanted = 0;
+    unsigned seen = 0;
+    const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.patience, flags + blocks);
+    if (came) return i < blocks || seen == 0;
+    if (load_acquire(flags + blocks) == 0) {
+      store_system(p.status, status_of({kBackward, block_z(), phase, block_y(), block_x(), step}));
+      store_release(flags + blocks, 1);
+    }
+    return false;
+  }
+
   FR_DEVICE static void run(const PersistentParams& p) {
     const int thread = thread_index(), direction = block_z(), block = block_x(), blocks = grid_x();
     const int row0 = block_y() * p.rows_per_group, batch = static_cast<int>(p.batch);
     const int end = row0 + p.rows_per_group < batch ? row0 + p.rows_per_group : batch;
     const int chunks = (end - row0 + kChunk - 1) / kChunk;
-    const int first_flag = (direction * p.groups + block_y()) * blocks;  // of the group: fewer registers than its address
+    const int first_flag = (direction * p.groups + block_y()) * (blocks + 1);  // of the group: fewer registers than its address
     StepDirection* current = placed_steps();
 
     const auto part_of = [&](int index) { return Product(p, index, direction, block, thread); };
@@ -180,6 +201,7 @@ struct PersistentKernel {
       cluster_sync();
     }
 
+    bool lost = false;
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
       const Operand operand{p, 1 - s % 2};
@@ -190,21 +212,23 @@ struct PersistentKernel {
         const int units = part.warp_units() * part.phase.unit_warps, unit0 = block * units;
         for (int c = 0; c < chunks; ++c) {
           const int chunk_row0 = row0 + c * kChunk;
-          if (product && !p.cluster) {
+          if (product && !p.cluster && !lost) {
             part.fill_table(d[index], direction, chunk_row0, end, thread);
+            bool all = true;
             if (done > 0) {
               const unsigned wanted = (done - 1) * chunks + c + 1;
-              for (int i = thread; i < blocks; i += block_threads()) wait_until([&] { return load_acquire(p.flags + (first_flag + i)) >= wanted; });
+              for (int i = thread; i <= blocks && all; i += block_threads())
+                all = wait_for(p, p.flags + first_flag, i, wanted, index, d->here.step);
             }
-            block_sync();
+            lost = block_sync_any(!all);
           }
           if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, units, thread);
-          chunk(part, d[index], weights, product, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
+          chunk(part, d[index], weights, product && !lost, lost, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
                 index + 1 == p.phases && s < p.last, [&] {
             // Read from the next step on; its place was last read a step ago.
             if (index == 0 && c == 0 && s < p.last) place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, thread);
           }, thread);
-          if (thread == 0 && !p.cluster) store_release(p.flags + (first_flag + block), done * chunks + c + 1);
+          if (thread == 0 && !p.cluster && !lost) store_release(p.flags + (first_flag + block), done * chunks + c + 1);
         }
         if (p.cluster && cluster_size() > 1) {
           operand.tell_peers(part.phase, unit0, units, end - row0, thread);

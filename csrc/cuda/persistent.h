@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "deadline.h"
 #include "layout.h"
 #include "persistent_partition.h"
 

@@ -76,7 +76,9 @@ struct PersistentParams {
   int operand_at[2][2], operand_bytes;      // of a cluster: operands of each product in steps of even and odd number; of all
   int split_gate, second_gate;            // values that have a place of their own in a cluster's operands, or -1
   int partial_offset, partial_bytes;
-  unsigned* flags;                        // [directions][groups][blocks], zero before the launch
+  unsigned* flags;                        // [directions][groups][blocks + 1], zero before the launch; last: the group is given up
+  unsigned long long patience;            // ns to wait for a flag, 0: without end
+  unsigned long long* status;             // of the host (deadline.h)
 };
 
 // Places of StepDirection's matrices that hold the states before a step.

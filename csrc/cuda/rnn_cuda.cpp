@@ -97,6 +97,7 @@ Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits&
   run.limits.streaming = strategy == Strategy::kStreaming;
   run.tf32 = options.tf32, run.shared_limit = limits.shared_per_block;
   run.workspace = options.workspace, run.stream = args.stream;
+  run.status = options.status, run.patience = options.patience;
   return run;
 }
 

@@ -15,6 +15,10 @@ struct CudaOptions {
   std::string strategy;        // "": the plan chooses
   int64_t first = 0, last = 0; // of a forward call: a piece of the steps (Piece in step.h)
   void* workspace = nullptr;   // device memory, aligned to 256, free for others once the stream has passed the call
+  // A word of pinned host memory for all calls on the device, 0 at first: where a kernel says that it gave up a wait (deadline.h).
+  // The next call reads it, without a CUDA call, throws std::runtime_error, and clears it. Null: waits have no deadline.
+  unsigned long long* status = nullptr;
+  unsigned long long patience = 0;  // ns that a block waits for others, 0: without end
 };
 
 // Bytes of workspace that the call below with the same arguments needs; reads no device memory.

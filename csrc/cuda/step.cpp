@@ -200,6 +200,7 @@ int64_t step_forward_workspace(const ForwardArgs& args) {
 }
 
 void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels) {
+  raise_if_given_up(run.status, run.patience);
   check_shape(args.shape, args.directions);
   const int64_t last = piece.last > 0 ? piece.last : args.shape.steps;
   check(0 <= piece.first && piece.first <= last && last <= args.shape.steps, "first, last: expected a piece of the steps");
@@ -298,6 +299,7 @@ int64_t step_backward_workspace(const BackwardArgs& args) {
 }
 
 void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels) {
+  raise_if_given_up(run.status, run.patience);
   check_shape(args.shape, args.directions);
   check(0 <= args.first_step && args.first_step <= args.last_step && args.last_step <= args.shape.steps,
         "first_step, last_step: expected a range of steps");

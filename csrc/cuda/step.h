@@ -36,9 +36,11 @@ struct Run {
   int64_t shared_limit = 0;
   void* workspace = nullptr;
   void* stream = nullptr;
+  unsigned long long* status = nullptr;  // host memory that the device can write to (deadline.h); null: waits have no deadline
+  unsigned long long patience = 0;       // ns that a block waits for others, 0: without end
 };
 
-// Throw std::invalid_argument for a broken contract.
+// Throw std::invalid_argument for a broken contract, std::runtime_error if an earlier call has written to run.status.
 void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels);
 void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels);
 

@@ -40,10 +40,24 @@ inline void store_release(unsigned* p, unsigned value) {
 }
 inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
-// Polls ready() until it is true.
+// To host memory, whole and at once.
+inline void store_system(unsigned long long* p, unsigned long long value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+
+// Polls ready() until it is true. False: given up, since so many nanoseconds have passed (0: no deadline), or since another
+// has set *given_up (null: nobody can). Both are looked at once in many polls.
 template <class Ready>
-inline void wait_until(Ready ready, FR_HERE) {
-  while (!ready()) emulation::pause(file, line);
+inline bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* given_up, FR_HERE) {
+  unsigned long long deadline = 0;
+  for (unsigned polls = 1; !ready(); ++polls) {
+    emulation::pause(file, line);
+    if (polls % 256 != 0) continue;
+    if (given_up && load_acquire(given_up) != 0) return false;
+    if (nanoseconds == 0) continue;
+    const unsigned long long now = global_nanoseconds();
+    if (deadline == 0) deadline = now + nanoseconds;
+    else if (now > deadline) return false;
+  }
+  return true;
 }
 
 inline void expect(bool condition, const char* what, FR_HERE) {
@@ -52,6 +66,8 @@ inline void expect(bool condition, const char* what, FR_HERE) {
 
 // ---- barriers and exchange -----------------------------------------------------------------------------------------------
 inline void block_sync(FR_HERE) { emulation::block_sync(file, line); }
+// A block_sync that tells all threads whether any of them came with `value`.
+inline bool block_sync_any(bool value, FR_HERE) { return emulation::block_sync_any(value, file, line); }
 inline void warp_sync(FR_HERE) {
   emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, true, file, line);
 }

@@ -7,13 +7,19 @@
 #include <stdexcept>
 
 #include "../cuda/step.h"
-#include "scheduler.h"
 
 namespace fr {
 namespace {
 
 // Little enough that shapes of tests stream.
 constexpr int64_t kStreamingShared = 4 * 1024;
+
+// A poll takes so long while a block is to stand still: no test waits for seconds.
+constexpr unsigned long long kPollNanoseconds = 100'000'000;
+
+emulation::Schedule schedule_of(const EmulationOptions& options) {
+  return {options.seed, options.stall_after < 0 ? 0 : kPollNanoseconds, options.stall_after, options.stalled};
+}
 
 Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
   Run run;
@@ -29,6 +35,7 @@ Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Sche
   if (run.limits.streaming) run.limits.resident_shared = std::min(run.limits.resident_shared, kStreamingShared);
   run.tf32 = options.tf32, run.shared_limit = options.shared_limit;
   run.workspace = workspace, run.stream = &schedule;
+  run.status = options.status, run.patience = options.patience;
   return run;
 }
 
@@ -46,13 +53,13 @@ std::unique_ptr<void, void (*)(void*)> scratch(int64_t bytes) {
 }  // namespace
 
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
-  emulation::Schedule schedule{options.seed};
+  emulation::Schedule schedule = schedule_of(options);
   const auto workspace = scratch(step_forward_workspace(args));
   step_forward(args, {options.first, options.last}, how_to_run(options, workspace.get(), schedule), host::kStepKernels);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {
-  emulation::Schedule schedule{options.seed};
+  emulation::Schedule schedule = schedule_of(options);
   const auto workspace = scratch(step_backward_workspace(args));
   step_backward(args, how_to_run(options, workspace.get(), schedule), host::kStepKernels);
 }

@@ -7,6 +7,7 @@
 
 #include "../cuda/persistent_params.h"
 #include "../rnn.h"
+#include "scheduler.h"
 
 namespace fr {
 
@@ -26,6 +27,10 @@ struct EmulationOptions {
   int64_t first = 0, last = 0;         // of a forward call: a piece of the steps (Piece in cuda/step.h)
   int64_t shared_limit = 99 * 1024;    // of a block, as the smallest card served has it
   PersistentLimits limits = emulated_limits();
+  unsigned long long* status = nullptr;  // as CudaOptions has them; the clock goes only while a block is to stand still
+  unsigned long long patience = 0;
+  int stall_after = -1;                  // of Schedule
+  emulation::Dim stalled = {0, 0, 0};
 };
 
 // Throw std::invalid_argument for a broken contract, fr::emulation::Fault for what a kernel did wrong.

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 extern "C" {
@@ -34,7 +35,7 @@ constexpr size_t kStackBytes = 256 * 1024;  // reserved, touched only as far as 
 constexpr int kWarp = 32;
 constexpr int kMaxCopies = 256;             // pending a thread
 constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads
-constexpr size_t kMaxTsanFibers = 4096;     // distinct ones a launch; the runtime has room for about 8000
+constexpr size_t kMaxTsanFibers = 4096;     // distinct ones a launch, if a wave needs no more; the runtime has room for about 8000
 constexpr unsigned char kPoison = 0xFF;     // NaN in every type
 constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
 
@@ -50,7 +51,7 @@ struct Fiber {
   jmp_buf jump;
   unsigned char* stack = nullptr;
   bool started = false, done = false;
-  void* tsan = nullptr;
+  void* tsan = nullptr;  // ThreadSanitizer's side of it, as long as the stack: each sees its stack as its own alone
   void* fake_stack = nullptr;
   Block* block = nullptr;
   int thread = 0;
@@ -85,6 +86,7 @@ struct Block {
   int threads = 0, returned = 0;
   Barrier barrier;
   std::vector<Warp> warps;
+  bool any[2] = {};  // of block_sync_any, by parity of the generation
   std::vector<Fiber*> fibers;
   char return_order;
   Block* lead = nullptr;    // of its cluster, whose blocks follow it in memory
@@ -103,6 +105,9 @@ struct Launch {
   Size size;
   uint64_t seed, random;
   unsigned long long nanoseconds, poll_nanoseconds;
+  int stall_left;  // publications of `stalled` until it stands still; negative: it does not
+  Dim stalled;
+  Fiber* standing = nullptr;
   std::vector<Block> blocks;
   std::vector<std::vector<Block>> former;  // kept until the launch ends: freeing is an access for ThreadSanitizer
   std::vector<Fiber*> runnable;  // a ring, in order of becoming runnable
@@ -113,7 +118,7 @@ struct Launch {
   ucontext_t main_context;
   jmp_buf main_jump;
   void* main_tsan = nullptr;
-  size_t tsan_fibers = 0;
+  size_t fibers = 0;  // taken from the pool
   void* main_fake_stack = nullptr;
   const void* main_stack = nullptr;
   size_t main_stack_size = 0;
@@ -122,7 +127,6 @@ struct Launch {
 
 thread_local Launch* g_launch = nullptr;
 thread_local std::vector<std::unique_ptr<Fiber>> g_pool;
-thread_local std::vector<void*> g_tsan_pool;
 
 uint64_t next_random(Launch& l) {
   l.random ^= l.random << 13, l.random ^= l.random >> 7, l.random ^= l.random << 17;
@@ -135,7 +139,7 @@ void make_runnable(Launch& l, Fiber* fiber) {
 }
 
 Fiber* next_runnable(Launch& l) {
-  if (l.count == 0) return nullptr;
+  if (l.count == 0) return std::exchange(l.standing, nullptr);
   if (l.seed != 0) std::swap(l.runnable[l.head], l.runnable[(l.head + next_random(l) % l.count) % l.runnable.size()]);
   Fiber* fiber = l.runnable[l.head];
   l.head = (l.head + 1) % l.runnable.size();
@@ -150,6 +154,7 @@ void finish_switch(Launch& l, void* fake_stack, bool from_main) {
 }
 
 [[noreturn]] void leave(Launch& l, Fiber* self);
+void stall(Launch& l, Fiber* self);
 void leave_cluster(Launch& l, Block& block);
 
 [[gnu::noinline]] void fiber_main() {
@@ -157,6 +162,7 @@ void leave_cluster(Launch& l, Block& block);
   Fiber* self = l.current;
   finish_switch(l, nullptr, l.main_stack == nullptr);
   acquire(&l.start_token);
+  stall(l, self);
   l.entry(l.params);
   release(&self->block->return_order);
   self->done = true;
@@ -194,6 +200,14 @@ void switch_fiber(Launch& l, Fiber* from, Fiber* to) {
 
 // Runs something else; returns when this fiber is picked again.
 void yield(Launch& l, Fiber* self) { switch_fiber(l, self, next_runnable(l)); }
+
+// Schedule::stall_after.
+void stall(Launch& l, Fiber* self) {
+  const Dim at = self->block->index, stalled = l.stalled;
+  if (self->thread != 0 || at.x != stalled.x || at.y != stalled.y || at.z != stalled.z || l.stall_left-- != 0) return;
+  l.standing = self;
+  yield(l, self);
+}
 
 void wait_for(Launch& l, Fiber* self, const char* what, const char* file, int line) {
   self->wait = what, self->file = file, self->line = line;
@@ -246,14 +260,6 @@ Fiber* take_fiber(size_t index) {
   return g_pool[index].get();
 }
 
-// ThreadSanitizer's side of a fiber: another one for each thread of a launch, so that no order between blocks is seen that
-// the kernel does not make; launches follow each other anyway, so they use the same ones again (creating one is slow).
-void* take_tsan_fiber(Launch& l) {
-  const size_t index = l.tsan_fibers++ % kMaxTsanFibers;
-  if (index == g_tsan_pool.size()) g_tsan_pool.push_back(__tsan_create_fiber(0));
-  return g_tsan_pool[index];
-}
-
 void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
   fiber->started = fiber->done = false;
   fiber->fake_stack = nullptr;
@@ -266,7 +272,7 @@ void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
   fiber->context.uc_stack.ss_size = kStackBytes;
   fiber->context.uc_link = nullptr;
   makecontext(&fiber->context, fiber_main, 0);
-  fiber->tsan = has_tsan() ? take_tsan_fiber(l) : nullptr;
+  if (has_tsan() && !fiber->tsan) fiber->tsan = __tsan_create_fiber(0);
   make_runnable(l, fiber);
 }
 
@@ -303,7 +309,9 @@ void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t las
   l.blocks = std::vector<Block>((last - first) * cluster);
   l.runnable.assign(l.blocks.size() * l.size.threads, nullptr);
   l.head = l.count = 0, l.polls = 0;
-  size_t fibers = 0;
+  // Waves use the same fibers one after the other; but under ThreadSanitizer, as far as it has room, each thread of a launch has
+  // its own, so that no order between blocks is seen that the kernel does not make. Launches follow each other anyway.
+  if (!has_tsan() || l.fibers + l.runnable.size() > kMaxTsanFibers) l.fibers = 0;
   for (size_t i = 0; i < l.blocks.size(); ++i) {
     Block& block = l.blocks[i];
     const int index = static_cast<int>(order[first + i / cluster] * cluster + i % cluster);
@@ -318,7 +326,7 @@ void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t las
       std::fill_n(block.shared.get(), l.size.shared_bytes, kPoison);
     }
     for (int thread = 0; thread < block.threads; ++thread) {
-      Fiber* fiber = take_fiber(fibers++);
+      Fiber* fiber = take_fiber(l.fibers++);
       block.fibers.push_back(fiber);
       prepare(l, fiber, &block, thread);
     }
@@ -330,8 +338,8 @@ void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t las
   if (l.fault.empty() && !all_done) l.fault = waiting_report(l);
   if (cluster > 1) check_left(l);
   if (has_tsan() && !l.fault.empty()) {  // abandoned in the middle of their functions
-    for (void* fiber : g_tsan_pool) __tsan_destroy_fiber(fiber);
-    g_tsan_pool.clear();
+    for (const auto& fiber : g_pool)
+      if (fiber->tsan) __tsan_destroy_fiber(std::exchange(fiber->tsan, nullptr));
   }
 }
 
@@ -358,6 +366,7 @@ void run(const char* kernel, Entry entry, const void* params, const Size& size, 
   l.kernel = kernel, l.entry = entry, l.params = params, l.size = size;
   l.seed = schedule.seed, l.random = schedule.seed * 0x9E3779B97F4A7C15ull + 1;
   l.poll_nanoseconds = schedule.poll_nanoseconds;
+  l.stall_left = schedule.stall_after, l.stalled = schedule.stalled;
   const size_t clusters = static_cast<size_t>(size.grid.x) * size.grid.y * size.grid.z / size.cluster;
   std::vector<int> order(clusters);
   for (size_t i = 0; i < clusters; ++i) order[i] = static_cast<int>(i);
@@ -421,6 +430,14 @@ void block_sync(const char* file, int line) {
   meet(block->barrier, block, 1, "block_sync", file, line);
 }
 
+bool block_sync_any(bool value, const char* file, int line) {
+  Block* block = g_launch->current->block;
+  bool& any = block->any[block->barrier.generation & 1];
+  any = (block->barrier.arrived > 0 && any) || value;
+  block_sync(file, line);
+  return any;
+}
+
 void cluster_sync(const char* file, int line) {
   Block* lead = g_launch->current->block->lead;
   meet(lead->cluster_barrier, lead, g_launch->size.cluster, "cluster_sync", file, line);
@@ -472,7 +489,10 @@ void warp_collective(Collective kind, void* part, void (*compute)(void** parts),
   if (ordering) acquire(order);
 }
 
-void progress() { g_launch->polls = 0; }
+void progress() {
+  g_launch->polls = 0;
+  stall(*g_launch, g_launch->current);
+}
 
 void pause(const char* file, int line) {
   Launch& l = *g_launch;

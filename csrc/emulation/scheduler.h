@@ -24,6 +24,10 @@ struct Dim {
 struct Schedule {
   uint64_t seed = 0;
   unsigned long long poll_nanoseconds = 0;
+  // Of every launch that has such a block: its first thread stands still from the moment it has published (store_release) so
+  // many times, until no other thread can run. Negative: none does.
+  int stall_after = -1;
+  Dim stalled = {0, 0, 0};
 };
 
 // A launch. cooperative: all blocks are resident together (they may wait for each other); otherwise a few at a time, in an order
@@ -63,6 +67,7 @@ size_t shared_bytes();
 unsigned long long nanoseconds();
 
 void block_sync(const char* file, int line);
+bool block_sync_any(bool value, const char* file, int line);
 
 int cluster_rank();
 int cluster_size();
@@ -75,7 +80,7 @@ void warp_collective(Collective kind, void* part, void (*compute)(void** parts),
 
 // Lets other threads run while this one polls; after too many polls without progress anywhere the launch ends as a Fault.
 void pause(const char* file, int line);
-// Tells the watchdog that something others may wait for has happened.
+// Something others may wait for has happened: for the watchdog, and for Schedule::stall_after.
 void progress();
 
 [[noreturn]] void fail(const std::string& what, const char* file, int line);

@@ -14,6 +14,9 @@
 
 using Values = std::vector<double>;
 
+// What memory holds before it is written: NaN, so that a result left out shows; or a number, so that it does not look like NaN.
+inline unsigned char g_unwritten = 0xFF;
+
 enum class Kind { kStorage, kState };
 struct Buffer {
   fr::Type type;
@@ -32,7 +35,7 @@ struct Buffer {
     is_float = element == 4;
     const int64_t count = offset + (rows ? (rows - 1) * stride + columns : 0);
     memory.reset(static_cast<unsigned char*>(std::malloc(std::max<int64_t>(1, count * element))));
-    for (int64_t i = 0; i < count * element; ++i) memory.get()[i] = 0xFF;
+    for (int64_t i = 0; i < count * element; ++i) memory.get()[i] = g_unwritten;
     data = memory.get() + offset * element;
   }
   double get(int64_t row, int64_t column) const {

@@ -19,6 +19,8 @@ namespace {
 using fr::Cell, fr::Type;
 
 fr::EmulationOptions g_options;  // strategy and device of the runs
+// The calls in which a block stands still as g_options says; a run ends with forward if it is those.
+enum class Pass { kNone, kForward, kBackward } g_stalled = Pass::kNone;
 
 // ---- a case ----------------------------------------------------------------------------------------------------------------
 struct Case {
@@ -161,7 +163,7 @@ double loss(const Problem& p, int d, const Inputs& in) {
 
 // What the kernels return for one direction.
 struct Got {
-  Values output, h_n, c_n;
+  Values output, h_n, c_n, kept, cells;
   Inputs gradient;
   bool zero_where_inactive = true;
 };
@@ -216,6 +218,11 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, saved = p.cell.saved * H;
   fr::EmulationOptions options = g_options;
   options.seed = seed, options.tf32 = c.tf32;
+  const auto options_of = [&](Pass pass) {
+    fr::EmulationOptions own = options;
+    if (pass != g_stalled) own.stall_after = -1, own.status = nullptr;
+    return own;
+  };
   const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset); };
   const auto plain = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
   const auto state = [&](int64_t rows, int64_t columns, int64_t pad = 0) { return Buffer(c.type, Kind::kState, rows, columns, pad); };
@@ -254,11 +261,13 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     if (!c.inference && p.cell.states == 2) f.cells = x.cells.as_rows(c.batch);
     if (!c.inference && !c.recompute && p.cell.saved) f.gates = x.kept.as_rows(c.batch);
   }
-  fr::emulated_forward(forward, options);
+  fr::emulated_forward(forward, options_of(Pass::kForward));
   std::vector<Got> got(c.directions);
   for (int d = 0; d < c.directions; ++d)
     got[d].output = all[d].output.take(), got[d].h_n = all[d].h_n.take(), got[d].c_n = all[d].c_n.take();
-  if (c.inference) return got;
+  if (g_stalled == Pass::kForward)
+    for (int d = 0; d < c.directions; ++d) got[d].kept = all[d].kept.take(), got[d].cells = all[d].cells.take();
+  if (c.inference || g_stalled == Pass::kForward) return got;
 
   backward.shape = forward.shape, backward.options = forward.options, backward.directions = 1;
   for (int d = 0; d < c.directions; ++d) {
@@ -303,7 +312,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
         if (p.cell.products == 2) b.inner = r.inner.as_rows(c.batch);
         if (c.projection) b.d_projected = r.d_projected.as_rows(c.batch);
       }
-      fr::emulated_backward(backward, options);
+      fr::emulated_backward(backward, options_of(Pass::kBackward));
       for (int i = 0; i < together; ++i) {  // the time-parallel products, as the caller makes them
         Inputs& g = got[first + i].gradient;
         Range& r = ranges[i];

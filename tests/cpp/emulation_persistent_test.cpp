@@ -1,11 +1,13 @@
 // The persistent kernels on the emulated device, see emulation_cases.h: weights in registers, in shared memory and streamed,
 // several chunks of rows, groups of unequal size, more blocks than rows, blocks without units; and what the partition promises.
-// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, no results are compared] [a device's name] [part of a case's name] [seed ...]
+// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, no results are compared] [deadline: a block stands still]
+//        [a device's name] [part of a case's name] [seed ...]
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <set>
 
+#include "../../csrc/cuda/deadline.h"
 #include "../../csrc/cuda/persistent_partition.h"
 #include "emulation_cases.h"
 
@@ -64,6 +66,13 @@ std::vector<Case> make_cases() {
 }
 
 std::set<int> g_cluster_sizes;  // of the cases that ran
+
+void choose_device(const Device& one) {
+  g_options.strategy = one.strategy;
+  g_options.limits.sms = one.sms, g_options.limits.warps = one.warps, g_options.limits.register_slices = one.register_slices;
+  g_options.limits.resident_shared = one.resident_shared;
+  g_options.limits.shared_per_block = 227 * 1024;
+}
 
 void promise(bool holds, const std::string& what) {
   ++g_cases;
@@ -170,30 +179,122 @@ void check_clusters() {
             }
 }
 
+// ---- deadlines -----------------------------------------------------------------------------------------------------------------
+// Every number is NaN or the one that comes without a deadline.
+void nan_or_right(const Values& got, const Values& want, const std::string& what) {
+  int64_t wrong = 0;
+  for (size_t i = 0; i < got.size(); ++i) wrong += !std::isnan(got[i]) && got[i] != want[i];
+  promise(wrong == 0, what + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) + " neither NaN nor right");
+}
+
+// The final state of direction d is NaN in rows of `group` alone.
+void nan_in_group(const Values& state, const Case& c, int64_t width, int64_t rows_per_group, int group, const std::string& what) {
+  for (int64_t b = 0; b < c.batch; ++b)
+    for (int64_t j = 0; j < width; ++j)
+      if (std::isnan(state[b * width + j]) != (b / rows_per_group == group)) {
+        return promise(false, what + ": row " + std::to_string(b) + ", unit " + std::to_string(j));
+      }
+}
+
+// In one pass the block (x, group, direction) stands still after so many publications.
+void run_deadline(Case c, const Device& device, Pass pass, int after, bool last, uint64_t seed) {
+  const bool backward = pass == Pass::kBackward;
+  fr::PersistentLimits limits = g_options.limits;
+  limits.streaming = g_options.strategy == "streaming", limits.max_cluster = 0;
+  const auto partition = [&] {
+    return fr::persistent_partition({c.cell, c.type, c.tf32, c.batch, c.hidden, c.projection, c.directions, backward}, limits);
+  };
+  if (!partition().refusal.empty()) c.directions = 1;  // both do not fit
+  const fr::PersistentPartition p = partition();
+  const std::string what = c.text() + (backward ? " backward" : " forward") + " on " + device.name + ", block " +
+                           (last ? "last" : "0") + " stands still after " + std::to_string(after) + " seed " + std::to_string(seed);
+  promise(p.refusal.empty(), what + ": " + p.refusal);
+  if (!p.refusal.empty()) return;
+  unsigned long long status = 0;
+  Problem problem = make_problem(c, 7);
+  g_unwritten = 0x3C;
+  g_stalled = pass;
+  g_options.stall_after = -1;
+  const std::vector<Got> want = run_kernels(problem, seed);
+  g_options.status = &status, g_options.patience = 10'000'000'000ull;
+  g_options.stall_after = after;
+  g_options.stalled = last ? fr::emulation::Dim{p.blocks - 1, p.groups - 1, c.directions - 1} : fr::emulation::Dim{0, 0, 0};
+  const fr::emulation::Dim stalled = g_options.stalled;
+  std::vector<Got> got;
+  try {
+    got = run_kernels(problem, seed);
+    promise(status != 0, what + ": no status");
+    const fr::GivenUp g = fr::given_up(status);
+    promise(g.backward == backward && g.direction == stalled.z && g.group == stalled.y && g.block < p.blocks &&
+                (g.block != stalled.x || p.blocks == 1),
+            what + ": the status names direction " + std::to_string(g.direction) + " group " + std::to_string(g.group) + " block " +
+                std::to_string(g.block));
+  } catch (const std::exception& error) {
+    promise(false, what + ": " + error.what());
+  }
+  for (int d = 0; d < int(got.size()); ++d) {
+    const Got &a = got[d], &b = want[d];
+    const int group = d == stalled.z ? stalled.y : -1;
+    nan_or_right(a.output, b.output, what + " output"), nan_or_right(a.h_n, b.h_n, what + " h_n"), nan_or_right(a.c_n, b.c_n, what + " c_n");
+    nan_or_right(a.kept, b.kept, what + " gates"), nan_or_right(a.cells, b.cells, what + " cells");
+    nan_or_right(a.gradient.gates, b.gradient.gates, what + " d_gates"), nan_or_right(a.gradient.hh, b.gradient.hh, what + " d_weight_hh");
+    nan_or_right(a.gradient.hr, b.gradient.hr, what + " d_weight_hr"), nan_or_right(a.gradient.bias, b.gradient.bias, what + " d_bias");
+    nan_or_right(a.gradient.h0, b.gradient.h0, what + " d_h0"), nan_or_right(a.gradient.c0, b.gradient.c0, what + " d_c0");
+    if (!c.lengths) nan_in_group(backward ? a.gradient.h0 : a.h_n, c, problem.R, p.rows_per_group, group, what);
+  }
+  // The next call raises, the one after it works.
+  g_options.stall_after = -1;
+  bool raised = false;
+  try {
+    run_kernels(problem, seed);
+  } catch (const std::runtime_error& error) {
+    raised = std::string(error.what()).find(backward ? "backward kernel gave up" : "forward kernel gave up") != std::string::npos;
+  }
+  promise(raised && status == 0, what + ": the next call does not raise");
+  g_options.status = nullptr, g_options.patience = 0;
+}
+
+void check_deadlines(const std::string& only, const std::string& device, const std::vector<uint64_t>& seeds) {
+  for (const Device& one : kDevices) {
+    if ((!device.empty() && device != one.name) || std::strcmp(one.strategy, "cluster") == 0) continue;
+    choose_device(one);
+    for (Case c : make_cases()) {
+      if (c.batch == 1 || c.range || c.packed) continue;
+      c.steps = 4, c.directions = 2;
+      for (const bool masked : {false, true}) {
+        c.lengths = c.resets = masked;
+        if (!only.empty() && c.text().find(only) == std::string::npos) continue;
+        int turn = 0;
+        for (const uint64_t seed : seeds)
+          for (const Pass pass : {Pass::kForward, Pass::kBackward}) run_deadline(c, one, pass, turn % 3, turn % 2 == 0, seed), ++turn;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<uint64_t> seeds;
   std::string only, device;
-  bool partition = argc == 1, races = false;
+  bool partition = argc == 1, races = false, deadline = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     bool is_device = false;
     for (const Device& one : kDevices) is_device = is_device || argument == one.name;
     if (argument == "partition") partition = true;
     else if (argument == "races") races = true;
+    else if (argument == "deadline") deadline = true;
     else if (is_device) device = argument;
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
   }
   if (partition) check_partitions(), check_clusters();
   if (seeds.empty()) seeds = {0, 1};
+  if (deadline) check_deadlines(only, device, seeds);
   for (const Device& one : kDevices) {
-    if (!device.empty() && device != one.name) continue;
-    g_options.strategy = one.strategy;
-    g_options.limits.sms = one.sms, g_options.limits.warps = one.warps, g_options.limits.register_slices = one.register_slices;
-    g_options.limits.resident_shared = one.resident_shared;
-    g_options.limits.shared_per_block = 227 * 1024;
+    if (deadline || (!device.empty() && device != one.name)) continue;
+    choose_device(one);
     unsigned number = 0;
     for (const Case& c : make_cases()) {
       ++number;
@@ -211,7 +312,7 @@ int main(int argc, char** argv) {
       }
     }
   }
-  if (device.empty() && only.empty()) promise(g_cluster_sizes == std::set<int>{1, 2, 4, 8, 16}, "cluster sizes of the cases");
+  if (!deadline && device.empty() && only.empty()) promise(g_cluster_sizes == std::set<int>{1, 2, 4, 8, 16}, "cluster sizes of the cases");
   std::printf("%d cases, %d failures\n", g_cases, g_failures);
   return g_failures ? 1 : 0;
 }

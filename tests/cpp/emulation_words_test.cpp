@@ -114,7 +114,7 @@ struct LoopKernel : KernelBase {
       p.h[(p.broken == Broken::kWrongHalf ? step : step + 1) % 2 * p.n + i] = value;  // others still read the old half
       block_sync();  // all of this block's slice is written before its flag
       if (p.broken != Broken::kEarlyFlag && p.broken != Broken::kNoFlag && thread == 0) store_release(p.flags + block, step + 1);
-      if (thread < blocks) wait_until([&] { return load_acquire(p.flags + thread) > unsigned(step); });
+      if (thread < blocks) wait_until([&] { return load_acquire(p.flags + thread) > unsigned(step); }, 0, nullptr);
       block_sync();
     }
   }
@@ -290,9 +290,7 @@ struct DeadlineKernel : KernelBase {
     int* late;
   };
   static void run(const Params& p) {
-    const unsigned long long deadline = global_nanoseconds() + p.nanoseconds;
-    wait_until([&] { return load_acquire(p.flag) != 0 || global_nanoseconds() > deadline; });
-    if (load_acquire(p.flag) == 0) ++*p.late;
+    if (!wait_until([&] { return load_acquire(p.flag) != 0; }, p.nanoseconds, nullptr)) ++*p.late;
   }
 };
 void check_clock() {
