@@ -61,8 +61,8 @@ class Emulated(_Kernels):
         tf32: whether float32 products round their operands to TF32.
     """
 
-    # For tests: (x, y, z, n), a block of each launch whose first thread stands still, once it has published n times, until
-    # all others have left.
+    # For tests: (x, y, z, n), a block of each launch whose first thread stands still, once it has published n times,
+    # until all others have left.
     stall: tuple[int, int, int, int] | None = None
 
     def __init__(self, strategy: str, seed: int = 0, tf32: bool = False) -> None:
@@ -94,8 +94,8 @@ class Emulated(_Kernels):
 class Cuda(_Kernels):
     """The CUDA kernels on the current stream of ``device``.
 
-    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:patient (or cuda::patient) lets kernels wait
-    for each other's blocks without a deadline, for tools that slow them down a thousandfold (compute-sanitizer).
+    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:patient (or cuda::patient) lets kernels
+    wait for each other's blocks without a deadline, for tools that slow them down a thousandfold (compute-sanitizer).
     """
 
     def __init__(self, index: int) -> None:
@@ -106,8 +106,7 @@ class Cuda(_Kernels):
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
         self._strategy, *options = (rest if kind == "cuda" else "").split(":")
         self._patience = 0 if "patient" in options else _PATIENCE
-        # Where kernels say that they gave up, read by the next call: pinned, so that both sides reach it without a copy.
-        self._status = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._status: Tensor | None = None
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype in (torch.float16, torch.bfloat16):
@@ -129,8 +128,26 @@ class Cuda(_Kernels):
             args.stream = torch.cuda.current_stream().cuda_stream
             # Freed when this returns: the caching allocator hands it out again in the stream's order.
             workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
-            status = self._status.data_ptr()
-            call(args, rnn_allows_tf32(), self._strategy, workspace.data_ptr(), status, self._patience, *steps)
+            call(
+                args,
+                rnn_allows_tf32(),
+                self._strategy,
+                workspace.data_ptr(),
+                self._status_word(),
+                self._patience,
+                *steps,
+            )
+
+    def _status_word(self) -> int:
+        """Address of where kernels say that they gave up, read by the next call: pinned, so that both sides reach it.
+
+        0 in a capture before any other call, for memory cannot be pinned in one: that graph waits without a deadline.
+        """
+        if self._status is None:
+            if torch.cuda.is_current_stream_capturing():
+                return 0
+            self._status = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        return self._status.data_ptr()
 
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
         self._run(args, _C.cuda_forward_workspace(args), _C.cuda_forward, first, last)

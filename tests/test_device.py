@@ -151,6 +151,30 @@ def test_ranges_count_what_rebuilds_gates(cell, storage, state, monkeypatch):
         assert seen == [steps] * (12 // steps)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_block_that_never_comes(training, monkeypatch):
+    """The others give up at their deadline: NaN, the next call raises and says who waited, the one after it works."""
+    backend = Emulated("grid", SEED)
+    monkeypatch.setattr(_backends, "_CPU", backend)
+    layer, x = fastrnn.GRU(5, 136).bfloat16(), torch.randn(4, 3, 5).bfloat16().requires_grad_(training)
+    truth, _ = layer(x)
+    backend.stall = None if training else (1, 0, 0, 1)  # block 1 of 3 stands still after a step
+    output, final = layer(x)
+    if training:
+        backend.stall = (0, 0, 0, 1)
+        (gradient,) = torch.autograd.grad(output.float().sum(), x)
+        assert gradient.isnan().any()
+    else:
+        assert torch.equal(output[0], truth[0]) and output[-1].isnan().any() and final.isnan().any()
+    backend.stall = None
+    kernel = "backward" if training else "forward"
+    with pytest.raises(
+        RuntimeError, match=f"its {kernel} kernel gave up in direction 0, group 0, block .* 10 s for other"
+    ):
+        layer(x)
+    assert torch.equal(layer(x)[0], truth)
+
+
 def test_seeds_do_not_matter(monkeypatch):
     call = make_call("gru", "lengths_resets", (4, 3, 5, 20, 1), torch.bfloat16)
     results = []

@@ -139,6 +139,7 @@ def test_kernels(programs, kind, arguments, strategy):
         ("plain", ["partition", "0", "1"]),
         ("address", ["streamed", "1"]),
         ("address", ["one_warp", "B9", "1"]),
+        ("plain", ["deadline", "1"]),
         ("thread", ["races", "streamed", "1"]),
         ("thread", ["races", "shared", "B20", "1"]),
         ("thread", ["races", "registers", "B37", "1"]),
@@ -452,6 +453,20 @@ MUTANTS = {
     "rebuilding: a row beyond the range": Mutant(
         "rebuild.cuh", "if (r >= p.rows) return;", "", "address", _OVERRUN, "rebuild"
     ),
+    "deadline: sums that are not there are zero": Mutant(
+        "persistent.cuh",
+        "lost ? bits_to_float(0x7FC00000u) : 0",
+        "0",
+        "plain",
+        "neither NaN nor right",
+        "persistent_bf16",
+    ),
+    "deadline: the host is not told": Mutant(
+        "persistent.cuh", "store_system(p.status,", "(void)(", "plain", "no status", "persistent_bf16"
+    ),
+    "deadline: waits without end": Mutant(
+        "persistent.cuh", "wanted; }, p.patience,", "wanted; }, 0,", "plain", _FOREVER, "persistent_bf16"
+    ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
@@ -484,6 +499,8 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
         cell = "gru_reset_before" if name.startswith("cluster, two products") else "gru"
         cases = [[device, f"{cell} {dtype} T3 B"] for device in devices]
         cases = [[*case, *(["races"] * (kind == "thread"))] for case in cases]
+        if name.startswith("deadline"):
+            cases = [["deadline", "shared", "gru bfloat16 T4 B37"]]
     for case in cases:
         code, text = execute(program, *case, "1")
         found += text if code else ""

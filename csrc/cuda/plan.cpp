@@ -307,8 +307,8 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
     case Strategy::kStep: return (math == Math::kFloat64 ? kStepDouble : math == Math::kFloat32 ? kStepFloat : kStepTensor)[gates - 1];
     case Strategy::kBlock: return backward ? kBlockBackward : kBlockForward[gates - 1];
     default:
-      if (math == Math::kFloat32) return backward ? kPersistentBackward : kPersistentFloat[gates - 1];
-      return backward ? kPersistentBackward : kPersistentForward[gates - 1];
+      if (backward) return kPersistentBackward;
+      return (math == Math::kFloat32 ? kPersistentFloat : kPersistentForward)[gates - 1];
   }
 }
 
