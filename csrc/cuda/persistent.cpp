@@ -22,19 +22,21 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
   return partition;
 }
 
-// Flags at zero, and the offsets of packed steps.
-void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, const StepKernels& kernels, void* stream) {
+// Flags at zero, and of packed steps the offsets that the steps [first, last) and their neighbours need.
+void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, int64_t first, int64_t last, const StepKernels& kernels,
+             void* stream) {
   PrepareParams params{};
   params.flags = memory.flags, params.flag_count = flags;
-  const int64_t values = memory.offsets ? l.shape.steps + 1 : 0;
-  for (int64_t first = 0; first == 0 || first < values; first += PrepareParams::kValues) {
-    params.to = memory.offsets + first;
-    params.count = static_cast<int>(std::min<int64_t>(PrepareParams::kValues, std::max<int64_t>(0, values - first)));
-    for (int i = 0; i < params.count; ++i)
-      params.value[i] = first + i < l.shape.steps ? l.first_row(first + i) : l.rows_between(0, l.shape.steps);
+  int64_t at = std::max<int64_t>(0, first - 1);
+  const int64_t end = memory.offsets ? std::min(l.shape.steps + 1, last + 2) : at;
+  do {
+    params.to = memory.offsets + at;
+    params.count = static_cast<int>(std::min<int64_t>(PrepareParams::kValues, end - at));
+    for (int i = 0; i < params.count; ++i, ++at)
+      params.value[i] = at < l.shape.steps ? l.first_row(at) : l.rows_between(0, l.shape.steps);
     kernels.prepare(params, stream);
     params.flag_count = 0;
-  }
+  } while (at < end);
 }
 
 // `origin`: the step whose first row is the buffer's first.
@@ -113,7 +115,13 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
             const PersistentParams& params) {
   if (!can_stream(l, partition, params, call)) return false;
   const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * call.directions;
-  prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, kernels, run.stream);
+  int64_t first = l.shape.steps, last = 0;
+  for (int i = 0; i < call.directions; ++i) {
+    const bool down = params.step.direction[i].reverse != call.backward;  // in time
+    const int64_t from = params.first_step[i], to = down ? from - call.count + 1 : from + call.count - 1;
+    first = std::min({first, from, to}), last = std::max({last, from + 1, to + 1});
+  }
+  prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, first, last, kernels, run.stream);
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
   kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params,
@@ -150,12 +158,13 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
   params.call.total_steps = l.shape.steps, params.call.batch = l.shape.batch;
   params.call.resets = l.shape.resets, params.call.offsets = memory.offsets;
   params.first_row = first_row, params.rows = rows;
+  params.first_step = args.first_step, params.last_step = args.last_step;
   for (int i = 0; i < args.directions; ++i) {
     params.call.rows[i][kOutputBefore] = moving(l, args.direction[i].output, l.element);
     params.call.rows[i][kCellsBefore] = moving(l, args.direction[i].cells, l.state);
     params.h[i] = to[i].h, params.c[i] = to[i].c;
   }
-  if (memory.offsets) prepare(l, memory, 0, kernels, stream);
+  if (memory.offsets) prepare(l, memory, 0, args.first_step, args.last_step, kernels, stream);
   kernels.states_before(static_cast<int>(l.element), args.directions, params, stream);
 }
 

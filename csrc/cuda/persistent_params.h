@@ -88,6 +88,7 @@ constexpr int kOutputBefore = 2, kCellsBefore = 5;
 struct StatesBeforeParams {
   PersistentParams call;
   int64_t first_row, rows;  // of the range, and of the sequence the row that is its first
+  int64_t first_step, last_step;  // steps among which the rows lie
   void* h[2];               // of each direction: [rows, R] storage
   void* c[2];               // [rows, H] state type, or null
 };

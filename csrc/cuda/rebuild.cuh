@@ -19,9 +19,10 @@ struct StatesBeforeKernel {
   using Params = StatesBeforeParams;
 
   // The step whose rows hold this position.
-  FR_DEVICE static int64_t step_of(const PersistentParams& call, int64_t position) {
+  FR_DEVICE static int64_t step_of(const StatesBeforeParams& p, int64_t position) {
+    const PersistentParams& call = p.call;
     if (!call.offsets) return position / call.batch;
-    int64_t low = 0, high = call.total_steps;  // offsets[low] <= position < offsets[high]
+    int64_t low = p.first_step, high = p.last_step;  // offsets[low] <= position < offsets[high]
     while (high - low > 1) {
       const int64_t middle = low + (high - low) / 2;
       if (call.offsets[middle] <= position) low = middle;
@@ -40,7 +41,7 @@ struct StatesBeforeKernel {
     const int64_t r = static_cast<int64_t>(block_x()) * kRows + thread_index() / 32;
     if (r >= p.rows) return;
     const StepDirection& d = call.step.direction[block_z()];
-    const int64_t t = step_of(call, p.first_row + r), before = d.reverse ? t + 1 : t - 1;
+    const int64_t t = step_of(p, p.first_row + r), before = d.reverse ? t + 1 : t - 1;
     const int64_t b = p.first_row + r - (call.offsets ? call.offsets[t] : t * call.batch);
     const RowState row = row_state(step_rows(call, t), d.reverse, call.step.lengths, b);
     const auto from = [&](auto type, int matrix, const void* initial, int64_t width) {
