@@ -567,7 +567,7 @@ class Compiled:
     """One inst/*.cu for all architectures: object file, ptxas' words, CPU seconds."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+        codes = [f"-gencode=arch=compute_{80 if a == '80' else 90},code=sm_{a}" for a in ARCHITECTURES]  # as CMake has it
         codes.append("-gencode=arch=compute_90,code=compute_90")
         self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
         before = time.perf_counter(), os.times()
