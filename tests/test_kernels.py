@@ -338,7 +338,12 @@ MUTANTS = {
         "persistent.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
     ),
     "persistent: streamed weights beyond the depth": Mutant(
-        "persistent_product.cuh", "if (left < kPieceDepth) {", "if (false) {", "plain", "FAIL", "persistent_bf16"
+        "persistent_product.cuh",
+        "if (kPaddedRows && left < kPieceDepth) {",
+        "if (false) {",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
     ),
     "persistent: slices of a streamed round mistaken": Mutant(
         "persistent_product.cuh",
@@ -455,17 +460,115 @@ MUTANTS = {
     ),
     "deadline: sums that are not there are zero": Mutant(
         "persistent.cuh",
-        "lost ? bits_to_float(0x7FC00000u) : 0",
+        "sum_unless(lost)",
         "0",
         "plain",
         "neither NaN nor right",
         "persistent_bf16",
     ),
     "deadline: the host is not told": Mutant(
-        "persistent.cuh", "store_system(p.status,", "(void)(", "plain", "no status", "persistent_bf16"
+        "persistent_wait.cuh", "store_system(p.status,", "(void)(", "plain", "no status", "persistent_bf16"
     ),
     "deadline: waits without end": Mutant(
-        "persistent.cuh", "wanted; }, p.patience,", "wanted; }, 0,", "plain", _FOREVER, "persistent_bf16"
+        "persistent_wait.cuh", "wanted; }, p.patience,", "wanted; }, 0,", "plain", _FOREVER, "persistent_bf16"
+    ),
+    "projected: partial sums added before all are there": Mutant(
+        "projected.cuh",
+        "of.wait(of.own_done(s, c), shared, kShared);",
+        "block_sync();",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: operand gathered before all is there": Mutant(
+        "projected.cuh",
+        "if (s > 0) return wait(share_done(",
+        "if (false) return wait(share_done(",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: first operand of backward not waited for": Mutant(
+        "projected.cuh", "if (kBackward) return wait(c + 1, d, kOwn);", "", "thread", "data race", "projected_bf16"
+    ),
+    "projected: partial sums overwritten while others read them": Mutant(
+        "projected.cuh",
+        "return wait(share_done(s, c - p.slots), d, kOwn);",
+        "return wait(s > 0 ? share_done(s - 1, c) : kBackward ? c + 1 : 0, d, kOwn);",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: a flag too much is waited for": Mutant(
+        "projected.cuh",
+        "of.wait(of.own_done(s, c), shared, kShared);",
+        "of.wait(of.own_done(s, c) + 1, shared, kShared);",
+        "plain",
+        _FOREVER,
+        "projected_bf16",
+    ),
+    "projected: nothing is published": Mutant(
+        "projected.cuh",
+        "if (thread_index() == 0 && !lost) store_release",
+        "if (false) store_release",
+        "plain",
+        _FOREVER,
+        "projected_bf16",
+    ),
+    "projected: published before all have written": Mutant(
+        "projected.cuh",
+        "weights.partial);\n        block_sync();\n      }",
+        "weights.partial);\n      }",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: own operand read before it is written": Mutant(
+        "projected.cuh",
+        "block_sync();\n      if ((!kBackward || s < p.last) && !lost) {",
+        "if ((!kBackward || s < p.last) && !lost) {",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: no barrier before the warps' sums are added": Mutant(
+        "projected.cuh",
+        "block_sync();\n        for (int i = thread; i < kPersistentShare",
+        "for (int i = thread; i < kPersistentShare",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: own operand not cleared": Mutant(
+        "projected.cuh", "partial.clear_operand(thread);", "", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: chunks share a slot": Mutant(
+        "projected.cuh", "static_cast<int64_t>(c % p.slots)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: a block's sums taken for another's": Mutant(
+        "projected.cuh", "(partial_of(c, i) + place)", "(partial_of(c, 0) + place)", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: one element too many": Mutant(
+        "projected.cuh", "first + i < to;", "first + i <= to;", "address", _OVERRUN, "projected_bf16"
+    ),
+    "projected: addresses that are read are overwritten": Mutant(
+        "projected.cuh", "direction, next, s + 1", "direction, d, s + 1", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: items of the streamed weights mistaken": Mutant(
+        "projected.cuh",
+        "load_item<true>(next, item + 1, 0)",
+        "load_item<true>(next, item, 0)",
+        "plain",
+        "FAIL",
+        "projected_bf16",
+    ),
+    "projected: resident items mistaken": Mutant(
+        "projected.cuh",
+        "load_item<false>(fragment, phase.register_rounds + i,",
+        "load_item<false>(fragment, i,",
+        "plain",
+        "FAIL",
+        "projected_bf16",
     ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
@@ -481,7 +584,7 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
     text = source.read_text()
     assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
     source.write_text(text.replace(old, new))
-    _, parts = programs(kind, "emulation_persistent_test" if "persistent" in instance else "emulation_step_test")
+    _, parts = programs(kind, "emulation_persistent_test" if instance.startswith("p") else "emulation_step_test")
     changed = {"step.cpp": "step", "persistent_partition.h": "persistent"}.get(file, instance)
     replaced = compile_all(tmp_path, objects(kind, tmp_path / "csrc", (changed,)))
     program = link(kind, list((parts | {Path(part).stem: part for part in replaced}).values()), tmp_path / "mutant")
@@ -498,6 +601,9 @@ def test_broken_kernels_are_caught(programs, name, tmp_path):
         dtype = "float32" if instance == "persistent_fp32" else "bfloat16"
         cell = "gru_reset_before" if name.startswith("cluster, two products") else "gru"
         cases = [[device, f"{cell} {dtype} T3 B"] for device in devices]
+    if instance == "projected_bf16":
+        cases = [[device, "lstm_projected bfloat16 T3 B"] for device in ("registers", "shared", "partial_streamed")]
+    if instance.startswith("p"):
         cases = [[*case, *(["races"] * (kind == "thread"))] for case in cases]
         if name.startswith("deadline"):
             cases = [["deadline", "shared", "gru bfloat16 T4 B37"]]
@@ -526,8 +632,9 @@ MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32"
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
 # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
 # backward's 1 and 2 tiles of units
-KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3, "persistent_bf16": 6, "persistent_fp16": 6, "persistent_fp32": 6,
-           "persistent_tf32": 6}  # fmt: skip
+KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3}
+for _math in ("bf16", "fp16", "fp32", "tf32"):
+    KERNELS[f"persistent_{_math}"], KERNELS[f"projected_{_math}"] = 6, 2
 SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
 BYTES_BUDGET = 40 << 20
 
@@ -544,30 +651,39 @@ INSTRUCTIONS = {
     "persistent_fp16": "HMMA.16816.F32",
     "persistent_tf32": "HMMA.1688.F32.TF32",
     "persistent_fp32": "FFMA",
+    "projected_bf16": "HMMA.16816.F32.BF16",
+    "projected_fp16": "HMMA.16816.F32",
+    "projected_tf32": "HMMA.1688.F32.TF32",
+    "projected_fp32": "FFMA",
 }
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 
 
 def planned_registers(name: str, kernel: str) -> int:
-    """Registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices, backward>,
-    PersistentKernel<Math, gates, backward>, which serves the strategies grid and streaming."""
+    """Registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices, backward>;
+    PersistentKernel<Math, gates, backward> and ProjectedKernel<Math, backward> serve grid and streaming."""
     if name in REGISTER_BUDGET:
         return REGISTER_BUDGET[name]
     plain = subprocess.run(["c++filt", kernel], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"entry<fr::gpu::(\w+)Kernel<fr::gpu::(\w+)Math, (\d+)([^>]*)>", plain)
+    found = re.search(r"entry<fr::gpu::(\w+)Kernel<fr::gpu::(\w+)Math, (\d*)([^>]*)>", plain)
     assert found, f"what kernel is this? {plain}"
     strategy, math, gates, others = found.groups()
     dtype, tf32 = MATHS[math]
-    strategy = {"Persistent": "grid"}.get(strategy, strategy.lower())
-    return _C.planned_registers(strategy, STORAGE_CODES[dtype], tf32, int(gates), "true" in others)
+    backward = "true" in others
+    if strategy == "Projected":
+        gates = "1" if backward else "4"
+    strategy = {"Persistent": "grid", "Projected": "grid"}.get(strategy, strategy.lower())
+    return _C.planned_registers(strategy, STORAGE_CODES[dtype], tf32, int(gates), backward)
 
 
 class Compiled:
     """One inst/*.cu for all architectures: object file, ptxas' words, CPU seconds."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        codes = [f"-gencode=arch=compute_{80 if a == '80' else 90},code=sm_{a}" for a in ARCHITECTURES]  # as CMake has it
+        codes = [
+            f"-gencode=arch=compute_{80 if a == '80' else 90},code=sm_{a}" for a in ARCHITECTURES
+        ]  # as CMake has it
         codes.append("-gencode=arch=compute_90,code=compute_90")
         self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
         before = time.perf_counter(), os.times()
@@ -661,5 +777,7 @@ def test_instructions(compiled, name, wanted, arch):
         assert wanted in function, f"no {wanted} in {function.splitlines()[0]}"
         assert "LDGSTS" in function or name.startswith("block"), "no asynchronous copies"
         assert not re.search(r"\b(LDL|STL)\b", function), "local memory"
-        if wanted.startswith("HMMA") and not name.startswith("persistent"):  # whose lanes read whole pieces
+        if wanted.startswith("HMMA") and not name.startswith(
+            ("persistent", "projected")
+        ):  # whose lanes read whole pieces
             assert "LDSM" in function, "no ldmatrix"

@@ -156,8 +156,12 @@ def test_the_choice_is_the_same_whatever_the_batch():
 def test_forced_plan_says_the_limit():
     with pytest.raises(ValueError, match=r"take 8192\.0 KiB, the registers of one SM hold 128\.0 KiB of weights"):
         _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")
-    with pytest.raises(ValueError, match=r"backward: a block would hold \d+ bytes of weights, it has room for \d+"):
-        _plan("lstm_projected", 2, False, 4, 4096, 512, 1, True, "H100", "grid")
+    with pytest.raises(ValueError, match=r"a block would hold \d+ bytes of weights, it has room for \d+"):
+        _plan("lstm_projected", 2, False, 4, 4096, 512, 2, True, "H100", "grid")
+    with pytest.raises(ValueError, match=r"the gates' weights of a block take \d+ bytes, it has room for \d+"):
+        _plan("lstm_projected", 0, True, 4, 4096, 512, 2, True, "H100", "streaming")
+    with pytest.raises(ValueError, match="backward: "):
+        _plan("lstm", 2, False, 4, 512, 0, 1, True, "H100", "cluster")
     with pytest.raises(ValueError, match="takes 2 blocks, the device has no thread-block clusters"):
         _plan("lstm", 2, False, 4, 256, 0, 1, False, "A100", "cluster")
     with pytest.raises(ValueError, match="is not one of step, block, cluster, grid, streaming"):
@@ -191,8 +195,12 @@ def test_explain_command():
     assert "4 gate rows of 1024 units, 16 units a block" in result.output
     large = CliRunner().invoke(command, ["--hidden", "4096", "--batch", "1", "--plan", "streaming"])
     assert "from L2 in each step for each 16 rows" in large.output and "streaming is chosen: " in large.output
-    both = CliRunner().invoke(command, ["--hidden", "4096", "--projection", "512", "--batch", "20", "--training"])
-    assert "on H100: grid, backward step" in both.output and "backward cannot run: a block would hold" in both.output
+    both = CliRunner().invoke(
+        command, ["--hidden", "4096", "--projection", "512", "--batch", "20", "--training", "--bidirectional"]
+    )
+    assert (
+        "on H100: streaming, backward grid" in both.output and "forward cannot run: a block would hold" in both.output
+    )
     refused = CliRunner().invoke(command, [*arguments, "--plan", "block"])
     assert refused.exit_code == 1 and "one SM hold" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])

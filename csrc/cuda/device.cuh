@@ -25,6 +25,12 @@ namespace fr::FR_TARGET {
 // ---- where am I ----------------------------------------------------------------------------------------------------------
 FR_DEVICE int thread_index() { return threadIdx.x; }
 FR_DEVICE int block_threads() { return blockDim.x; }
+// The value, of which the compiler knows nothing: what is computed of it is computed where it is needed, instead of once before a
+// loop and kept in registers.
+FR_DEVICE int made_anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 FR_DEVICE int block_x() { return blockIdx.x; }
 FR_DEVICE int block_y() { return blockIdx.y; }
 FR_DEVICE int block_z() { return blockIdx.z; }

@@ -96,6 +96,7 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
   params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);
   params.flags = memory.flags;
   params.patience = run.status ? run.patience : 0, params.status = run.status;
+  params.sums = memory.sums, params.slots = partition.slots, params.own_offset = static_cast<int>(partition.own_offset);
   return params;
 }
 
@@ -105,8 +106,9 @@ bool can_stream(const Layout& l, const PersistentPartition& partition, const Per
   for (int direction = 0; direction < call.directions; ++direction)
     for (int i = 0; i < partition.phases; ++i) {
       const StepProduct& product = params.phase[i].product[direction];
+      if (partition.phase[i].partial && l.shape.hidden * l.element % 16 != 0) return false;
       for (int segment = 0; segment < product.segments; ++segment)
-        if (!product.copy_weight[segment] || (!call.backward && product.depth[segment] * l.element % 16 != 0)) return false;
+        if (!product.copy_weight[segment] || (!call.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0)) return false;
     }
   return true;
 }
@@ -124,7 +126,8 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
   prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, first, last, kernels, run.stream);
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
-  kernels.persistent[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params,
+  const auto& launchers = partition.slots > 0 ? kernels.projected : kernels.persistent;
+  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params,
                                                                        run.stream);
   return true;
 }
@@ -147,9 +150,11 @@ void raise_if_given_up(unsigned long long* status, unsigned long long nanosecond
       "takes kernels whose blocks wait for no others");
 }
 
-PersistentBuffers::PersistentBuffers(const Layout& l, Workspace& workspace)
+PersistentBuffers::PersistentBuffers(const Layout& l, int directions, Workspace& workspace)
     : flags(static_cast<unsigned*>(workspace.take(2 * kMostFlags * sizeof(unsigned)))),
-      offsets(l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr) {}
+      offsets(l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr),
+      sums(static_cast<float*>(workspace.take(
+          persistent_sums_bytes(l.shape.cell, l.shape.batch, l.shape.hidden, l.shape.projection, directions)))) {}
 
 void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
                           const StepParams& p, const PersistentBuffers& memory, const StepKernels& kernels, void* stream) {
@@ -185,7 +190,7 @@ bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& p
     rows[3] = moving(l, from.gates, l.element);
     rows[4] = cells;
     rows[5] = cells.base ? cells : standing({from.c_n, l.shape.hidden});
-    rows[11] = standing(d.inner);
+    if (partition.slots == 0) rows[11] = standing(d.inner);
     PersistentPhase* phase = params.phase;
     phase[0].product[i] = forward_first_product(l, from.weights, d);
     phase[0].product[i].copy_operand[0] = aligned(l, output) && l.copies(d.h0, l.width);

@@ -7,9 +7,9 @@
 #include "../cells/gru.h"
 #include "../cells/lstm.h"
 #include "../cells/rnn.h"
-#include "deadline.h"
 #include "launch.cuh"
 #include "persistent_cluster.cuh"
+#include "persistent_wait.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -44,7 +44,7 @@ struct PersistentKernel {
   static constexpr bool kCooperative = true;  // but for clusters: launch.cuh
   // Backward has one gate row; its kGates are tiles of units, of which two serve cells with one product alone.
   static constexpr bool kUnitTiles = kBackward && kGates > 1;
-  static constexpr bool kTwoPhases = kBackward ? kGates == 1 : kGates == 2 || kGates == 4;  // cells with two products are among those served
+  static constexpr bool kTwoPhases = kBackward ? kGates == 1 : kGates == 2;  // cells with two products are among those served
   using Params = PersistentParams;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
@@ -73,27 +73,13 @@ struct PersistentKernel {
     }
   };
 
-  // What the pointwise part of a chunk will read of the step's rows: the input part of the gates, or the saved values.
-  FR_DEVICE static void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0, int units,
-                                      int thread) {
-    const Matrix& matrix = kBackward ? d.gates : d.input_gates;
-    constexpr int kElement = kBackward ? sizeof(Storage) : sizeof(State), kLine = kRowBytes / kElement;
-    if (!matrix.data || d.here.step < 0) return;
-    const int lines = (units + kLine - 1) / kLine, items = kChunk * p.prefetched * lines;
-    for (int i = thread; i < items; i += block_threads()) {
-      const int b = row0 + i % kChunk, unit = unit0 + i / kChunk % lines * kLine;
-      if (b < end && b < d.here.rows && unit < p.step.hidden)
-        prefetch(static_cast<const char*>(matrix.data) +
-                 (b * matrix.row_stride + i / kChunk / lines * p.step.hidden + unit) * kElement);
-    }
-  }
-
   template <int kPhase, class Element>
   FR_DEVICE static void pointwise(const Element& element, Cell cell) {
-    switch (cell) {
+    switch (cell) {  // the projected cell has a kernel of its own: projected.cuh
 #define FR_CELL(name, Type)                                                                     \
   case Cell::name:                                                                              \
-    if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>();            \
+    if constexpr (Type::kProducts == 2 && Type::kFirstGates == Type::kGates) break;             \
+    else if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>();            \
     else if constexpr (kBackward && Type::kProducts == 2) element.template backward_second<Type>(); \
     else if constexpr (!kBackward && kPhase == 0 && Type::kFirstGates == kGates) element.template forward_first<Type>(); \
     else if constexpr (!kBackward && Type::kProducts == 2 && Type::kFirstGates == kGates) element.template forward_second<Type>(); \
@@ -135,7 +121,7 @@ struct PersistentKernel {
       const int row = i / units, unit = i % units;
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
-      const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, lost ? bits_to_float(0x7FC00000u) : 0,
+      const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, sum_unless(lost),
                       kChunk * part.pitch(), part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, operand, row, j};
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
@@ -143,21 +129,6 @@ struct PersistentKernel {
       if (!kBackward && p.cluster && ends) sums.keep(0, first_state(p, placed_steps()[2 * operand.odd], b, j, &element.kept));
     }
     block_sync();
-  }
-
-  // Waits until block i of the group has done `wanted` chunks; i beyond the blocks: whether none of the group has given up. Both
-  // are one load and one branch, so that a warp's lanes wait side by side. False: given up.
-  FR_DEVICE static bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step) {
-    const int blocks = grid_x();
-    if (i == blocks) wanted = 0;
-    unsigned seen = 0;
-    const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.patience, flags + blocks);
-    if (came) return i < blocks || seen == 0;
-    if (load_acquire(flags + blocks) == 0) {
-      store_system(p.status, status_of({kBackward, block_z(), phase, block_y(), block_x(), step}));
-      store_release(flags + blocks, 1);
-    }
-    return false;
   }
 
   FR_DEVICE static void run(const PersistentParams& p) {
@@ -218,11 +189,11 @@ struct PersistentKernel {
             if (done > 0) {
               const unsigned wanted = (done - 1) * chunks + c + 1;
               for (int i = thread; i <= blocks && all; i += block_threads())
-                all = wait_for(p, p.flags + first_flag, i, wanted, index, d->here.step);
+                all = wait_for<kBackward>(p, p.flags + first_flag, i, wanted, index, d->here.step);
             }
             lost = block_sync_any(!all);
           }
-          if (index == 0) prefetch_rows(p, d[0], chunk_row0, end, unit0, units, thread);
+          if (index == 0) prefetch_rows<Math, kBackward>(p, d[0], chunk_row0, end, unit0, units, thread);
           chunk(part, d[index], weights, product && !lost, lost, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
                 index + 1 == p.phases && s < p.last, [&] {
             // Read from the next step on; its place was last read a step ago.

@@ -10,11 +10,12 @@
 
 namespace fr {
 
-// Flags, and the offsets of packed steps: a part of a call's scratch memory.
+// Flags, the offsets of packed steps and partial sums: a part of a call's scratch memory.
 struct PersistentBuffers {
   unsigned* flags;
   int64_t* offsets;  // null: padded
-  PersistentBuffers(const Layout& l, Workspace& workspace);
+  float* sums = nullptr;
+  PersistentBuffers(const Layout& l, int directions, Workspace& workspace);
   PersistentBuffers(unsigned* flags, int64_t* offsets) : flags(flags), offsets(offsets) {}
 };
 

@@ -10,6 +10,8 @@ constexpr int kPersistentStages = 3;       // of the operand's ring in shared me
 constexpr int kPersistentChunk = 16;       // batch rows that a block works on at once
 constexpr int kPersistentPitch = 4;        // beyond the units, of a row of partial sums
 constexpr int kPersistentSlice = 128;      // bytes of depth
+constexpr int kPersistentPlace = 128;      // bytes of shared memory where projected.cuh keeps what a block is told of its group
+constexpr int kPersistentShare = 128;      // elements whose partial sums of all blocks a block adds up at once
 // What a device gives, and what a test takes away from it.
 struct PersistentLimits {
   int sms = 0;                          // blocks that are resident together: one an SM
@@ -33,6 +35,8 @@ constexpr int persistent_unit_lanes(bool tensor, int gates) { return tensor || g
 // Slices of weights that a warp's registers hold beside sums and addresses: 16 registers a slice and gate row; with FMA 8, as much as
 // the sums of a gate row take more.
 constexpr int persistent_register_slices(int gates) { return gates == 1 ? 8 : gates == 2 ? 4 : 2; }
+// The same of projected.cuh: of the product with depth R, or of the one with partial sums, which has one gate row.
+constexpr int projected_register_slices(bool backward, bool partial) { return backward ? (partial ? 8 : 0) : (partial ? 0 : 2); }
 
 // Where the rows of step t lie: at base + position * bytes, position being t, or in packed rows the step's first row.
 struct MovingRows {
@@ -79,6 +83,10 @@ struct PersistentParams {
   unsigned* flags;                        // [directions][groups][blocks + 1], zero before the launch; last: the group is given up
   unsigned long long patience;            // ns to wait for a flag, 0: without end
   unsigned long long* status;             // of the host (deadline.h)
+  // projected.cuh alone:
+  float* sums;                            // partial sums: [directions][groups][slots][blocks][R / 16][kPersistentChunk][16]
+  int slots;                              // chunks of a group whose partial sums are kept at once
+  int own_offset;                         // of the own operand in shared memory
 };
 
 // Places of StepDirection's matrices that hold the states before a step.

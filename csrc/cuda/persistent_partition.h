@@ -26,6 +26,8 @@ struct PhasePartition {
   int gates = 1;            // gate rows a unit
   int tile_units = 0;       // 16, or with FMA 8
   int tiles = 1;            // of so many units a warp: 1 or, with one gate row, 2
+  bool partial = false;     // a block multiplies the depth of its own units alone, and the blocks add up their partial sums: each
+                            // warp has every unit_warps-th tile of units, and a round is a slice of one tile
   int64_t units = 0;        // of the product: H or R
   int first_slices = 0;     // slices of 128 bytes of depth: of the first segment (StepProduct),
   int slices = 0;           // of both
@@ -52,6 +54,9 @@ struct PersistentPartition {
   // Shared memory of a block: fixed part, resident weights of both phases, ring of the operand (in a cluster: the operands),
   // partial sums.
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
+  int64_t own_offset = 0;     // a product of partial sums: its operand,
+  int slots = 0;              // and how many chunks of a group have partial sums in memory at once
+  int64_t sums_bytes = 0;     // of that memory
   int64_t shared_bytes = 0;
   int64_t resident_bytes = 0; // weights in registers and shared memory of a block
   int64_t streamed_bytes = 0; // weights that a block reads from L2 for each chunk of rows and step
@@ -84,6 +89,90 @@ inline int64_t resident_clusters(const PersistentLimits& limits, int blocks) {
 }
 
 namespace detail {
+// Partial sums of a launch in global memory: as many chunks a group in flight as hide the exchange, fewer if they would fill L2.
+// More blocks than these are not used, so that the memory a call asks for does not depend on the device.
+constexpr int kMostSummingBlocks = 192, kMostSlots = 4;
+constexpr int64_t kMostSumsBytes = 32 << 20;
+
+inline int64_t sums_bytes_of_block(int64_t width) {
+  return kPersistentChunk * persistent_divide_up(width, 16) * 16 * static_cast<int64_t>(sizeof(float));
+}
+inline int64_t summing_slots(int64_t width, int64_t rows) {
+  const int64_t fit = std::max<int64_t>(1, kMostSumsBytes / (kMostSummingBlocks * sums_bytes_of_block(width)));
+  return std::min({static_cast<int64_t>(kMostSlots), fit, persistent_divide_up(rows, kPersistentChunk)});
+}
+
+// projected.cuh: one product with depth R for the units of a block, and one with the depth of these units for all R results.
+inline PersistentPartition projected_partition(const PersistentRequest& request, const PersistentLimits& limits) {
+  const int64_t element = storage_bytes(request.type);
+  const int own = request.backward ? 1 : 0, own_gates = request.backward ? 4 : 1;
+  const bool tensor = request.type != Type::kFloat32 || request.tf32;
+  PersistentPartition p;
+  p.phases = 2;
+  p.warps = limits.warps;
+  const auto refuse = [&](std::string why) {
+    p.refusal = std::move(why);
+    return p;
+  };
+  const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
+  PhasePartition& product = p.phase[own];
+  PhasePartition& partial = p.phase[1 - own];
+  // Forward's sharing of units serves both: the weights of the one's first product are those of the other's partial sums.
+  product.tile_units = partial.tile_units = persistent_units(tensor);
+  product.units = request.hidden;
+  product.first_slices = product.slices = slices(request.projection);
+  const int most_blocks = std::min(limits.sms, kMostSummingBlocks) / request.directions;
+  share_warps(product, limits.warps, std::min(limits.register_slices, persistent_register_slices(4)), most_blocks);
+  product.gates = request.backward ? 1 : 4;
+  p.blocks = static_cast<int>(persistent_divide_up(product.units, product.block_units()));
+  if (p.blocks > most_blocks)
+    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " + std::to_string(most_blocks) +
+                  " SMs for each of " + std::to_string(request.directions) + " directions");
+  partial.partial = true;
+  partial.units = request.projection;
+  partial.first_slices = partial.slices = slices(own_gates * product.block_units());
+  partial.unit_warps = limits.warps;
+  partial.rounds = static_cast<int>(persistent_divide_up(partial.units, partial.block_units())) * partial.slices;
+  for (const int i : {0, 1})
+    p.phase[i].register_rounds = std::min({p.phase[i].rounds, limits.register_slices, projected_register_slices(request.backward, p.phase[i].partial)});
+
+  const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
+  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, tile));
+  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), tile) * tile;
+  p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
+  p.slots = static_cast<int>(summing_slots(request.projection, p.rows_per_group));
+  p.sums_bytes = request.directions * p.groups * p.slots * p.blocks * sums_bytes_of_block(request.projection);
+
+  p.stage_bytes = product.depth_warps * kPersistentChunk * kPersistentSlice;
+  const int64_t ring_bytes = kPersistentStages * p.stage_bytes, own_bytes = partial.slices * kPersistentChunk * kPersistentSlice;
+  const int64_t partial_bytes = 4 * std::max<int64_t>(product.depth_warps * product.gates * kPersistentChunk * (product.block_units() + kPersistentPitch),
+                                                      limits.warps * kPersistentShare);
+  const int64_t ring_or_sums = std::max(ring_bytes, partial_bytes);  // which lie in the same place
+  const int64_t working = kPersistentHeader + kPersistentPlace + own_bytes + ring_or_sums;
+  if (limits.shared_per_block < working)
+    return refuse("a block needs " + std::to_string(working) + " bytes of shared memory, the device gives " +
+                  std::to_string(limits.shared_per_block));
+  int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared), offset = kPersistentHeader + kPersistentPlace;
+  for (const int i : {own, 1 - own}) {
+    PhasePartition& phase = p.phase[i];
+    phase.shared_rounds = static_cast<int>(std::min<int64_t>(phase.rounds - phase.register_rounds, room / phase.round_bytes()));
+    p.weights_offset[i] = offset;
+    offset += phase.shared_rounds * phase.round_bytes();
+    room -= phase.shared_rounds * phase.round_bytes();
+    p.resident_bytes += (phase.register_rounds + phase.shared_rounds) * phase.round_bytes();
+    p.streamed_bytes += phase.streamed_rounds() * phase.round_bytes();
+  }
+  if (!request.backward && product.streamed_rounds() > 0)
+    return refuse("the gates' weights of a block take " + std::to_string(product.rounds * product.round_bytes()) + " bytes, it has room for " +
+                  std::to_string((product.rounds - product.streamed_rounds()) * product.round_bytes()));
+  p.own_offset = offset;
+  p.ring_offset = p.partial_offset = offset + own_bytes;
+  p.shared_bytes = p.partial_offset + ring_or_sums;
+  if (p.streamed_bytes > 0 && !limits.streaming)
+    return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) + " bytes of weights, it has room for " +
+                  std::to_string(p.resident_bytes));
+  return p;
+}
 
 // tiles: of the first phase.
 inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
@@ -102,6 +191,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   if (limits.sms < request.directions) return refuse("fewer SMs than directions");
   p.cluster = limits.max_cluster > 0;
   if (p.cluster && projects) return refuse("the projected LSTM has no kernel at cluster scope");
+  if (projects) return projected_partition(request, limits);
 
   const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& first = p.phase[0];
@@ -111,7 +201,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     first.units = width;
     first.first_slices = slices(whole * hidden);
     first.slices = first.first_slices + (cell.split_gate >= 0 ? slices(hidden) : 0);
-    second.units = hidden, second.first_slices = second.slices = slices(projects ? width : hidden);
+    second.units = hidden, second.first_slices = second.slices = slices(hidden);
   } else {
     first.gates = cell.first_gates;
     first.units = hidden, first.first_slices = first.slices = slices(width);
@@ -186,6 +276,14 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
 }
 
 }  // namespace detail
+
+// Bytes of partial sums that any launch of such a call writes, whatever the device: a part of the call's scratch memory.
+inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, int64_t projection, int directions) {
+  if (cell != Cell::kLstmProjected || batch < 1) return 0;
+  const int64_t blocks = detail::persistent_divide_up(hidden, persistent_units(false)) *
+                         detail::persistent_divide_up(batch, persistent_row_tile(false)) * directions;
+  return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) * detail::sums_bytes_of_block(projection);
+}
 
 // Backward's gather is the larger part of a step with many rows a group: then, if the chip has room for as many more copies of the
 // weights, a warp takes two tiles of units, so that there are more groups of fewer rows. The order of a row's sums stays the same.

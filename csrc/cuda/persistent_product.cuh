@@ -8,15 +8,17 @@
 namespace fr::FR_TARGET {
 
 // kGates: gate rows of the first product of a step; kTwoPhases: there may be a second product, with one gate row. kUnitTiles: instead
-// of gate rows a warp has so many tiles of units, side by side.
-template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles>
+// of gate rows a warp has so many tiles of units, side by side. kHeldSlices: of weights in registers, at most.
+// kStreams: what is neither there nor in shared memory is read from L2; else there is none.
+template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles, int kHeldSlices = persistent_register_slices(kGates), bool kStreams = true>
 struct PersistentProduct {
   static constexpr bool kTensor = Math::kTensor;
   static constexpr int kChunk = kPersistentChunk, kUnits = persistent_units(kTensor), kTileRows = persistent_row_tile(kTensor);
   static constexpr int kTiles = kChunk / kTileRows;
   // Lanes that share a unit; the parts of a slice that they take one after the other, a piece a lane; units of a lane.
   static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes, kHigh = kUnits * kUnitLanes / 32;
-  static constexpr int kRegisterSlices = persistent_register_slices(kGates);
+  static constexpr int kRegisterSlices = kHeldSlices;
+  static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;  // backward's transposed weights; the launcher streams no others that end so
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
@@ -107,12 +109,13 @@ struct PersistentProduct {
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
-      const int64_t row = weight_row(m, unit < phase.units ? unit : phase.units - 1);
+      const int of_units = unit < phase.units ? unit : phase.units - 1;
+      const int64_t row = kUnitTiles ? of_units : m * product.gate_rows + of_units;
       Piece piece{};
       if (left > 0)
         piece = *reinterpret_cast<const Piece*>(static_cast<const Storage*>(product.weight[segment]) +
                                                 row * product.weight_stride[segment] + k);
-      if (left < kPieceDepth) {  // a padded row's end
+      if (kPaddedRows && left < kPieceDepth) {  // a padded row's end
         constexpr int kWordDepth = 4 / sizeof(Storage);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -175,13 +178,12 @@ struct PersistentProduct {
   // A slice on tensor cores: of each half the operand's pieces of all tiles, then a gate row after the other. With FMA the weights of all
   // gate rows, then a row of the operand after the other.
   template <class Weights>
-  FR_DEVICE void multiply(WarpSums& sums, int round, int first, int tiles, Weights weights) const {
-    if constexpr (!kTensor) return multiply_fma(sums, round, first, tiles, weights);
-    else multiply_mma(sums, round, first, tiles, weights);
+  FR_DEVICE void multiply(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
+    if constexpr (!kTensor) return multiply_fma(sums, from, tiles, weights);
+    else multiply_mma(sums, from, tiles, weights);
   }
   template <class Weights>
-  FR_DEVICE void multiply_fma(WarpSums& sums, int round, int first, int tiles, Weights weights) const {
-    const unsigned char* from = stage(round, first);
+  FR_DEVICE void multiply_fma(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       Fragment a[kGates];
@@ -211,8 +213,7 @@ struct PersistentProduct {
     }
   }
   template <class Weights>
-  FR_DEVICE void multiply_mma(WarpSums& sums, int round, int first, int tiles, Weights weights) const {
-    const unsigned char* from = stage(round, first);
+  FR_DEVICE void multiply_mma(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       Piece b[kTiles];
@@ -259,13 +260,13 @@ struct PersistentProduct {
 #pragma unroll
     for (int round = 0; round < kRegisterSlices; ++round) {
       if (round >= phase.register_rounds) break;
-      if (begin(round)) multiply(sums, round, first, tiles, [&](int half, int m) { return held[round][half][m]; });
+      if (begin(round)) multiply(sums, stage(round, first), tiles, [&](int half, int m) { return held[round][half][m]; });
     }
     const int streamed = phase.register_rounds + phase.shared_rounds;
 #pragma unroll 1
     for (int round = phase.register_rounds; round < streamed; ++round) {
       if (!begin(round)) continue;
-      multiply(sums, round, first, tiles, [&](int half, int m) {
+      multiply(sums, stage(round, first), tiles, [&](int half, int m) {
         Fragment a;
 #pragma unroll
         for (int high = 0; high < kHigh; ++high) {
@@ -276,7 +277,7 @@ struct PersistentProduct {
         return a;
       });
     }
-    if (streamed == phase.rounds) return;
+    if (!kStreams || streamed == phase.rounds) return;
     // Read ahead: on tensor cores the next fragment, with FMA the next of each gate row.
     constexpr int kAhead = kTensor ? 1 : kGates;
     Fragment next[kAhead];
@@ -286,7 +287,7 @@ struct PersistentProduct {
 #pragma unroll 1
     for (int round = streamed; round < phase.rounds; ++round) {
       if (!begin(round)) continue;
-      multiply(sums, round, first, tiles, [&](int half, int m) {  // warp_sync keeps the loads in this order
+      multiply(sums, stage(round, first), tiles, [&](int half, int m) {  // warp_sync keeps the loads in this order
         const Fragment a = next[m % kAhead];
         const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
         stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,

@@ -50,4 +50,19 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
   }
 }
 
+// What the pointwise part of a chunk will read of the step's rows: the input part of the gates, or the saved values.
+template <class Math, bool kBackward>
+FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0, int units, int thread) {
+  const Matrix& matrix = kBackward ? d.gates : d.input_gates;
+  constexpr int kElement = kBackward ? sizeof(typename Math::Storage) : sizeof(typename Math::State), kLine = kPersistentSlice / kElement;
+  if (!matrix.data || d.here.step < 0) return;
+  const int lines = (units + kLine - 1) / kLine, items = kPersistentChunk * p.prefetched * lines;
+  for (int i = thread; i < items; i += block_threads()) {
+    const int b = row0 + i % kPersistentChunk, unit = unit0 + i / kPersistentChunk % lines * kLine;
+    if (b < end && b < d.here.rows && unit < p.step.hidden)
+      prefetch(static_cast<const char*>(matrix.data) +
+               (b * matrix.row_stride + i / kPersistentChunk / lines * p.step.hidden + unit) * kElement);
+  }
+}
+
 }  // namespace fr::FR_TARGET

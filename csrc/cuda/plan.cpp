@@ -207,10 +207,15 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   for (int i = 0; i < partition.phases; ++i) {
     const PhasePartition& phase = partition.phase[i];
     const double depth = static_cast<double>(phase.slices) * kPersistentSlice;
-    cost.broadcast += rows * depth / (read_rate * 1024);
-    cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * counted / per_sm;
+    if (phase.partial) {  // own operand; partial sums of all results are written, and as many read
+      cost.broadcast += 2.0 * rows * phase.units * sizeof(float) / (read_rate * 1024);
+      cost.arithmetic += 2.0 * (phase.rounds / phase.slices) * phase.block_units() * (depth / work.element) * counted / per_sm;
+    } else {
+      cost.broadcast += rows * depth / (read_rate * 1024);
+      cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * counted / per_sm;
+    }
     cost.pointwise += kPointwise * chunks;
-    cost.exchange += kBlockExchange * chunks * (phase.rounds + kChunkBarriers);
+    cost.exchange += kBlockExchange * chunks * ((phase.partial ? 0 : phase.rounds) + kChunkBarriers);
     shared += static_cast<double>(chunks) * phase.shared_rounds * phase.round_bytes();
     if (!tensor)  // the lanes of a warp read the operand once for each of their units
       shared += static_cast<double>(counted) * partition.warps * phase.rounds * kPersistentSlice * 32 /
@@ -222,7 +227,8 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   // Streamed weights of all blocks that do not stay in L2 come from DRAM for each chunk.
   if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
   const double of_one_chunk = cost.total() / chunks / partition.phases;
-  cost.exchange += partition.phases * std::max(0.0, exchange - (chunks - 1) * of_one_chunk);
+  const int64_t together = partition.slots > 0 ? std::min<int64_t>(chunks, partition.slots) : chunks;  // chunks in flight
+  cost.exchange += partition.phases * std::max(0.0, exchange - (together - 1) * of_one_chunk);
   // Clusters beyond those that are resident wait.
   const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
   const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * work.r.directions, resident) : 1);
@@ -232,6 +238,11 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
 }
 
 std::string describe(const PhasePartition& phase) {
+  if (phase.partial)
+    return "partial sums of " + number(phase.units) + " results over a block's own units, which the blocks add up; " +
+           number(phase.unit_warps) + " x 1 warps (results x depth), " + number(phase.rounds) + " slices of the depth a warp: " +
+           number(phase.register_rounds) + " in registers, " + number(phase.shared_rounds) + " in shared memory, " +
+           number(phase.streamed_rounds()) + " streamed";
   return number(phase.gates) + (phase.gates == 1 ? " gate row" : " gate rows") + " of " + number(phase.units) + " units, " +
          number(phase.block_units()) + " units a block; " + number(phase.unit_warps) + " x " + number(phase.depth_warps) +
          " warps (units x depth)" + (phase.tiles > 1 ? ", each " + number(phase.tiles) + " tiles of units, " : ", ") + number(phase.rounds) + " slices of the depth a warp: " + number(phase.register_rounds) +

@@ -194,7 +194,7 @@ std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64
 int64_t step_forward_workspace(const ForwardArgs& args) {
   const Layout layout(args.shape);
   Workspace workspace(nullptr);
-  const PersistentBuffers memory(layout, workspace);
+  const PersistentBuffers memory(layout, args.directions, workspace);
   for (int i = 0; i < args.directions; ++i) InnerBuffers(layout, args.shape.batch, workspace);
   return workspace.used();
 }
@@ -207,7 +207,7 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
   const Layout l(args.shape);
   const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
   Workspace workspace(run.workspace);
-  const PersistentBuffers memory(l, workspace);
+  const PersistentBuffers memory(l, args.directions, workspace);
   StepParams p = l.params(args.options);
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
@@ -293,7 +293,7 @@ void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<
 int64_t step_backward_workspace(const BackwardArgs& args) {
   const Layout layout(args.shape);
   Workspace workspace(nullptr);
-  const PersistentBuffers memory(layout, workspace);
+  const PersistentBuffers memory(layout, args.directions, workspace);
   for (int i = 0; i < args.directions; ++i) BackwardBuffers(layout, args, args.direction[i], workspace);
   return workspace.used();
 }
@@ -306,7 +306,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   const Layout l(args.shape);
   const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
   Workspace workspace(run.workspace);
-  const PersistentBuffers memory(l, workspace);
+  const PersistentBuffers memory(l, args.directions, workspace);
   const bool block = run.block && serves_block(l, run);
   const bool projects = BackwardWeights::projects(l) && l.cell.products == 2;
   std::vector<BackwardBuffers> buffers;

@@ -133,6 +133,7 @@ struct StepKernels {
   StepLauncher step[kMathCount];
   BlockLauncher block[kMathCount];  // null: this arithmetic has none
   PersistentLauncher persistent[kMathCount];
+  PersistentLauncher projected[kMathCount];
   PrepareLauncher prepare;
   StatesBeforeLauncher states_before;
   TransposeLauncher transpose;
@@ -151,13 +152,18 @@ struct StepKernels {
   void persistent_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void persistent_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
   void persistent_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
+  void projected_bf16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
+  void projected_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
+  void projected_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
+  void projected_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
   void prepare(const PrepareParams& params, void* stream);                                        \
   void states_before(int element_bytes, int directions, const StatesBeforeParams& params, void* stream); \
   void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
   inline constexpr StepKernels kStepKernels{                                                      \
       {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
       {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
-      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, prepare, states_before, transpose};
+      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr},              \
+      {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, prepare, states_before, transpose};
 namespace gpu {
 FR_STEP_LAUNCHERS
 int persistent_active_clusters(int blocks);  // active_clusters of launch.cuh, of a persistent kernel

@@ -115,8 +115,8 @@ struct Element {
     if constexpr (Cell::kProducts == 1) {
       store_h(row, u.h);
     } else {
-      store_if(d.inner, u.inner);  // null: rebuilding gates of a cell whose second product saves nothing
-      if constexpr (Cell::kFirstGates != Cell::kGates) sums.keep(1, u.inner.value);
+      store_if(d.inner, u.inner);  // null: not wanted in memory
+      sums.keep(1, u.inner.value);
       if constexpr (Cell::kReadsHidden) static_cast<State*>(d.carry)[b * p.hidden + j] = u.saved[1].value;
     }
   }

@@ -16,6 +16,7 @@ namespace fr::FR_TARGET {
 // ---- where am I ----------------------------------------------------------------------------------------------------------
 inline int thread_index() { return emulation::thread_index(); }
 inline int block_threads() { return emulation::block_threads(); }
+inline int made_anew(int value) { return value; }
 inline int block_x() { return emulation::block_index().x; }
 inline int block_y() { return emulation::block_index().y; }
 inline int block_z() { return emulation::block_index().z; }

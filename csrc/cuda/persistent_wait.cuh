@@ -1,0 +1,29 @@
+// Waiting for the other blocks of a group, with a deadline. Used by persistent.cuh and projected.cuh.
+#pragma once
+
+#include "deadline.h"
+#include "device.cuh"
+#include "persistent_params.h"
+
+namespace fr::FR_TARGET {
+
+// Waits until block i of the group has published `wanted`; i beyond the blocks: whether none of the group has given up. Both are one
+// load and one branch, so that a warp's lanes wait side by side. False: given up, and the host and the group know. flags: the group's.
+template <bool kBackward>
+FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step) {
+  const int blocks = grid_x();
+  if (i == blocks) wanted = 0;
+  unsigned seen = 0;
+  const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.patience, flags + blocks);
+  if (came) return i < blocks || seen == 0;
+  if (load_acquire(flags + blocks) == 0) {
+    store_system(p.status, status_of({kBackward, block_z(), phase, block_y(), block_x(), step}));
+    store_release(flags + blocks, 1);
+  }
+  return false;
+}
+
+// What sums are that a block has not got: see the headers of the kernels.
+FR_DEVICE float sum_unless(bool lost) { return lost ? bits_to_float(0x7FC00000u) : 0; }
+
+}  // namespace fr::FR_TARGET

@@ -1,0 +1,402 @@
+// The persistent kernel of the LSTM with projection: a whole sequence in one launch, the weights of a direction spread once over a
+// group of blocks. Of its two products a step one has few results and a great depth (forward: the projection; backward: the
+// gradient of the state), and its operand never leaves the block that makes it: each block multiplies its own part of the depth,
+// and the blocks add up their partial sums. Launched by persistent.cpp as persistent_partition.h
+// says; shares the pointwise phases with step.cuh, and so every option.
+#pragma once
+
+#include "../cells/lstm.h"
+#include "launch.cuh"
+#include "persistent_product.cuh"
+#include "persistent_wait.cuh"
+
+namespace fr::FR_TARGET {
+
+// The product of which a block has a part of the depth: its own units (backward: their four gates), times the weights of all R
+// results. The operand lies in shared memory, kChunk rows of 128 bytes a slice. A warp takes every warps()-th tile of results
+// over the block's whole depth; an item is one slice of one tile, and the items of all tiles follow each other: the first in
+// registers, the next in shared memory, the rest read from L2.
+template <class Math, bool kBackward>
+struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)> {
+  using Base = PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)>;
+  using typename Base::Fragment, typename Base::Piece, typename Base::State, typename Base::Storage;
+  using Base::p, Base::phase, Base::lane, Base::unit_warp, Base::kHalves, Base::kHigh, Base::kUnits, Base::kUnitLanes, Base::kTileRows,
+      Base::kTiles, Base::kChunk;
+  static constexpr int kOwnGates = kBackward ? 4 : 1;
+  int own_units, block;
+
+  FR_DEVICE PartialProduct(const PersistentParams& params, int index, int direction, int of_block, int units, int thread)
+      : Base(params, index, direction, of_block, thread), own_units(units), block(of_block) {}
+
+  FR_DEVICE int result0(int item) const { return (item / phase.slices * this->warps() + unit_warp) * kUnits; }
+
+  // kStreamed: rows and gates begin 16-byte aligned; the product's description as in stream_weights.
+  template <bool kStreamed>
+  FR_DEVICE void load_item(Fragment& to, int item, int half) const {
+    const int k = item % phase.slices * Base::kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * Base::kPieceDepth;
+    const int gate = kBackward ? k / own_units : 0, unit = block * own_units + k - gate * own_units, hidden = static_cast<int>(p.step.hidden);
+    const int left = k < kOwnGates * own_units ? hidden - unit : 0;
+    const StepProduct& product = kStreamed ? placed_steps()[Base::number].product : Base::product;
+    const auto* weight = static_cast<const Storage*>(product.weight[0]) + gate * hidden + unit;
+#pragma unroll
+    for (int high = 0; high < kHigh; ++high) {
+      const int result = result0(item) + lane / kUnitLanes + 32 / kUnitLanes * high;
+      const Storage* from = left > 0 && result < phase.units ? weight + result * product.weight_stride[0] : nullptr;
+      Piece piece{};
+      if constexpr (kStreamed) {
+        if (from) piece = *reinterpret_cast<const Piece*>(from);
+      } else {
+        Base::load_piece(piece, from, from ? left : 0, product.copy_weight[0] && hidden % Base::kPieceDepth == 0);
+      }
+      Math::prepare(piece.word);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to.word[high][i] = piece.word[i];
+    }
+  }
+
+  // The own operand's depth beyond the units stays zero.
+  FR_DEVICE void clear_operand(int thread) const {
+    const int bytes = phase.slices * kChunk * kRowBytes;
+    auto* words = reinterpret_cast<uint32_t*>(shared_memory(p.own_offset, bytes));
+    for (int i = thread; i < bytes / 4; i += block_threads()) words[i] = 0;
+  }
+  FR_DEVICE void fill_resident() const {
+    for (int i = 0; i < phase.shared_rounds; ++i)
+      for (int half = 0; half < kHalves; ++half) {
+        Fragment fragment;
+        load_item<false>(fragment, phase.register_rounds + i, half);
+#pragma unroll
+        for (int high = 0; high < kHigh; ++high) {
+          Piece piece;
+#pragma unroll
+          for (int k = 0; k < 4; ++k) piece.word[k] = fragment.word[high][k];
+          *Base::resident_piece(i, half, 0, high) = piece;
+        }
+      }
+  }
+
+  // The chunk's partial sums of all results, to `to`: in columns of kWarpUnits results, kChunk rows each.
+  FR_DEVICE void run(float* to, int rows, const Fragment (*held)[kHalves][1]) const {
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    typename Base::WarpSums sums = {};
+    const auto take = [&](int item, auto weights) {
+      const int slice = item % phase.slices, first = result0(item);
+      if (first >= phase.units) return;
+      Base::multiply(sums, shared_memory(p.own_offset + slice * kChunk * kRowBytes, kChunk * kRowBytes), tiles, weights);
+      if (slice + 1 < phase.slices) return;
+      float* column = to + first / kWarpUnits * kWarpUnits * kChunk + first % kWarpUnits;
+      const auto put = [&](int row, int result, State sum) {
+        if (row < rows) column[row * kWarpUnits + result] = sum;
+      };
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if constexpr (Math::kTensor) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) put(8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8, sums[0][tile][i]);
+        } else {
+          const State sum = Base::shared_sum(sums[0][tile]);
+          const int value = lane % kUnitLanes;
+          put(kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows), sum);
+        }
+        for (State& value : sums[0][tile]) value = 0;
+      }
+    };
+#pragma unroll
+    for (int item = 0; item < Base::kRegisterSlices; ++item) {
+      if (item >= phase.register_rounds) break;
+      take(item, [&](int half, int) { return held[item][half][0]; });
+    }
+    const int streamed = phase.register_rounds + phase.shared_rounds;
+#pragma unroll 1
+    for (int item = phase.register_rounds; item < streamed; ++item)
+      take(item, [&](int half, int) {
+        Fragment a;
+#pragma unroll
+        for (int high = 0; high < kHigh; ++high) {
+          const Piece piece = *Base::resident_piece(item - phase.register_rounds, half, 0, high);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
+        }
+        return a;
+      });
+    if (streamed == phase.rounds) return;
+    Fragment next;
+    load_item<true>(next, streamed, 0);
+#pragma unroll 1
+    for (int item = streamed; item < phase.rounds; ++item)
+      take(item, [&](int half, int) {  // one fragment ahead; warp_sync keeps the loads in this order
+        const Fragment a = next;
+        if (half + 1 < kHalves) load_item<true>(next, item, half + 1);
+        else if (item + 1 < phase.rounds) load_item<true>(next, item + 1, 0);
+        warp_sync();
+        return a;
+      });
+  }
+};
+
+// work    grid (blocks of a group, groups, directions), all resident together. A block owns unit_warps tiles of units of its group's
+//         rows, 16 rows at a time (a chunk). A step of a chunk:
+//         forward:  own    gates of its own units from all of h; the pointwise part gives `inner` of its units, and with it the block's
+//                          partial sums of the projection, [16, R], go to global memory
+//                   share  the block adds up the partial sums of its share of the 16 * R elements, in the order of the blocks
+//                          (each warp those of every warps-th block, then the warps' sums in their order); pointwise: h
+//         backward: share  partial sums of d_h, of the step processed before; pointwise: d_projected
+//                   own    d_inner of its own units from all of d_projected; pointwise: d_gates of its units, and their partial sums
+//                          of d_h
+//         `slots` chunks are in flight together (a wave): `own` for each, then `share` for each (backward: of the next step).
+// memory  registers: weights of the product with depth R forward, of the one with partial sums backward; 32 or 8 sums. shared: as
+//         persistent.cuh, and the own operand: 16 rows of 128 bytes a slice. global, a step, chunk and block: R values a row
+//         gathered, R floats a row written and as many read, whatever the number of blocks.
+// sync    flags as in persistent.cuh: `own` of a chunk waits for `share` of the chunk that had its slot before, which comes after
+//         the one that made its operand; `share` waits for `own` of the same chunk. block_sync: as persistent.cuh; between the own
+//         operand's writing and its use; after that, before a flag; before the warps' sums of a share are added and after.
+template <class Math, bool kBackward>
+struct ProjectedKernel {
+  static constexpr const char* kName = "projected_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = true;
+  static constexpr int kGates = kBackward ? 1 : 4, kOwn = kBackward ? 1 : 0, kShared = 1 - kOwn;  // products in the order of StepParams
+  using Params = PersistentParams;
+  using Cell = LstmProjected;
+  using Storage = typename Math::Storage;
+  using State = typename Math::State;
+  using V = Scalar<State>;
+  using Product = PersistentProduct<Math, kGates, false, false, projected_register_slices(kBackward, false), kBackward>;
+  using Partial = PartialProduct<Math, kBackward>;
+  static constexpr int kChunk = kPersistentChunk;
+  struct alignas(16) Quad { float value[4]; };
+  struct Weights {  // in registers; an array of none has one that is not used
+    typename Product::Fragment product[Product::kRegisterSlices > 0 ? Product::kRegisterSlices : 1][Product::kHalves][kGates];
+    typename Partial::Fragment partial[Partial::kRegisterSlices > 0 ? Partial::kRegisterSlices : 1][Partial::kHalves][1];
+  };
+
+  // Sums of one element, those of the warps added in their order.
+  struct Sums {
+    const State* partial;  // null: no product, the sum is `none`
+    State none;
+    int gate_step, warp_step, warps;
+    const PersistentParams& p;
+    int own_units, row, unit;  // backward: the place in the own operand
+    FR_DEVICE void keep(int gate, State value) const {
+      const int k = (kBackward ? gate : 0) * own_units + unit, slice = k / Product::kSliceDepth, depth = k % Product::kSliceDepth;
+      const int offset = p.own_offset + slice * kChunk * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
+      set(reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes))[depth % Product::kPieceDepth], value);
+    }
+    FR_DEVICE State operator()(int m) const {
+      State sum = none;
+      if (partial)
+        for (int warp = 0; warp < warps; ++warp) sum += partial[warp * warp_step + m * gate_step];
+      return sum;
+    }
+  };
+
+  // What a block is told of its group. In shared memory: read anew after each barrier, these take no registers from the
+  // weights.
+  struct Place {
+    int row0, end, chunks, pitch;  // pitch: R in whole columns of kWarpUnits
+    unsigned* flags;
+    float* sums;  // [slot][block][column][kChunk][kWarpUnits]
+  };
+  static_assert(sizeof(Place) <= kPersistentPlace);
+  FR_DEVICE static Place& place() { return *reinterpret_cast<Place*>(shared_memory(kPersistentHeader, sizeof(Place))); }
+
+  // Forward, whose weights leave fewer registers: what is computed of the value is not kept from chunk to chunk.
+  FR_DEVICE static int own_value(int value) { return kBackward ? value : made_anew(value); }
+
+  struct Block {
+    const PersistentParams& p;
+    mutable bool lost = false;  // its flags did not come: persistent.cuh
+
+    FR_DEVICE const Place& at() const { return place(); }
+    FR_DEVICE float* partial_of(int c, int block) const {
+      return at().sums + (static_cast<int64_t>(c % p.slots) * grid_x() + block) * kChunk * at().pitch;
+    }
+    FR_DEVICE Clips<V> clips() const {
+      return {V(static_cast<State>(p.step.cell_clip)), V(static_cast<State>(p.step.proj_clip)), p.step.cell_clip > 0, p.step.proj_clip > 0};
+    }
+    FR_DEVICE Product product_part() const { return Product(p, kOwn, block_z(), own_value(block_x()), own_value(thread_index())); }
+    FR_DEVICE Partial partial_part() const {
+      return Partial(p, kShared, block_z(), own_value(block_x()), Product::kUnits * p.phase[kOwn].unit_warps, own_value(thread_index()));
+    }
+    FR_DEVICE int rows_of(int c) const {
+      const int left = at().end - at().row0 - c * kChunk;
+      return left < kChunk ? left : kChunk;
+    }
+    // How many times each block has published when it has done iteration s of a chunk's `own`, or of the `share` that follows.
+    FR_DEVICE unsigned own_done(int s, int c) const {
+      return (kBackward ? at().chunks : 0) + 2u * s * at().chunks + c / p.slots * p.slots + c + 1;
+    }
+    FR_DEVICE unsigned share_done(int s, int c) const {
+      const int left = at().chunks - c / p.slots * p.slots;
+      return own_done(s, c) + (left < p.slots ? left : p.slots);
+    }
+    FR_DEVICE void wait(unsigned wanted, const StepDirection& d, int phase) const {
+      if (lost) return;
+      bool all = true;
+      for (int i = thread_index(); i <= grid_x() && all; i += block_threads())
+        all = wait_for<kBackward>(p, at().flags, i, wanted, phase, d.here.step);
+      lost = block_sync_any(!all);
+    }
+    FR_DEVICE void publish(unsigned done) const {
+      if (thread_index() == 0 && !lost) store_release(at().flags + block_x(), done);
+    }
+
+    // Waits until `own` of iteration s may read the operand and write its slot.
+    FR_DEVICE void wait_for_slot(int s, int c, const StepDirection& d) const {
+      if (c >= p.slots) return wait(share_done(s, c - p.slots), d, kOwn);
+      if (s > 0) return wait(share_done(s - 1, c + (at().chunks - 1 - c) / p.slots * p.slots), d, kOwn);
+      if (kBackward) return wait(c + 1, d, kOwn);
+      block_sync();
+    }
+
+    template <class Meanwhile>
+    FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights, Meanwhile meanwhile) const {
+      const Product part = product_part();
+      const int units = part.warp_units() * part.phase.unit_warps, unit0 = block_x() * units, first = at().row0 + c * kChunk, rows = rows_of(c);
+      const int thread = own_value(thread_index());
+      bool product = (!kBackward || s < p.count) && !lost;
+      if (product) {
+        part.fill_table(d, block_z(), first, at().end, thread);
+        wait_for_slot(s, c, d);
+        product = !lost;
+      }
+      prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, units, thread);
+      if (product) {
+        typename Product::WarpSums sums = {};
+        part.run(sums, 0, rows, weights.product);
+        block_sync();  // the sums lie where the ring was
+        part.store_partial(sums, rows);
+      }
+      meanwhile();
+      block_sync();
+      const Clips<V> of_cell = clips();
+      for (int i = thread; i < rows * units; i += block_threads()) {
+        const int row = i / units, unit = i % units, j = unit0 + unit;
+        if (j >= part.phase.units) continue;
+        const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, sum_unless(lost), kChunk * part.pitch(),
+                        part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, p, units, row, unit};
+        const Element<Math, Sums> element{p.step, d, of_cell, first + row, j, sums};
+        if constexpr (kBackward) element.template backward_second<Cell>();
+        else element.template forward_first<Cell>();
+      }
+      block_sync();
+      if ((!kBackward || s < p.last) && !lost) {
+        partial_part().run(partial_of(c, block_x()), rows, weights.partial);
+        block_sync();
+      }
+      publish(own_done(s, c));
+    }
+
+    // d: of the step whose pointwise part this is.
+    FR_DEVICE void share(const StepDirection& d, int c, bool product) const {
+      product = product && !lost;
+      const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
+      const int thread = own_value(thread_index()), warps = block_threads() / 32, warp = thread / 32, lane = thread % 32;
+      const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine, to = from + mine < all ? from + mine : all;
+      const Clips<V> of_cell = clips();
+      State* added = part_sums();
+      for (int first = from; first < to; first += kPersistentShare) {
+        const int quad = first + 4 * lane;
+        if (product && quad < to) {
+          const int place = quad + quad / (rows * kWarpUnits) * (kChunk - rows) * kWarpUnits;
+          Quad sum{};
+#pragma unroll 4
+          for (int i = warp; i < blocks; i += warps) {
+            const Quad value = *reinterpret_cast<const Quad*>(partial_of(c, i) + place);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sum.value[k] += value.value[k];
+          }
+          *reinterpret_cast<Quad*>(added + warp * kPersistentShare + 4 * lane) = sum;
+        }
+        block_sync();
+        for (int i = thread; i < kPersistentShare && first + i < to; i += block_threads()) {
+          const int column = (first + i) / kWarpUnits, row = column % rows, j = column / rows * kWarpUnits + (first + i) % kWarpUnits;
+          if (j >= p.phase[kShared].units) continue;
+          const Sums sums{product ? added + i : nullptr, sum_unless(lost), 0, kPersistentShare, warps, p, 0, 0, 0};
+          const Element<Math, Sums> element{p.step, d, of_cell, at().row0 + c * kChunk + row, j, sums};
+          if constexpr (kBackward) element.template backward_first<Cell>();
+          else element.template forward_second<Cell>();
+        }
+        block_sync();
+      }
+    }
+    FR_DEVICE State* part_sums() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
+  };
+
+  FR_DEVICE static void run(const PersistentParams& p) {
+    const int thread = thread_index(), direction = block_z();
+    if (thread == 0) {
+      Place& at = place();
+      const int row0 = block_y() * p.rows_per_group, to = row0 + p.rows_per_group, batch = static_cast<int>(p.batch);
+      at.row0 = row0, at.end = to < batch ? to : batch, at.chunks = (at.end - row0 + kChunk - 1) / kChunk;
+      at.pitch = (p.phase[kShared].units + kWarpUnits - 1) / kWarpUnits * kWarpUnits;
+      const int64_t group = static_cast<int64_t>(direction) * p.groups + block_y();
+      at.flags = p.flags + group * (grid_x() + 1);
+      at.sums = p.sums + group * p.slots * grid_x() * kChunk * at.pitch;
+    }
+    const Block of{p};
+    StepDirection* current = placed_steps();
+
+    const Product part = of.product_part();
+    const Partial partial = of.partial_part();
+    Weights weights;
+#pragma unroll
+    for (int round = 0; round < Product::kRegisterSlices; ++round) {
+      if (round >= part.phase.register_rounds) break;
+#pragma unroll
+      for (int half = 0; half < Product::kHalves; ++half)
+#pragma unroll
+        for (int m = 0; m < kGates; ++m) part.load_weights(weights.product[round][half][m], part.slice_of(round), half, m);
+    }
+#pragma unroll
+    for (int item = 0; item < Partial::kRegisterSlices; ++item) {
+      if (item >= partial.phase.register_rounds) break;
+#pragma unroll
+      for (int half = 0; half < Partial::kHalves; ++half) partial.template load_item<false>(weights.partial[item][half][0], item, half);
+    }
+    part.fill_resident();
+    partial.fill_resident();
+    partial.clear_operand(thread);
+    if (thread < 4) {
+      current[thread] = p.step.direction[direction];
+      current[thread].product = p.phase[thread % 2].product[direction];
+    }
+    block_sync();
+    place_step<kBackward>(p, direction, current, 0, thread);
+    block_sync();
+
+    if constexpr (kBackward)
+      for (int c = 0; c < of.at().chunks; ++c) {
+        of.share(current[kShared], c, false);
+        of.publish(c + 1);
+      }
+    for (int s = 0; s <= p.last; ++s) {
+      StepDirection* d = current + s % 2 * 2;
+      StepDirection* next = current + (1 - s % 2) * 2;
+      for (int first = 0; first < of.at().chunks; first += p.slots) {
+        const int after = first + p.slots < of.at().chunks ? first + p.slots : of.at().chunks;
+        for (int c = first; c < after; ++c) {
+          const auto meanwhile = [&] {  // read from its first use on; its place was last read a step ago
+            if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, s + 1, thread);
+          };
+          of.own(d[kOwn], s, c, weights, meanwhile);
+        }
+        if (kBackward && s == p.last) continue;
+        for (int c = first; c < after; ++c) {
+          const StepDirection& shared = (kBackward ? next : d)[kShared];
+          of.wait(of.own_done(s, c), shared, kShared);
+          of.share(shared, c, true);
+          of.publish(of.share_done(s, c));
+        }
+      }
+    }
+  }
+};
+
+template <class Math>
+void launch_projected(bool backward, const LaunchShape& shape, const PersistentParams& params, void* stream) {
+  if (backward) return launch<ProjectedKernel<Math, true>>(shape, params, stream);
+  launch<ProjectedKernel<Math, false>>(shape, params, stream);
+}
+
+}  // namespace fr::FR_TARGET
