@@ -98,7 +98,7 @@ bool check_it_runs(const Case& c, const Device& device) {
     if (g_options.strategy != "cluster") limits.max_cluster = 0;
     else if (c.projection > 0) return false;
     const fr::PersistentPartition p = fr::persistent_partition(request, limits);
-    if (c.projection > 0 && !backward && device.resident_shared < kAll && !p.refusal.empty()) continue;  // its gates' weights are not streamed
+    if (c.projection > 0 && !backward && device.resident_shared < kAll && !p.refusal.empty()) return false;  // its gates' weights are not streamed
     promise(p.refusal.empty(), c.text() + " on " + device.name + " is refused: " + p.refusal);
     if (p.cluster) g_cluster_sizes.insert(p.blocks);
     const fr::PhasePartition& phase = p.phase[0];
