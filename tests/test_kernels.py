@@ -125,7 +125,12 @@ def programs(tmp_path_factory):
 @pytest.mark.parametrize("strategy", ["step", "block"])
 @pytest.mark.parametrize(
     "kind, arguments",
-    [("plain", ["all", "0", "1", "2"]), ("address", ["quick", "0", "1"]), ("thread", ["quick", "1"])],
+    [
+        ("plain", ["all", "0", "1", "2"]),
+        ("address", ["quick", "0", "1"]),
+        ("thread", ["quick", "1"]),
+        ("thread", ["all", "gru bfloat16 T3 B17", "1"]),
+    ],  # more blocks than run together
 )
 def test_kernels(programs, kind, arguments, strategy):
     code, text = execute(programs(kind, "emulation_step_test")[0], *arguments, *(["block"] * (strategy == "block")))
@@ -139,7 +144,10 @@ def test_kernels(programs, kind, arguments, strategy):
         ("plain", ["partition", "0", "1"]),
         ("address", ["streamed", "1"]),
         ("address", ["one_warp", "B9", "1"]),
-        ("plain", ["deadline", "1"]),
+        *(("plain", ["deadline", device, "1"]) for device in ("registers", "streamed", "partial_streamed")),
+        ("address", ["deadline", "registers", "lstm_projected bfloat16 T4 B37 H136 P72 D2 lengths", "1"]),
+        ("thread", ["deadline", "registers", "gru_reset_before bfloat16 T4 B37 H136 P0 D2 lengths", "1"]),
+        ("thread", ["races", "four_warps", "B70", "1"]),
         ("thread", ["races", "streamed", "1"]),
         ("thread", ["races", "shared", "B20", "1"]),
         ("thread", ["races", "registers", "B37", "1"]),

@@ -57,6 +57,10 @@ std::vector<Case> make_cases() {
       d.packed = false, d.lengths = true, d.directions = 1, d.batch = 5, d.hidden = 33, d.projection = 147;  // all rows misaligned
       cases.push_back(d);
     }
+    if (cell == Cell::kLstm || cell == Cell::kGruResetBefore) {
+      c.batch = 70, c.hidden = 40;  // groups of several chunks, which are in flight together; waves of blocks step by step
+      cases.push_back(c);
+    }
     // Without tensor cores: 8 units a warp, tiles of 4 rows. Four slices of the state, the last of 4 elements.
     c = Case{};
     c.cell = cell, c.type = Type::kFloat32, c.steps = 3, c.batch = 37, c.hidden = 100;
