@@ -157,9 +157,9 @@ def test_forced_plan_says_the_limit():
     with pytest.raises(ValueError, match=r"take 8192\.0 KiB, the registers of one SM hold 128\.0 KiB of weights"):
         _plan("lstm", 2, False, 4, 1024, 0, 1, False, "H100", "block")
     with pytest.raises(ValueError, match=r"a block would hold \d+ bytes of weights, it has room for \d+"):
-        _plan("lstm_projected", 2, False, 4, 4096, 512, 2, True, "H100", "grid")
+        _plan("lstm_projected", 0, False, 4, 4096, 512, 1, True, "H100", "grid")
     with pytest.raises(ValueError, match=r"the gates' weights of a block take \d+ bytes, it has room for \d+"):
-        _plan("lstm_projected", 0, True, 4, 4096, 512, 2, True, "H100", "streaming")
+        _plan("lstm_projected", 0, True, 4, 8192, 512, 2, True, "H100", "streaming")
     with pytest.raises(ValueError, match="backward: "):
         _plan("lstm", 2, False, 4, 512, 0, 1, True, "H100", "cluster")
     with pytest.raises(ValueError, match="takes 2 blocks, the device has no thread-block clusters"):
@@ -196,11 +196,12 @@ def test_explain_command():
     large = CliRunner().invoke(command, ["--hidden", "4096", "--batch", "1", "--plan", "streaming"])
     assert "from L2 in each step for each 16 rows" in large.output and "streaming is chosen: " in large.output
     both = CliRunner().invoke(
-        command, ["--hidden", "4096", "--projection", "512", "--batch", "20", "--training", "--bidirectional"]
+        command,
+        ["--hidden", "4096", "--projection", "512", "--batch", "20", "--training", "--bidirectional", "--dtype", "tf32"],
     )
-    assert (
-        "on H100: streaming, backward grid" in both.output and "forward cannot run: a block would hold" in both.output
-    )
+    assert "on H100: streaming, backward grid" in both.output
+    assert "forward cannot run: the gates' weights of a block take" in both.output
+    assert "a block holds 320.0 KiB; the directions run one after the other" in both.output
     refused = CliRunner().invoke(command, [*arguments, "--plan", "block"])
     assert refused.exit_code == 1 and "one SM hold" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])

@@ -17,7 +17,8 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
   request.batch = l.shape.batch, request.hidden = l.shape.hidden, request.projection = l.shape.projection;
   request.directions = directions, request.backward = backward;
   PersistentPartition partition = persistent_partition(request, run.limits);
-  if (partition.refusal.empty() && !partition.cluster && static_cast<int64_t>(partition.blocks) * partition.groups * directions > kMostFlags)
+  if (partition.refusal.empty() && !partition.cluster &&
+      static_cast<int64_t>(partition.blocks) * partition.groups * partition.directions > kMostFlags)
     partition.refusal = "more blocks than flags";
   return partition;
 }
@@ -53,16 +54,19 @@ bool aligned(const Layout& l, const MovingRows& rows) {
   return rows.base % 16 == 0 && rows.bytes % 16 == 0 && rows.row_stride * l.element % 16 == 0;
 }
 
-struct Call {
+// The directions [first, first + directions) of a call.
+struct Launch {
   bool backward;
-  int directions;
+  int first, directions;
   int64_t count, last;
+  PersistentParams params;
 };
 
-PersistentParams make_params(const Layout& l, const Call& call, const PersistentPartition& partition,
-                             const Run& run, const PersistentBuffers& memory, const StepParams& p) {
-  PersistentParams params{};
-  params.step = p;
+void set_params(Launch& call, const Layout& l, const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
+                const StepParams& p) {
+  PersistentParams& params = call.params;
+  params.step = p, params.first_direction = call.first;
+  for (int i = 0; i < call.directions; ++i) params.step.direction[i] = p.direction[call.first + i];
   params.phases = partition.phases;
   for (int i = 0; i < partition.phases; ++i) {
     const PhasePartition& from = partition.phase[i];
@@ -97,15 +101,14 @@ PersistentParams make_params(const Layout& l, const Call& call, const Persistent
   params.flags = memory.flags;
   params.patience = run.status ? run.patience : 0, params.status = run.status;
   params.sums = memory.sums, params.slots = partition.slots, params.own_offset = static_cast<int>(partition.own_offset);
-  return params;
 }
 
 // Streamed weights are read in pieces of 16 bytes.
-bool can_stream(const Layout& l, const PersistentPartition& partition, const PersistentParams& params, const Call& call) {
+bool can_stream(const Layout& l, const PersistentPartition& partition, const Launch& call) {
   if (partition.streamed_bytes == 0) return true;
   for (int direction = 0; direction < call.directions; ++direction)
     for (int i = 0; i < partition.phases; ++i) {
-      const StepProduct& product = params.phase[i].product[direction];
+      const StepProduct& product = call.params.phase[i].product[direction];
       if (partition.phase[i].partial && l.shape.hidden * l.element % 16 != 0) return false;
       for (int segment = 0; segment < product.segments; ++segment)
         if (!product.copy_weight[segment] || (!call.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0)) return false;
@@ -113,9 +116,8 @@ bool can_stream(const Layout& l, const PersistentPartition& partition, const Per
   return true;
 }
 
-bool launch(const Layout& l, const Call& call, const PersistentPartition& partition, const Run& run, const StepKernels& kernels,
-            const PersistentParams& params) {
-  if (!can_stream(l, partition, params, call)) return false;
+void run_launch(const Layout& l, const Launch& call, const PersistentPartition& partition, const Run& run, const StepKernels& kernels) {
+  const PersistentParams& params = call.params;
   const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * call.directions;
   int64_t first = l.shape.steps, last = 0;
   for (int i = 0; i < call.directions; ++i) {
@@ -127,9 +129,81 @@ bool launch(const Layout& l, const Call& call, const PersistentPartition& partit
   const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
   const auto& launchers = partition.slots > 0 ? kernels.projected : kernels.persistent;
-  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params,
-                                                                       run.stream);
+  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params, run.stream);
+}
+
+// All launches of a call, or none.
+bool run_launches(const Layout& l, const std::vector<Launch>& calls, const PersistentPartition& partition, const Run& run,
+                  const StepKernels& kernels) {
+  for (const Launch& call : calls)
+    if (!can_stream(l, partition, call)) return false;
+  for (const Launch& call : calls) run_launch(l, call, partition, run, kernels);
   return true;
+}
+
+Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const Piece& piece, const PersistentPartition& partition,
+                      const Run& run, const PersistentBuffers& memory, const StepParams& p) {
+  Launch call{false, first_direction, partition.directions, piece.last - piece.first, piece.last - piece.first - 1, {}};
+  set_params(call, l, partition, run, memory, p);
+  PersistentParams& params = call.params;
+  for (int i = 0; i < call.directions; ++i) {
+    const ForwardDirection& from = args.direction[call.first + i];
+    const StepDirection& d = params.step.direction[i];
+    params.first_step[i] = from.reverse ? l.shape.steps - 1 - piece.first : piece.first;
+    const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
+    MovingRows* rows = params.rows[i];  // in the order of StepDirection
+    rows[0] = moving(l, from.input_gates, l.state, from.reverse ? l.shape.steps - piece.last : piece.first);
+    rows[1] = rows[2] = output;
+    rows[3] = moving(l, from.gates, l.element);
+    rows[4] = cells;
+    rows[5] = cells.base ? cells : standing({from.c_n, l.shape.hidden});
+    if (partition.slots == 0) rows[11] = standing(d.inner);
+    PersistentPhase* phase = params.phase;
+    phase[0].product[i] = forward_first_product(l, from.weights, d);
+    phase[0].product[i].copy_operand[0] = aligned(l, output) && l.copies(d.h0, l.width);
+    if (partition.phases == 1) continue;
+    phase[1].product[i] = forward_second_product(l, from.weights, d);
+    phase[1].operand[i][0] = rows[11];
+  }
+  return call;
+}
+
+Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_direction, bool finish, const PersistentPartition& partition,
+                       const Run& run, const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
+  const int64_t count = args.last_step - args.first_step, first = args.first_step;
+  Launch call{true, first_direction, partition.directions, count, finish ? count : count - 1, {}};
+  set_params(call, l, partition, run, memory, p);
+  PersistentParams& params = call.params;
+  for (int i = 0; i < call.directions; ++i) {
+    const BackwardDirection& from = args.direction[call.first + i];
+    const BackwardBuffers& buffer = buffers[call.first + i];
+    const bool rebuilt = buffer.gates.data != nullptr;
+    params.first_step[i] = from.reverse ? first : args.last_step - 1;
+    const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
+    const MovingRows d_gates = moving(l, from.d_gates, l.element, first), d_recurrent = moving(l, from.d_recurrent, l.element, first);
+    const MovingRows d_projected = moving(l, from.d_projected, l.element, first);
+    const std::array<MovingRows, kStepMatrices> rows{
+        MovingRows{}, output, output, rebuilt ? moving(l, buffer.gates, l.element, first) : moving(l, from.gates, l.element),
+        cells, cells, moving(l, from.d_output, l.element), d_gates, d_recurrent, moving(l, from.h_prev, l.element, first),
+        d_projected, moving(l, from.inner, l.element, first)};
+    std::copy(rows.begin(), rows.end(), params.rows[i]);
+    const auto segment = [&](int phase, int number, const BackwardWeights::Piece& weight, const MovingRows& operand) {
+      StepProduct& product = params.phase[phase].product[i];
+      set_segment(l, product, number, weight, {});
+      product.copy_operand[number] = aligned(l, operand);
+      params.phase[phase].operand[i][number] = operand;
+    };
+    segment(0, 0, buffer.weights.first[0], d_gates);
+    if (l.cell.split_gate >= 0) segment(0, 1, buffer.weights.first[1], d_recurrent);
+    if (partition.phases == 1) continue;
+    MovingRows operand = d_projected;
+    if (!BackwardWeights::projects(l)) {
+      operand = d_gates;
+      operand.base += static_cast<uintptr_t>(l.cell.first_gates * l.shape.hidden * l.element);
+    }
+    segment(1, 0, buffer.weights.second, operand);
+  }
+  return call;
 }
 
 }  // namespace
@@ -177,66 +251,20 @@ bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& p
                         const PersistentBuffers& memory, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, false, run);
   if (!partition.refusal.empty()) return false;
-  const Call call{false, args.directions, piece.last - piece.first, piece.last - piece.first - 1};
-  PersistentParams params = make_params(l, call, partition, run, memory, p);
-  for (int i = 0; i < args.directions; ++i) {
-    const ForwardDirection& from = args.direction[i];
-    const StepDirection& d = p.direction[i];
-    params.first_step[i] = from.reverse ? l.shape.steps - 1 - piece.first : piece.first;
-    const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
-    MovingRows* rows = params.rows[i];  // in the order of StepDirection
-    rows[0] = moving(l, from.input_gates, l.state, from.reverse ? l.shape.steps - piece.last : piece.first);
-    rows[1] = rows[2] = output;
-    rows[3] = moving(l, from.gates, l.element);
-    rows[4] = cells;
-    rows[5] = cells.base ? cells : standing({from.c_n, l.shape.hidden});
-    if (partition.slots == 0) rows[11] = standing(d.inner);
-    PersistentPhase* phase = params.phase;
-    phase[0].product[i] = forward_first_product(l, from.weights, d);
-    phase[0].product[i].copy_operand[0] = aligned(l, output) && l.copies(d.h0, l.width);
-    if (partition.phases == 1) continue;
-    phase[1].product[i] = forward_second_product(l, from.weights, d);
-    phase[1].operand[i][0] = rows[11];
-  }
-  return launch(l, call, partition, run, kernels, params);
+  std::vector<Launch> calls;
+  for (int first = 0; first < args.directions; first += partition.directions)
+    calls.push_back(forward_launch(l, args, first, piece, partition, run, memory, p));
+  return run_launches(l, calls, partition, run, kernels);
 }
 
 bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const StepKernels& kernels,
                          const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, true, run);
   if (!partition.refusal.empty()) return false;
-  const int64_t count = args.last_step - args.first_step, first = args.first_step;
-  const Call call{true, args.directions, count, finish ? count : count - 1};
-  PersistentParams params = make_params(l, call, partition, run, memory, p);
-  for (int i = 0; i < args.directions; ++i) {
-    const BackwardDirection& from = args.direction[i];
-    const bool rebuilt = buffers[i].gates.data != nullptr;
-    params.first_step[i] = from.reverse ? first : args.last_step - 1;
-    const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
-    const MovingRows d_gates = moving(l, from.d_gates, l.element, first), d_recurrent = moving(l, from.d_recurrent, l.element, first);
-    const MovingRows d_projected = moving(l, from.d_projected, l.element, first);
-    const std::array<MovingRows, kStepMatrices> rows{
-        MovingRows{}, output, output, rebuilt ? moving(l, buffers[i].gates, l.element, first) : moving(l, from.gates, l.element),
-        cells, cells, moving(l, from.d_output, l.element), d_gates, d_recurrent, moving(l, from.h_prev, l.element, first),
-        d_projected, moving(l, from.inner, l.element, first)};
-    std::copy(rows.begin(), rows.end(), params.rows[i]);
-    const auto segment = [&](int phase, int number, const BackwardWeights::Piece& weight, const MovingRows& operand) {
-      StepProduct& product = params.phase[phase].product[i];
-      set_segment(l, product, number, weight, {});
-      product.copy_operand[number] = aligned(l, operand);
-      params.phase[phase].operand[i][number] = operand;
-    };
-    segment(0, 0, buffers[i].weights.first[0], d_gates);
-    if (l.cell.split_gate >= 0) segment(0, 1, buffers[i].weights.first[1], d_recurrent);
-    if (partition.phases == 1) continue;
-    MovingRows operand = d_projected;
-    if (!BackwardWeights::projects(l)) {
-      operand = d_gates;
-      operand.base += static_cast<uintptr_t>(l.cell.first_gates * l.shape.hidden * l.element);
-    }
-    segment(1, 0, buffers[i].weights.second, operand);
-  }
-  return launch(l, call, partition, run, kernels, params);
+  std::vector<Launch> calls;
+  for (int first = 0; first < args.directions; first += partition.directions)
+    calls.push_back(backward_launch(l, args, first, finish, partition, run, memory, buffers, p));
+  return run_launches(l, calls, partition, run, kernels);
 }
 
 }  // namespace fr

@@ -66,6 +66,7 @@ struct PersistentParams {
   PersistentPhase phase[2];
   int phases;
   MovingRows rows[2][kStepMatrices];      // of each direction's matrices, in the order of StepDirection
+  int first_direction;                    // of the call, is direction[0] here
   int64_t first_step[2];                  // t of the first step in processing order
   int count;                              // steps to process
   int last;                               // last iteration: count - 1, or count in backward if the state before is wanted

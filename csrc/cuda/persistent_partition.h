@@ -45,6 +45,7 @@ struct PersistentPartition {
   std::string refusal;        // "": can run; else the limit that fails, with numbers
   int phases = 0;             // products a step
   PhasePartition phase[2];
+  int directions = 1;         // of a launch: the two of a call that do not fit together run one after the other
   int blocks = 0;             // of a group: together they hold the weights of a direction once
   int groups = 0;             // of a direction, each with its own batch rows
   int64_t rows_per_group = 0; // the last group may have fewer
@@ -108,7 +109,7 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   const int own = request.backward ? 1 : 0, own_gates = request.backward ? 4 : 1;
   const bool tensor = request.type != Type::kFloat32 || request.tf32;
   PersistentPartition p;
-  p.phases = 2;
+  p.phases = 2, p.directions = request.directions;
   p.warps = limits.warps;
   const auto refuse = [&](std::string why) {
     p.refusal = std::move(why);
@@ -181,7 +182,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   const int64_t width = request.projection > 0 ? request.projection : hidden;
   const bool projects = request.projection > 0, tensor = request.type != Type::kFloat32 || request.tf32;
   PersistentPartition p;
-  p.phases = cell.products;
+  p.phases = cell.products, p.directions = request.directions;
   p.warps = limits.warps;
   const auto refuse = [&](std::string why) {
     p.refusal = std::move(why);
@@ -275,6 +276,22 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   return p;
 }
 
+// Backward's gather is the larger part of a step with many rows a group: then, if the chip has room for as many more copies of the
+// weights, a warp takes two tiles of units, so that there are more groups of fewer rows. The order of a row's sums stays the same.
+// Clusters of more than 8 blocks need free SMs side by side (CUDA programming guide, "Thread Block Clusters"), and so only what 8 do
+// not hold takes them.
+inline PersistentPartition partition_of_launch(const PersistentRequest& request, const PersistentLimits& limits) {
+  constexpr int kPortableCluster = 8;
+  PersistentLimits portable = limits;
+  portable.max_cluster = std::min(limits.max_cluster, kPortableCluster);
+  const PersistentPartition narrow = partition_with(1, request, portable);
+  if (limits.max_cluster > kPortableCluster && !narrow.refusal.empty()) return partition_with(1, request, limits);
+  if (!narrow.refusal.empty() || !request.backward || narrow.cluster || narrow.phases > 1) return narrow;
+  const PersistentPartition wide = partition_with(2, request, limits);
+  const bool fewer_rows = wide.refusal.empty() && wide.streamed_bytes == 0 && wide.rows_per_group < narrow.rows_per_group;
+  return fewer_rows ? wide : narrow;
+}
+
 }  // namespace detail
 
 // Bytes of partial sums that any launch of such a call writes, whatever the device: a part of the call's scratch memory.
@@ -285,20 +302,14 @@ inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, i
   return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) * detail::sums_bytes_of_block(projection);
 }
 
-// Backward's gather is the larger part of a step with many rows a group: then, if the chip has room for as many more copies of the
-// weights, a warp takes two tiles of units, so that there are more groups of fewer rows. The order of a row's sums stays the same.
-// Clusters of more than 8 blocks need free SMs side by side (CUDA programming guide, "Thread Block Clusters"), and so only what 8 do
-// not hold takes them.
+// A refusal depends on no batch, so neither does whether the directions run together.
 inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
-  constexpr int kPortableCluster = 8;
-  PersistentLimits portable = limits;
-  portable.max_cluster = std::min(limits.max_cluster, kPortableCluster);
-  const PersistentPartition narrow = detail::partition_with(1, request, portable);
-  if (limits.max_cluster > kPortableCluster && !narrow.refusal.empty()) return detail::partition_with(1, request, limits);
-  if (!narrow.refusal.empty() || !request.backward || narrow.cluster || narrow.phases > 1) return narrow;
-  const PersistentPartition wide = detail::partition_with(2, request, limits);
-  const bool fewer_rows = wide.refusal.empty() && wide.streamed_bytes == 0 && wide.rows_per_group < narrow.rows_per_group;
-  return fewer_rows ? wide : narrow;
+  const PersistentPartition together = detail::partition_of_launch(request, limits);
+  if (together.refusal.empty() || request.directions == 1) return together;
+  PersistentRequest one = request;
+  one.directions = 1;
+  const PersistentPartition apart = detail::partition_of_launch(one, limits);
+  return apart.refusal.empty() ? apart : together;
 }
 
 }  // namespace fr

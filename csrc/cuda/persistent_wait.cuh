@@ -17,7 +17,7 @@ FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsig
   const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.patience, flags + blocks);
   if (came) return i < blocks || seen == 0;
   if (load_acquire(flags + blocks) == 0) {
-    store_system(p.status, status_of({kBackward, block_z(), phase, block_y(), block_x(), step}));
+    store_system(p.status, status_of({kBackward, p.first_direction + block_z(), phase, block_y(), block_x(), step}));
     store_release(flags + blocks, 1);
   }
   return false;

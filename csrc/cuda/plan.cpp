@@ -222,16 +222,17 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
                 persistent_unit_lanes(tensor, partition.phase[0].gates);
     streamed += static_cast<double>(chunks) * phase.streamed_rounds() * phase.round_bytes();
   }
-  const double blocks = static_cast<double>(partition.blocks) * partition.groups * work.r.directions;
+  const double blocks = static_cast<double>(partition.blocks) * partition.groups * partition.directions;
   cost.weights = shared / (limits.shared_rate_per_sm * 1024) + streamed / (limits.l2_per_sm * 1024);
   // Streamed weights of all blocks that do not stay in L2 come from DRAM for each chunk.
   if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
   const double of_one_chunk = cost.total() / chunks / partition.phases;
   const int64_t together = partition.slots > 0 ? std::min<int64_t>(chunks, partition.slots) : chunks;  // chunks in flight
   cost.exchange += partition.phases * std::max(0.0, exchange - (together - 1) * of_one_chunk);
-  // Clusters beyond those that are resident wait.
+  // Clusters beyond those that are resident wait; directions that do not fit together follow each other.
   const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
-  const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * work.r.directions, resident) : 1);
+  const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * partition.directions, resident)
+                                                           : work.r.directions / partition.directions);
   for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.pointwise}) *part *= waves;
   cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   return cost;
@@ -259,7 +260,7 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
     std::string& refusal = c.refusal[backward] = one_launch_refusal(work, limits);
     if (refusal.empty()) refusal = partition.refusal;
     if (!refusal.empty()) continue;
-    c.blocks = std::max(c.blocks, partition.blocks * partition.groups * work.r.directions);
+    c.blocks = std::max(c.blocks, partition.blocks * partition.groups * partition.directions);
     c.groups = std::max(c.groups, partition.groups);
     if (cluster) c.cluster = std::max(c.cluster, partition.blocks);
     c.threads = 32 * partition.warps;
@@ -273,11 +274,12 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
                                        alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
     refusal = block_limits_refusal(c, limits);
     std::vector<std::string>& words = c.partition[backward];
-    words.push_back(number(partition.blocks) + " blocks take the weights once, " + number(partition.groups) +
-                    (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) +
+    words.push_back(number(partition.blocks) + (partition.blocks == 1 ? " block takes" : " blocks take") + " the weights once, " +
+                    number(partition.groups) + (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) +
                     " rows; a block holds " + kib(partition.resident_bytes));
     if (partition.streamed_bytes > 0)
       words.back() += " and reads " + kib(partition.streamed_bytes) + " from L2 in each step for each " + number(kPersistentChunk) + " rows";
+    if (partition.directions < work.r.directions) words.back() += "; the directions run one after the other";
     for (int i = 0; i < partition.phases; ++i) words.push_back("product " + number(i + 1) + ": " + describe(partition.phase[i]));
   }
   return c;

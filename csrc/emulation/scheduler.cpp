@@ -34,7 +34,8 @@ namespace {
 constexpr size_t kStackBytes = 256 * 1024;  // reserved, touched only as far as a kernel goes; ASan needs large frames
 constexpr int kWarp = 32;
 constexpr int kMaxCopies = 256;             // pending a thread
-constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads
+constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads: then the launch has come to a stop,
+constexpr long kPollsOfWaiting = 4;           // or what stands still goes on
 constexpr size_t kMaxTsanFibers = 4096;     // distinct ones a launch, if a wave needs no more; the runtime has room for about 8000
 constexpr unsigned char kPoison = 0xFF;     // NaN in every type
 constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
@@ -498,7 +499,12 @@ void pause(const char* file, int line) {
   Launch& l = *g_launch;
   Fiber* self = l.current;
   l.nanoseconds += l.poll_nanoseconds;
-  if (++l.polls > kPollsWithoutProgress * static_cast<long>(l.count + 1)) {
+  ++l.polls;
+  if (l.standing && l.poll_nanoseconds == 0 && l.polls > kPollsOfWaiting * static_cast<long>(l.count + 1)) {
+    l.polls = 0;
+    make_runnable(l, std::exchange(l.standing, nullptr));
+  }
+  if (l.polls > kPollsWithoutProgress * static_cast<long>(l.count + 1)) {
     self->wait = "a signal", self->file = file, self->line = line;
     l.fault = waiting_report(l);
     switch_fiber(l, self, nullptr);

@@ -25,7 +25,8 @@ struct Schedule {
   uint64_t seed = 0;
   unsigned long long poll_nanoseconds = 0;
   // Of every launch that has such a block: its first thread stands still from the moment it has published (store_release) so
-  // many times, until no other thread can run. Negative: none does.
+  // many times, until no other thread can run or, where the clock stands still, all others but wait: so they are as far ahead as a
+  // kernel lets them be. Negative: none does.
   int stall_after = -1;
   Dim stalled = {0, 0, 0};
 };

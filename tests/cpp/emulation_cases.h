@@ -19,8 +19,8 @@ namespace {
 using fr::Cell, fr::Type;
 
 fr::EmulationOptions g_options;  // strategy and device of the runs
-// The calls in which a block stands still as g_options says; a run ends with forward if it is those.
-enum class Pass { kNone, kForward, kBackward } g_stalled = Pass::kNone;
+// The calls in which a block stands still as g_options says; with kForward a run ends there.
+enum class Pass { kNone, kForward, kBackward, kBoth } g_stalled = Pass::kNone;
 
 // ---- a case ----------------------------------------------------------------------------------------------------------------
 struct Case {
@@ -220,7 +220,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   options.seed = seed, options.tf32 = c.tf32;
   const auto options_of = [&](Pass pass) {
     fr::EmulationOptions own = options;
-    if (pass != g_stalled) own.stall_after = -1, own.status = nullptr;
+    if (pass != g_stalled && g_stalled != Pass::kBoth) own.stall_after = -1, own.status = nullptr;
     return own;
   };
   const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset); };

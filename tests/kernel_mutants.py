@@ -1,0 +1,431 @@
+"""Ways to break the shipped kernels, each of which the emulated nets must catch; found in the sources by exact text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One way to break the shipped kernel, the build that must catch it, and what it must say."""
+
+    file: str
+    old: str
+    new: str
+    kind: str
+    message: str
+    instance: str = "step_fp64"  # the one that is compiled anew
+    runs: tuple[tuple[str, ...], ...] = ()  # arguments of the test program; none: those of the instance
+
+    @property
+    def program(self) -> str:
+        persistent = self.instance.startswith(("persistent", "projected"))
+        return "emulation_persistent_test" if persistent else "emulation_step_test"
+
+    def arguments(self) -> list[list[str]]:
+        """One list of arguments for each run; the first run that says the message is enough."""
+        races = ["races"] if self.kind == "thread" and self.program == "emulation_persistent_test" else []
+        return [[*run, *races, "1"] for run in self.runs or RUNS[self.instance]]
+
+
+_ON = ("registers", "four_warps", "streamed", "only_streamed")
+RUNS = {
+    "step_fp64": (("all", "lstm float64 T4 B3"), ("all", "lstm float64 T3 B17")),
+    "block_bf16": (("all", "lstm bfloat16 T4 B3", "block"), ("all", "lstm bfloat16 T3 B17", "block")),
+    "rebuild": (("all", "lstm float64 T6"),),
+    "persistent_bf16": tuple((device, "gru bfloat16 T3 B") for device in _ON),
+    "persistent_fp32": tuple((device, "gru float32 T3 B") for device in _ON),
+    "projected_bf16": tuple(
+        (device, "lstm_projected bfloat16 T3 B") for device in ("registers", "shared", "partial_streamed")
+    ),
+}
+_CLUSTER = (("cluster", "gru bfloat16 T3 B"),)
+_TWO_PRODUCTS = (("cluster", "gru_reset_before bfloat16 T3 B"),)
+_DEADLINE = (("deadline", "shared", "gru bfloat16 T4 B37"),)
+_BARRIER = "\n      block_sync();"
+_LAST_SUM = "sums.value[m][row_tile][i];\n          }"
+_VALID = "static_cast<int>(left)"
+_BYTES = "std::max(stages, partial);"
+_IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
+_OVERRUN = "heap-buffer-overflow"
+_SYNC = "\n    block_sync();"
+_POINTWISE = "b, j, &element.kept));\n    }"
+_TOLD = "operand.tell_peers(part.phase, unit0, units, end - row0, thread);"
+_CLUSTER_SYNC = "\n          cluster_sync();"
+_FOREVER = "a wait that can never end"
+MUTANTS = {
+    "stage written while it is read": Mutant(
+        "step.cuh", "(1 - stage) * stage_bytes", "stage * stage_bytes", "plain", "FAIL"
+    ),
+    "copies not waited for": Mutant("step.cuh", "wait_copies<0>();", "", "plain", "FAIL"),
+    "no barrier before the product": Mutant(
+        "step.cuh", "wait_copies<0>();\n        block_sync();", "wait_copies<0>();", "thread", "data race"
+    ),
+    "no barrier after the row tables": Mutant(
+        "step.cuh",
+        "fill_table(thread, threads);" + _BARRIER,
+        "fill_table(thread, threads);",
+        "thread",
+        "data race|SEGV",
+    ),
+    "no barrier after the partial sums": Mutant("step.cuh", _LAST_SUM + _BARRIER, _LAST_SUM, "thread", "data race"),
+    "one row too many": Mutant("step.cuh", _IN_RANGE, _IN_RANGE.replace("b >=", "b >"), "address", _OVERRUN),
+    "one piece of depth too many": Mutant(
+        "step.cuh", _VALID + " : kPieceDepth;", _VALID + " + 1 : kPieceDepth;", "address", _OVERRUN
+    ),
+    "swizzle of seven": Mutant("tile.cuh", "(row & 7)", "(row % 7)", "plain", "FAIL"),
+    "wrong accumulator row": Mutant("step.cuh", "lane / 4 + i / 2 * 8,", "lane / 4 + i % 2 * 8,", "plain", "FAIL"),
+    "reset forgotten in backward": Mutant(
+        "step_phases.cuh", "if (!after.cut) return gradient;", "return gradient;", "plain", "FAIL"
+    ),
+    "block: no barrier between steps": Mutant(
+        "block.cuh",
+        "warp_sync();\n      block_sync();\n    }",
+        "warp_sync();\n    }",
+        "thread",
+        "data race",
+        "block_bf16",
+    ),
+    "block: the operand that is read is overwritten": Mutant(
+        "block.cuh",
+        "operands + (1 - s % 2) * operand_bytes",
+        "operands + s % 2 * operand_bytes",
+        "plain",
+        "FAIL",
+        "block_bf16",
+    ),
+    "block: partial sums read too early": Mutant(
+        "block.cuh", "kWarpUnits, lane);\n      warp_sync();", "kWarpUnits, lane);", "thread", "data race", "block_bf16"
+    ),
+    "block: one row too many": Mutant(
+        "block.cuh", "if (b >= step.rows || unit", "if (b > step.rows || unit", "address", _OVERRUN, "block_bf16"
+    ),
+    "persistent: flags not waited for": Mutant(
+        "persistent.cuh", "if (done > 0) {", "if (false) {", "thread", "data race", "persistent_bf16"
+    ),
+    "persistent: a flag too much is waited for": Mutant(
+        "persistent.cuh", "(done - 1) * chunks + c + 1", "done * chunks + c + 1", "plain", _FOREVER, "persistent_bf16"
+    ),
+    "persistent: chunks not told apart": Mutant(
+        "persistent.cuh",
+        "(done - 1) * chunks + c + 1",
+        "(done - 1) * chunks + 1",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "persistent: nothing is published": Mutant(
+        "persistent.cuh",
+        "if (thread == 0 && !p.cluster && !lost) store_release",
+        "if (false) store_release",
+        "plain",
+        _FOREVER,
+        "persistent_bf16",
+    ),
+    "persistent: published before all have written": Mutant(
+        "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
+    ),
+    "persistent: operand loaded before the flags are seen": Mutant(
+        "persistent.cuh", "lost = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
+    ),
+    "persistent: no barrier before the partial sums are added": Mutant(
+        "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"
+    ),
+    "persistent: no barrier in a round": Mutant(
+        "persistent_product.cuh",
+        "if (phase.unit_warps > 1) block_sync();",
+        "if (phase.unit_warps > 1) warp_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "persistent: lanes do not wait for each other in a round": Mutant(
+        "persistent_product.cuh",
+        "block_sync();\n      else warp_sync();",
+        "block_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+    ),
+    "persistent: copies not waited for": Mutant(
+        "persistent_product.cuh", "wait_copies<kPersistentStages - 2>();", "", "plain", "FAIL", "persistent_bf16"
+    ),
+    "persistent: a stage that is read is filled": Mutant(
+        "persistent_product.cuh",
+        "round % kPersistentStages",
+        "round % (kPersistentStages - 1)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: addresses that are read are overwritten": Mutant(
+        "persistent.cuh",
+        "direction, current + (1 - s % 2) * 2",
+        "direction, current + s % 2 * 2",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: one row too many": Mutant(
+        "persistent.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
+    ),
+    "persistent: streamed weights beyond the depth": Mutant(
+        "persistent_product.cuh",
+        "if (kPaddedRows && left < kPieceDepth) {",
+        "if (false) {",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: slices of a streamed round mistaken": Mutant(
+        "persistent_product.cuh",
+        "slice_of(last ? round + 1 : round)",
+        "slice_of(round)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: a warp's tiles of units mistaken": Mutant(
+        "persistent_product.cuh",
+        "* high + (kUnitTiles ? kUnits * m : 0)",
+        "* high + (kUnitTiles ? kUnits * (1 - m) : 0)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "FMA: lanes that share a unit exchange the wrong sums": Mutant(
+        "persistent_product.cuh", "lane ^ half", "lane ^ (half / 2)", "plain", "FAIL", "persistent_fp32"
+    ),
+    "FMA: a lane's units mistaken": Mutant(
+        "persistent_product.cuh",
+        "sums[m][tile][row + kTileRows * high]",
+        "sums[m][tile][row + kTileRows * (kHigh - 1 - high)]",
+        "plain",
+        "FAIL",
+        "persistent_fp32",
+    ),
+    "FMA: rows of a tile that is not full forgotten": Mutant(
+        "persistent_product.cuh",
+        "if (kTileRows * tile >= rows) break;",
+        "if (kTileRows * (tile + 1) > rows) break;",
+        "plain",
+        "FAIL",
+        "persistent_fp32",
+    ),
+    "FMA: weights that are read ahead are those of the same part of a slice": Mutant(
+        "persistent_product.cuh", "more ? half : (half + 1) % kHalves", "half", "plain", "FAIL", "persistent_fp32"
+    ),
+    "FMA: no barrier before the partial sums are added": Mutant(
+        "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_fp32"
+    ),
+    "cluster: no barrier between steps": Mutant(
+        "persistent.cuh", _TOLD + _CLUSTER_SYNC, _TOLD, "thread", "data race", "persistent_bf16", runs=_CLUSTER
+    ),
+    "cluster: the operand that is read is overwritten": Mutant(
+        "persistent.cuh",
+        "const Operand operand{p, 1 - s % 2};",
+        "const Operand operand{p, s % 2};",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_CLUSTER,
+    ),
+    "cluster: peers are not told": Mutant(
+        "persistent_cluster.cuh", "away < blocks", "away < 1", "plain", "FAIL", "persistent_bf16", runs=_CLUSTER
+    ),
+    "cluster: pieces that two blocks share": Mutant(
+        "persistent_cluster.cuh",
+        "p.step.hidden % kPieceDepth != 0",
+        "false",
+        "address",
+        "misaligned address",
+        "persistent_bf16",
+        runs=_CLUSTER,
+    ),
+    "cluster: peers told before all have written": Mutant(
+        "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16", runs=_CLUSTER
+    ),
+    "cluster, two products: no barrier between them": Mutant(
+        "persistent.cuh",
+        _TOLD + _CLUSTER_SYNC,
+        _TOLD + "\n          if (index > 0) cluster_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
+    ),
+    "cluster, two products: no barrier between steps": Mutant(
+        "persistent.cuh",
+        _TOLD + _CLUSTER_SYNC,
+        _TOLD + "\n          if (index == 0) cluster_sync();",
+        "thread",
+        "data race",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
+    ),
+    "cluster, two products: the first's operand read twice": Mutant(
+        "persistent.cuh",
+        "p.operand_at[index]",
+        "p.operand_at[0]",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
+    ),
+    "cluster, two products: the second's operand in the first's place": Mutant(
+        "persistent_cluster.cuh",
+        "p.operand_at[second]",
+        "p.operand_at[0]",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
+    ),
+    "cluster, two products: peers not told of the second's operand": Mutant(
+        "persistent.cuh", _TOLD, "if (index > 0) " + _TOLD, "plain", "FAIL", "persistent_bf16", runs=_TWO_PRODUCTS
+    ),
+    "cluster, two products: peers not told of the step's end": Mutant(
+        "persistent.cuh", _TOLD, "if (index == 0) " + _TOLD, "plain", "FAIL", "persistent_bf16", runs=_TWO_PRODUCTS
+    ),
+    "cluster, two products: one place for what two phases write": Mutant(
+        "persistent_partition.h",
+        "p.phases == 1 || request.backward ? first_bytes : 0",
+        "p.phases == 1 ? first_bytes : 0",
+        "thread",
+        "data race",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
+    ),
+    "rebuilding: the state before is that of the wrong step": Mutant(
+        "rebuild.cuh",
+        "before = d.reverse ? t + 1 : t - 1;",
+        "before = d.reverse ? t - 1 : t + 1;",
+        "plain",
+        "FAIL",
+        "rebuild",
+    ),
+    "rebuilding: a row beyond the range": Mutant(
+        "rebuild.cuh", "if (r >= p.rows) return;", "", "address", _OVERRUN, "rebuild"
+    ),
+    "deadline: sums that are not there are zero": Mutant(
+        "persistent.cuh", "sum_unless(lost)", "0", "plain", "neither NaN nor right", "persistent_bf16", runs=_DEADLINE
+    ),
+    "deadline: the host is not told": Mutant(
+        "persistent_wait.cuh",
+        "store_system(p.status,",
+        "(void)(",
+        "plain",
+        "no status",
+        "persistent_bf16",
+        runs=_DEADLINE,
+    ),
+    "deadline: waits without end": Mutant(
+        "persistent_wait.cuh",
+        "wanted; }, p.patience,",
+        "wanted; }, 0,",
+        "plain",
+        _FOREVER,
+        "persistent_bf16",
+        runs=_DEADLINE,
+    ),
+    "projected: partial sums added before all are there": Mutant(
+        "projected.cuh",
+        "of.wait(of.own_done(s, c), shared, kShared);",
+        "block_sync();",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: operand gathered before all is there": Mutant(
+        "projected.cuh",
+        "if (s > 0) return wait(share_done(",
+        "if (false) return wait(share_done(",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: first operand of backward not waited for": Mutant(
+        "projected.cuh", "if (kBackward) return wait(c + 1, d, kOwn);", "", "thread", "data race", "projected_bf16"
+    ),
+    "projected: partial sums overwritten while others read them": Mutant(
+        "projected.cuh",
+        "return wait(share_done(s, c - p.slots), d, kOwn);",
+        "return wait(s > 0 ? share_done(s - 1, c) : kBackward ? c + 1 : 0, d, kOwn);",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: a flag too much is waited for": Mutant(
+        "projected.cuh",
+        "of.wait(of.own_done(s, c), shared, kShared);",
+        "of.wait(of.own_done(s, c) + 1, shared, kShared);",
+        "plain",
+        _FOREVER,
+        "projected_bf16",
+    ),
+    "projected: nothing is published": Mutant(
+        "projected.cuh",
+        "if (thread_index() == 0 && !lost) store_release",
+        "if (false) store_release",
+        "plain",
+        _FOREVER,
+        "projected_bf16",
+    ),
+    "projected: published before all have written": Mutant(
+        "projected.cuh",
+        "weights.partial);\n        block_sync();\n      }",
+        "weights.partial);\n      }",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: own operand read before it is written": Mutant(
+        "projected.cuh",
+        "block_sync();\n      if ((!kBackward || s < p.last) && !lost) {",
+        "if ((!kBackward || s < p.last) && !lost) {",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: no barrier before the warps' sums are added": Mutant(
+        "projected.cuh",
+        "block_sync();\n        for (int i = thread; i < kPersistentShare",
+        "for (int i = thread; i < kPersistentShare",
+        "thread",
+        "data race",
+        "projected_bf16",
+    ),
+    "projected: own operand not cleared": Mutant(
+        "projected.cuh", "partial.clear_operand(thread);", "", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: chunks share a slot": Mutant(
+        "projected.cuh", "static_cast<int64_t>(c % p.slots)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: a block's sums taken for another's": Mutant(
+        "projected.cuh", "(partial_of(c, i) + place)", "(partial_of(c, 0) + place)", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: one element too many": Mutant(
+        "projected.cuh", "first + i < to;", "first + i <= to;", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: addresses that are read are overwritten": Mutant(
+        "projected.cuh", "direction, next, s + 1", "direction, d, s + 1", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: items of the streamed weights mistaken": Mutant(
+        "projected.cuh",
+        "load_item<true>(next, item + 1, 0)",
+        "load_item<true>(next, item, 0)",
+        "plain",
+        "FAIL",
+        "projected_bf16",
+    ),
+    "projected: resident items mistaken": Mutant(
+        "projected.cuh",
+        "load_item<false>(fragment, phase.register_rounds + i,",
+        "load_item<false>(fragment, i,",
+        "plain",
+        "FAIL",
+        "projected_bf16",
+    ),
+    "shared memory too small": Mutant(
+        "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
+    ),
+}

@@ -1,0 +1,108 @@
+"""The C++ programs that run the CUDA kernels emulated, built by plain compiler commands in three builds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
+CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
+CPU_CORE = ("rnn_cpu", "core", "team", "isa_baseline")
+SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
+# Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
+LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}
+FLAGS = ["-std=c++17", "-g1", "-Wno-unknown-pragmas"]
+ENVIRONMENT = {
+    **os.environ,
+    "ASAN_OPTIONS": "detect_leaks=0",  # a fiber abandoned by a fault leaves what is on its stack
+    "UBSAN_OPTIONS": "halt_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1 exitcode=66",
+}
+
+
+def compile_all(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
+    """Compile {object name: arguments}, two at a time; the objects."""
+    running: list[tuple[str, subprocess.Popen]] = []
+
+    def finish() -> None:
+        name, process = running.pop(0)
+        text = process.communicate()[0]
+        assert process.returncode == 0, f"{name}: {text}"
+
+    for name, arguments in jobs.items():
+        if len(running) == 2:
+            finish()
+        command = [CXX, *FLAGS, *arguments, "-o", str(folder / name)]
+        running.append((name, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
+    while running:
+        finish()
+    return [str(folder / name) for name in jobs]
+
+
+def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Compile jobs for the sources of these names; all but the scheduler and the collectives are sanitized."""
+    jobs = {}
+    for name in names:
+        tested = [LEVEL[kind], *SANITIZERS[kind]]
+        if name in ("scheduler", "collectives"):
+            jobs[f"{name}.o"] = ["-O1", "-c", str(csrc / "emulation" / f"{name}.cpp")]
+        elif name == "rnn_emulated":
+            jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
+        elif name in CPU_CORE:  # what the kernels are compared with
+            jobs[f"{name}.o"] = ["-std=c++20", "-O1", "-I", str(csrc), "-c", str(csrc / "cpu" / f"{name}.cpp")]
+        elif name in ("step", "persistent"):
+            jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / f"{name}.cpp")]
+        elif name in INSTANCES:
+            jobs[f"{name}.o"] = [*tested, "-x", "c++", "-c", str(csrc / "cuda" / "inst" / f"{name}.cu")]
+        else:
+            jobs[f"{name}.o"] = [*SANITIZERS[kind], "-O1" if name == "emulation_words_test" else "-O0", "-c",
+                                 str(ROOT / "tests" / "cpp" / f"{name}.cpp")]  # fmt: skip
+    return jobs
+
+
+def link(kind: str, parts: list[str], program: Path) -> Path:
+    subprocess.run([CXX, *SANITIZERS[kind], *parts, "-o", str(program)], check=True)
+    return program
+
+
+def execute(program: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(program), *arguments], capture_output=True, text=True, env=ENVIRONMENT, errors="replace", timeout=600
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+_EMULATED = ("scheduler", "collectives", *INSTANCES, "step", "persistent", "rnn_emulated")
+SOURCES = {
+    "emulation_step_test": (*_EMULATED, "emulation_step_test"),
+    "emulation_persistent_test": (*_EMULATED, "emulation_persistent_test"),
+    "emulation_cpu_test": (*_EMULATED, *CPU_CORE, "emulation_cpu_test"),
+    "emulation_words_test": ("scheduler", "collectives", "emulation_words_test"),
+}
+
+
+class Programs:
+    """(kind, test name) -> (program, its object files by name), built on first use, by one thread."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._built: dict[tuple[str, str], tuple[Path, dict[str, str]]] = {}
+        self._compiled: dict[tuple[str, str], str] = {}  # (kind, name): object file
+
+    def __call__(self, kind: str, test: str) -> tuple[Path, dict[str, str]]:
+        with self._lock:
+            if (kind, test) not in self._built:
+                folder = self._root / kind
+                folder.mkdir(exist_ok=True)
+                missing = tuple(name for name in SOURCES[test] if (kind, name) not in self._compiled)
+                for part in compile_all(folder, objects(kind, CSRC, missing)):
+                    self._compiled[kind, Path(part).stem] = part
+                parts = {name: self._compiled[kind, name] for name in SOURCES[test]}
+                self._built[kind, test] = link(kind, list(parts.values()), folder / test), parts
+            return self._built[kind, test]

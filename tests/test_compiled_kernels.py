@@ -1,0 +1,169 @@
+"""What nvcc makes of the CUDA kernels: registers, spills, instructions, size and time of the build."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_programs import CUDA, INSTANCES
+
+from fastrnn._extension import _C
+from fastrnn.cells import STORAGE_CODES
+
+NVCC = shutil.which("nvcc")
+pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc")
+
+ARCHITECTURES = ("80", "90", "100", "120")
+REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80}  # of kernels that the plan does not count with
+MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32": (torch.float32, True),
+         "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
+# step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
+# backward's 1 and 2 tiles of units
+KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3}
+for _math in ("bf16", "fp16", "fp32", "tf32"):
+    KERNELS[f"persistent_{_math}"], KERNELS[f"projected_{_math}"] = 6, 2
+SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
+BYTES_BUDGET = 40 << 20
+
+INSTRUCTIONS = {
+    "step_bf16": "HMMA.16816.F32.BF16",
+    "step_fp16": "HMMA.16816.F32",
+    "step_tf32": "HMMA.1688.F32.TF32",
+    "step_fp32": "FFMA",
+    "step_fp64": "DFMA",
+    "block_bf16": "HMMA.16816.F32.BF16",
+    "block_fp16": "HMMA.16816.F32",
+    "block_tf32": "HMMA.1688.F32.TF32",
+    "persistent_bf16": "HMMA.16816.F32.BF16",
+    "persistent_fp16": "HMMA.16816.F32",
+    "persistent_tf32": "HMMA.1688.F32.TF32",
+    "persistent_fp32": "FFMA",
+    "projected_bf16": "HMMA.16816.F32.BF16",
+    "projected_fp16": "HMMA.16816.F32",
+    "projected_tf32": "HMMA.1688.F32.TF32",
+    "projected_fp32": "FFMA",
+}
+
+
+def planned_registers(name: str, kernel: str) -> int:
+    """Registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices, backward>;
+    PersistentKernel<Math, gates, backward> and ProjectedKernel<Math, backward> serve grid and streaming."""
+    if name in REGISTER_BUDGET:
+        return REGISTER_BUDGET[name]
+    plain = subprocess.run(["c++filt", kernel], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"entry<fr::gpu::(\w+)Kernel<fr::gpu::(\w+)Math, (\d*)([^>]*)>", plain)
+    assert found, f"what kernel is this? {plain}"
+    strategy, math, gates, others = found.groups()
+    dtype, tf32 = MATHS[math]
+    backward = "true" in others
+    if strategy == "Projected":
+        gates = "1" if backward else "4"
+    strategy = {"Persistent": "grid", "Projected": "grid"}.get(strategy, strategy.lower())
+    return _C.planned_registers(strategy, STORAGE_CODES[dtype], tf32, int(gates), backward)
+
+
+class Compiled:
+    """One inst/*.cu for all architectures: object file, ptxas' words, CPU seconds."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        codes = [
+            f"-gencode=arch=compute_{80 if a == '80' else 90},code=sm_{a}" for a in ARCHITECTURES
+        ]  # as CMake has it
+        codes.append("-gencode=arch=compute_90,code=compute_90")
+        self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
+        before = os.times()
+        done = subprocess.run(
+            [
+                NVCC,
+                "--threads=2",
+                "-std=c++17",
+                "-O3",
+                *codes,
+                "-Xptxas",
+                "-v",
+                "-c",
+                str(source),
+                "-o",
+                str(self.path),
+            ],
+            capture_output=True,
+            text=True,
+        )
+        after = os.times()
+        assert done.returncode == 0, done.stderr
+        self.words = done.stderr
+        self.seconds = sum(after[2:4]) - sum(before[2:4])
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cubins")
+    made: dict[str, Compiled] = {}
+
+    def get(name: str) -> Compiled:
+        if name not in made:
+            made[name] = Compiled(name, folder)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_ptxas(compiled, name):
+    words = compiled(name).words
+    assert "warning" not in words, words
+    entries = re.findall(
+        r"Compiling entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        words,
+        re.S,
+    )
+    assert len(entries) == KERNELS.get(name, 4) * len(ARCHITECTURES), words
+    for kernel, arch, *numbers in entries:
+        stack, stores, loads, registers = map(int, numbers)
+        assert (stack, stores, loads) == (0, 0, 0), f"{kernel} {arch}: {numbers}"
+        planned = planned_registers(name, kernel)
+        assert registers <= planned, f"{kernel} {arch} uses {registers} registers, the plan counts with {planned}"
+
+
+def test_compile_budgets(compiled):
+    made = [compiled(name) for name in INSTANCES]
+    assert sum(one.seconds for one in made) < SECONDS_BUDGET
+    assert sum(one.path.stat().st_size for one in made) < BYTES_BUDGET
+
+
+def disassemble(path: Path, arch: str) -> str:
+    """SASS of an object file, from the PyPI package nvidia-cuda-cuobjdump or a toolkit."""
+    tool = shutil.which("cuobjdump")
+    if tool is None:
+        found = [p for entry in sys.path for p in Path(entry or ".").glob("nvidia/*/bin/cuobjdump")]
+        if not found:
+            pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+        tool = str(found[0])
+    folder = str(Path(tool).parent)  # it calls nvdisasm, which lies beside it
+    environment = {**os.environ, "PATH": folder + os.pathsep + os.environ["PATH"]}
+    done = subprocess.run(
+        [tool, "-sass", "-arch", f"sm_{arch}", str(path)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0 and "Function" in done.stdout, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name, wanted", INSTRUCTIONS.items())
+def test_instructions(compiled, name, wanted, arch):
+    sass = disassemble(compiled(name).path, arch)
+    for function in sass.split("Function : ")[1:]:
+        assert wanted in function, f"no {wanted} in {function.splitlines()[0]}"
+        assert "LDGSTS" in function or name.startswith("block"), "no asynchronous copies"
+        assert not re.search(r"\b(LDL|STL)\b", function), "local memory"
+        if wanted.startswith("HMMA") and not name.startswith(
+            ("persistent", "projected")
+        ):  # whose lanes read whole pieces
+            assert "LDSM" in function, "no ldmatrix"
