@@ -103,7 +103,7 @@ STAGES = (
     Stage("step", "times of fastrnn where it may use step alone", 35, _times("step", 25)),
     Stage("elmo", "ELMo's layers beside the step loop's and torch.nn's", 45, _elmo),
     Stage("probe", "latencies and bandwidths of the chip", 50, _probe),
-    Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "-x", "--device", "cuda", *TESTS)),
+    Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "--device", "cuda", *TESTS)),
     Stage("sanitizer", "memcheck, racecheck, synccheck over every strategy", 80, _sanitizer),
 )
 

@@ -6,6 +6,7 @@ where the caller computes it) and makes the call. `select` is the one place that
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ class Backend(Protocol):
     computes_input_gates: bool
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def precision(self) -> AbstractContextManager[None]: ...  # of the gradients' products, which the caller makes
 
     # A caller that fills ``input_gates`` may do so for the steps [first, last) in processing order alone, in turn.
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None: ...

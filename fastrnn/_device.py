@@ -7,6 +7,9 @@ _backends.py.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,23 +23,39 @@ from .cells import state_dtype
 _LEAST_ROWS = 16
 
 # ns that a block of a persistent kernel waits for the others of its group. Past it the kernel gives up: what it had not
-# finished is NaN, and the next call on the device raises.
-_PATIENCE = 10 * 10**9
+# finished is NaN, and the next call on the device raises. Minutes, for another kernel may keep blocks waiting for an
+# SM: a collective holds some until the last process has come to it.
+_PATIENCE = 300 * 10**9
 
 
 def rnn_allows_tf32() -> bool:
     """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
-    cudnn = torch.backends.cudnn
-    precision = cudnn.rnn.fp32_precision
-    if precision in ("ieee", "tf32"):
-        return precision == "tf32"
-    return bool(cudnn.allow_tf32)
+    # Follows cudnn.allow_tf32 too, which itself cannot be read when convolutions have another setting.
+    return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+
+
+@contextmanager
+def _precision_of_layers() -> Iterator[None]:
+    """Torch's float32 products on a GPU round as the setting for recurrent layers says."""
+    matmul, wanted = torch.backends.cuda.matmul, "tf32" if rnn_allows_tf32() else "ieee"
+    before = matmul.fp32_precision
+    if before == wanted:
+        yield
+        return
+    matmul.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 class _Kernels:
     """What both have in common."""
 
     computes_input_gates = False  # _raw.py fills ``input_gates`` from `input_product`
+
+    def precision(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x weight^T + bias in the state type: [N, G*H] of x [N, I] and weight [G*H, I]."""
@@ -99,29 +118,28 @@ class Cuda(_Kernels):
     """
 
     def __init__(self, index: int) -> None:
-        reason = _C.cuda_status(index)
+        self._device = torch.device("cuda", index)
+        # As the current device, for a query that has to go to another one makes a context on each.
+        with torch.cuda.device(self._device) if torch.cuda.is_available() else nullcontext():
+            reason = _C.cuda_status(index)
         if reason:
             raise RuntimeError(reason)
-        self._device = torch.device("cuda", index)
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
         self._strategy, *options = (rest if kind == "cuda" else "").split(":")
         self._patience = 0 if "patient" in options else _PATIENCE
         self._status: Tensor | None = None
+        self._lock = threading.Lock()
+
+    def precision(self) -> AbstractContextManager[None]:
+        return _precision_of_layers()
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype in (torch.float16, torch.bfloat16):
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         if x.dtype == torch.float64:
             return x @ weight.t()
-        matmul, wanted = torch.backends.cuda.matmul, "tf32" if rnn_allows_tf32() else "ieee"
-        before = matmul.fp32_precision
-        if before == wanted:
+        with _precision_of_layers():
             return x @ weight.t()
-        matmul.fp32_precision = wanted
-        try:
-            return x @ weight.t()
-        finally:
-            matmul.fp32_precision = before
 
     def _run(self, args: Any, workspace_bytes: int, call: Any, *steps: int) -> None:
         with torch.cuda.device(self._device):
@@ -143,11 +161,12 @@ class Cuda(_Kernels):
 
         0 in a capture before any other call, for memory cannot be pinned in one: that graph waits without a deadline.
         """
-        if self._status is None:
-            if torch.cuda.is_current_stream_capturing():
-                return 0
-            self._status = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-        return self._status.data_ptr()
+        with self._lock:
+            if self._status is None:
+                if torch.cuda.is_current_stream_capturing():
+                    return 0
+                self._status = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            return self._status.data_ptr()
 
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
         self._run(args, _C.cuda_forward_workspace(args), _C.cuda_forward, first, last)

@@ -169,7 +169,7 @@ def test_a_block_that_never_comes(training, monkeypatch):
     backend.stall = None
     kernel = "backward" if training else "forward"
     with pytest.raises(
-        RuntimeError, match=f"its {kernel} kernel gave up in direction 0, group 0, block .* 10 s for other"
+        RuntimeError, match=f"its {kernel} kernel gave up in direction 0, group 0, block .* 300 s for other"
     ):
         layer(x)
     assert torch.equal(layer(x)[0], truth)
@@ -223,11 +223,23 @@ def test_unknown_strategy(monkeypatch):
         make_call("lstm").run(functional.layer)
 
 
-def test_tf32_follows_torch(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assert rnn_allows_tf32()
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert not rnn_allows_tf32()
+def test_tf32_follows_torch():
+    cudnn = torch.backends.cudnn
+    try:
+        for allowed in (True, False):
+            cudnn.allow_tf32 = allowed
+            assert rnn_allows_tf32() == allowed
+        cudnn.conv.fp32_precision = "tf32"  # now no one value of allow_tf32 says what holds, and reading it raises
+        assert not rnn_allows_tf32()
+        cudnn.rnn.fp32_precision = "tf32"
+        assert rnn_allows_tf32()
+        cudnn.rnn.fp32_precision = "none"
+        for precision in ("ieee", "tf32"):  # of all
+            cudnn.fp32_precision = precision
+            assert rnn_allows_tf32() == (precision == "tf32")
+    finally:
+        cudnn.fp32_precision = "none"
+        cudnn.allow_tf32 = True
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from fastrnn.benchmarks import gpu_check
-from fastrnn.benchmarks.gpu import bars, constants
+from fastrnn.benchmarks.gpu import bars, constants, small
 from fastrnn.benchmarks.gpu.times import cases
 
 from fastrnn._extension import _C
@@ -30,6 +30,14 @@ def test_without_gpu(monkeypatch, tmp_path, capsys):
     record = json.loads((tmp_path / "summary.json").read_text())
     assert record["card"] == "no GPU that torch can use" and record["cases"] == []
     assert "| probe |" in (tmp_path / "summary.md").read_text()
+
+
+def test_small_cases_are_of_all_kinds():
+    """Packed input has other shapes than padded, and what is masked other numbers."""
+    plain, packed, masked = (small.run("gru", torch.float32, "cpu", 5, rows) for rows in ("plain", "packed", "masked"))
+    assert plain[0].shape == (6, 5, 10) and packed[0].shape == (18, 10) and masked[0].shape == (6, 5, 10)
+    assert not torch.allclose(plain[0], masked[0])
+    assert not masked[0][:, 1].any(), "a row of length 0"
 
 
 def test_a_failed_stage_does_not_stop_the_next(monkeypatch, tmp_path):

@@ -197,7 +197,7 @@ def test_explain_command():
     assert "from L2 in each step for each 16 rows" in large.output and "streaming is chosen: " in large.output
     both = CliRunner().invoke(
         command,
-        ["--hidden", "4096", "--projection", "512", "--batch", "20", "--training", "--bidirectional", "--dtype", "tf32"],
+        "--hidden 4096 --projection 512 --batch 20 --training --bidirectional --dtype tf32".split(),
     )
     assert "on H100: streaming, backward grid" in both.output
     assert "forward cannot run: the gates' weights of a block take" in both.output

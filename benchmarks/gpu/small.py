@@ -39,13 +39,13 @@ def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> l
     def leaf(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, dtype=torch.float64) / hidden**0.5).to(dtype).to(device).requires_grad_()
 
-    rows = spec.gates * hidden
+    gate_rows = spec.gates * hidden
     parameters = tuple(
         Parameters(
-            leaf(rows, width),
-            leaf(rows, recurrent),
-            leaf(rows),
-            leaf(rows),
+            leaf(gate_rows, width),
+            leaf(gate_rows, recurrent),
+            leaf(gate_rows),
+            leaf(gate_rows),
             leaf(projection, hidden) if projection else None,
         )
         for _ in range(2)

@@ -74,13 +74,26 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
   check(cudaLaunchKernelEx(&config, entry<Kernel>, params), "launch", Kernel::kName, shape);
 }
 
+// Whether this binary has code for the current device.
+template <class Kernel>
+bool has_code() {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&entry<Kernel>)) == cudaSuccess) return true;
+  (void)cudaGetLastError();
+  return false;
+}
+
 // Clusters of so many blocks, one an SM, that the current device holds at once: 0 where it has no such clusters. Runtime API,
 // cudaOccupancyMaxActiveClusters: more than 8 blocks need cudaFuncAttributeNonPortableClusterSizeAllowed, and how many fit depends on
 // how many SMs each GPC of the part has.
 template <class Kernel>
 int active_clusters(int blocks) {
   const LaunchShape shape{blocks, 1, 1, Kernel::kMaxThreads, INT64_MAX, blocks};
-  ask_for_limits<Kernel>(shape);
+  try {
+    ask_for_limits<Kernel>(shape);
+  } catch (const std::runtime_error&) {  // no clusters of more than 8 here, or no code
+    return 0;
+  }
   int device = 0, most = 0, clusters = 0;
   check(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
@@ -102,6 +115,7 @@ int active_clusters(int blocks) {
 template <class Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
   if (shape.threads > Kernel::kMaxThreads) throw std::logic_error(std::string(Kernel::kName) + ": more threads than it allows");
+  if (shape.y > kMostBlocksY) throw std::logic_error(std::string(Kernel::kName) + ": more blocks in y than a grid has");
   const auto entry = [](const void* p) { Kernel::run(*static_cast<const typename Kernel::Params*>(p)); };
   emulation::run(Kernel::kName, entry, &params,
                  {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes), shape.cluster > 0 ? shape.cluster : 1,

@@ -234,6 +234,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   const int64_t groups = std::min<int64_t>(most_groups, persistent_divide_up(batch, tile));
   p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), tile) * tile;
   if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentChunk);
+  if (persistent_divide_up(batch, p.rows_per_group) > kMostBlocksY) return refuse("more groups of rows than a grid has");
   p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
 
   int64_t partial_bytes = 0;

@@ -357,7 +357,6 @@ DeviceLimits limits_like(int capability, int sms) {
   for (double* rate : {&limits.tensor16, &limits.tensor32, &limits.vector32, &limits.vector64}) *rate *= scale;
   limits.name = "sm_" + std::to_string(capability);
   limits.capability = capability, limits.sms = sms;
-  limits.max_cluster = capability >= 90 ? 8 : 1;
   return limits;
 }
 

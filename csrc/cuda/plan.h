@@ -38,7 +38,7 @@ const char* strategy_name(Strategy strategy);
 Strategy strategy_named(const std::string& name);  // throws std::invalid_argument naming all
 
 // Registers a thread of a strategy's kernels may take, which is what the plan counts with: `gates` gate rows a unit, forward or
-// backward. Allocated in eights. tests/test_kernels.py holds the compiler to it.
+// backward. Allocated in eights. tests/test_compiled_kernels.py holds the compiler to it.
 int planned_registers(Strategy strategy, Math math, int gates, bool backward);
 
 struct PlanRequest {

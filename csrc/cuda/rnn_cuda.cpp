@@ -26,17 +26,30 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
+// A device is the current one as long as this lives. If it is so already nothing is set: to set a device makes a context on it.
+class Current {
+ public:
+  explicit Current(int device) : device_(device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ != device_) check(cudaSetDevice(device_), "cudaSetDevice");
+  }
+  ~Current() {
+    if (before_ != device_) (void)cudaSetDevice(before_);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  int device_, before_ = 0;
+};
+
 // Clusters as large as the device has them, and how many at once. Which SMs are neighbours differs from part to part (MIG too).
-void ask_for_clusters(int device, DeviceLimits& limits) {
-  int current = 0;
-  check(cudaGetDevice(&current), "cudaGetDevice");
-  check(cudaSetDevice(device), "cudaSetDevice");
+void ask_for_clusters(DeviceLimits& limits) {
   limits.max_cluster = 1;
   for (int log = 1; log < 5; ++log) {
     limits.resident_clusters[log] = gpu::persistent_active_clusters(1 << log);
     if (limits.resident_clusters[log] > 0) limits.max_cluster = 1 << log;
   }
-  check(cudaSetDevice(current), "cudaSetDevice");
 }
 
 DeviceLimits query(int device) {
@@ -49,7 +62,9 @@ DeviceLimits query(int device) {
   limits.shared_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   limits.registers_per_sm = attribute(cudaDevAttrMaxRegistersPerMultiprocessor, device);
   limits.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
-  if (limits.max_cluster > 1) ask_for_clusters(device, limits);
+  if (limits.max_cluster == 1) return limits;
+  const Current current(device);
+  ask_for_clusters(limits);
   return limits;
 }
 
@@ -92,9 +107,7 @@ Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits&
   Run run;
   run.block = strategy == Strategy::kBlock;
   run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming || strategy == Strategy::kCluster;
-  if (strategy == Strategy::kCluster) run.limits.max_cluster = limits.max_cluster;
-  run.limits.sms = limits.sms, run.limits.shared_per_block = limits.shared_per_block;
-  run.limits.streaming = strategy == Strategy::kStreaming;
+  if (run.persistent) run.limits = persistent_limits(strategy, limits);
   run.tf32 = options.tf32, run.shared_limit = limits.shared_per_block;
   run.workspace = options.workspace, run.stream = args.stream;
   run.status = options.status, run.patience = options.patience;
@@ -138,6 +151,10 @@ std::string cuda_status(int device) {
   if (limits.capability < kLowestCapability)
     return "fastrnn's CUDA kernels need compute capability 8.0 (Ampere) or newer, this card has " +
            std::to_string(limits.capability / 10) + "." + std::to_string(limits.capability % 10);
+  const Current current(device);
+  if (!gpu::persistent_has_code())
+    return "fastrnn was built without kernels for compute capability " + std::to_string(limits.capability / 10) + "." +
+           std::to_string(limits.capability % 10) + ": rebuild it with FASTRNN_CUDA_ARCHS=" + std::to_string(limits.capability);
   return "";
 }
 

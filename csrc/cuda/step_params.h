@@ -106,6 +106,8 @@ struct BlockParams {
   int gate_slices, slices;            // slices of 128 bytes of depth: of one gate's operand, of all
 };
 
+constexpr int kMostBlocksY = 65535;  // of a grid, in y and z (CUDA programming guide, compute capabilities)
+
 struct LaunchShape {
   int x, y, z;
   int threads;
@@ -166,7 +168,8 @@ struct StepKernels {
       {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, prepare, states_before, transpose};
 namespace gpu {
 FR_STEP_LAUNCHERS
-int persistent_active_clusters(int blocks);  // active_clusters of launch.cuh, of a persistent kernel
+int persistent_active_clusters(int blocks);  // active_clusters and has_code of launch.cuh, of a persistent kernel
+bool persistent_has_code();
 }
 namespace host { FR_STEP_LAUNCHERS }
 #undef FR_STEP_LAUNCHERS

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kStreamingShared = 4 * 1024;
 
 // A poll takes so long where a block is to stand still beyond a deadline: no test waits for seconds.
-constexpr unsigned long long kPollNanoseconds = 100'000'000;
+constexpr unsigned long long kPollNanoseconds = 1'000'000'000;
 
 emulation::Schedule schedule_of(const EmulationOptions& options) {
   return {options.seed, options.stall_after < 0 || options.patience == 0 ? 0 : kPollNanoseconds, options.stall_after, options.stalled};

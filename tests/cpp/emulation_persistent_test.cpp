@@ -213,6 +213,17 @@ void check_clusters() {
             }
 }
 
+// A launch has at most kMostBlocksY groups: more rows are refused, not cut.
+void check_most_groups() {
+  const int64_t most = int64_t{fr::kMostBlocksY} * fr::kPersistentChunk;
+  for (const int64_t batch : {most, most + 1}) {
+    fr::PersistentLimits limits;
+    limits.sms = 132, limits.shared_per_block = 227 * 1024, limits.max_cluster = 8;
+    const fr::PersistentPartition p = fr::persistent_partition({Cell::kGruResetBefore, Type::kBFloat16, false, batch, 64, 0, 1, false}, limits);
+    promise(p.refusal.empty() == (batch == most), "groups of " + std::to_string(batch) + " rows: " + p.refusal);
+  }
+}
+
 // ---- deadlines -----------------------------------------------------------------------------------------------------------------
 // Every number is NaN or the one that comes without a deadline.
 void nan_or_right(const Values& got, const Values& want, const std::string& what) {
@@ -323,7 +334,7 @@ int main(int argc, char** argv) {
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
   }
-  if (partition) check_partitions(), check_clusters();
+  if (partition) check_partitions(), check_clusters(), check_most_groups();
   if (seeds.empty()) seeds = {0, 1};
   if (deadline) check_deadlines(only, device, seeds);
   for (const Device& one : kDevices) {

@@ -4,4 +4,5 @@ void fr::FR_TARGET::persistent_bf16(bool backward, int gates, const LaunchShape&
 }
 #if defined(__CUDACC__)
 int fr::FR_TARGET::persistent_active_clusters(int blocks) { return active_clusters<PersistentKernel<Bf16Math, 1, true>>(blocks); }
+bool fr::FR_TARGET::persistent_has_code() { return has_code<PersistentKernel<Bf16Math, 1, true>>(); }
 #endif
