@@ -40,6 +40,7 @@ RUNS = {
 }
 _CLUSTER = (("cluster", "gru bfloat16 T3 B"),)
 _TWO_PRODUCTS = (("cluster", "gru_reset_before bfloat16 T3 B"),)
+_APART = (("registers", "lstm bfloat16 T3 B20 H200"),)
 _DEADLINE = (("deadline", "shared", "gru bfloat16 T4 B37"),)
 _BARRIER = "\n      block_sync();"
 _LAST_SUM = "sums.value[m][row_tile][i];\n          }"
@@ -326,6 +327,33 @@ MUTANTS = {
         _FOREVER,
         "persistent_bf16",
         runs=_DEADLINE,
+    ),
+    "apart: both launches are the first direction's": Mutant(
+        "persistent.cpp",
+        "p.direction[call.first + i]",
+        "p.direction[i]",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_APART,
+    ),
+    "apart: both backward launches write to the first direction": Mutant(
+        "persistent.cpp",
+        "backward_launch(l, args, first,",
+        "backward_launch(l, args, 0,",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_APART,
+    ),
+    "apart: the host is told the wrong direction": Mutant(
+        "persistent_wait.cuh",
+        "p.first_direction + block_z()",
+        "block_z()",
+        "plain",
+        "the status names",
+        "persistent_bf16",
+        runs=(("deadline", "registers", "lstm bfloat16 T4 B20 H200"),),
     ),
     "projected: partial sums added before all are there": Mutant(
         "projected.cuh",

@@ -71,7 +71,9 @@ class Broken:
         text = source.read_text()
         assert text.count(mutant.old) == 1, f"{mutant.file} has {text.count(mutant.old)} times: {mutant.old}"
         source.write_text(text.replace(mutant.old, mutant.new))
-        changed = {"step.cpp": "step", "persistent_partition.h": "persistent"}.get(mutant.file, mutant.instance)
+        changed = {"step.cpp": "step", "persistent.cpp": "persistent", "persistent_partition.h": "persistent"}.get(
+            mutant.file, mutant.instance
+        )
         replaced = compile_all(folder, objects(mutant.kind, folder / "csrc", (changed,)))
         _, parts = programs(mutant.kind, mutant.program)
         parts = parts | {Path(part).stem: part for part in replaced}
