@@ -19,6 +19,7 @@ struct PersistentLimits {
   int max_cluster = 0;                  // blocks; not 0: a group is one thread-block cluster (sm_90 and newer, or one block)
   int resident_clusters[5] = {};        // of 1, 2, 4, 8, 16 blocks: so many at once, 0: as many as there are SMs for
   bool streaming = false;               // weights that fit nowhere are read from L2 each step; else they are refused
+  bool apart = false;                   // two directions run one after the other, even if they fit together
   int warps = 8;                        // of a block
   int register_slices = 8;              // at most so many slices of weights in a warp's registers
   int64_t resident_shared = INT64_MAX;  // bytes of weights at most in a block's shared memory

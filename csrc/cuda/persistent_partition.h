@@ -45,7 +45,7 @@ struct PersistentPartition {
   std::string refusal;        // "": can run; else the limit that fails, with numbers
   int phases = 0;             // products a step
   PhasePartition phase[2];
-  int directions = 1;         // of a launch: the two of a call that do not fit together run one after the other
+  int directions = 1;         // of a launch; 1 where the two of a call run one after the other
   int blocks = 0;             // of a group: together they hold the weights of a direction once
   int groups = 0;             // of a direction, each with its own batch rows
   int64_t rows_per_group = 0; // the last group may have fewer
@@ -303,12 +303,13 @@ inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, i
   return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) * detail::sums_bytes_of_block(projection);
 }
 
-// A refusal depends on no batch, so neither does whether the directions run together.
+// Two directions that do not fit together run one after the other. A refusal depends on no batch, so neither does that.
 inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
-  const PersistentPartition together = detail::partition_of_launch(request, limits);
-  if (together.refusal.empty() || request.directions == 1) return together;
   PersistentRequest one = request;
   one.directions = 1;
+  if (limits.apart) return detail::partition_of_launch(one, limits);
+  const PersistentPartition together = detail::partition_of_launch(request, limits);
+  if (together.refusal.empty() || request.directions == 1) return together;
   const PersistentPartition apart = detail::partition_of_launch(one, limits);
   return apart.refusal.empty() ? apart : together;
 }

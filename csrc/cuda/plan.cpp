@@ -27,7 +27,7 @@ constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows,
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
 constexpr int64_t kStepRows = 32;            // rows that a warp of `step` multiplies; counted for FMA, whose arithmetic binds
 constexpr int kPersistentThreads = 256;
-constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose_strategy
+constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -186,12 +186,14 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   return c;
 }
 
-PersistentPartition partition_of(Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward) {
+PersistentPartition partition_of(Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward, bool apart) {
   PersistentRequest request;
   request.cell = work.r.cell, request.type = work.r.type, request.tf32 = work.r.tf32;
   request.batch = work.r.batch, request.hidden = work.r.hidden, request.projection = work.r.projection;
   request.directions = work.r.directions, request.backward = backward;
-  return persistent_partition(request, persistent_limits(strategy, limits));
+  PersistentLimits persistent = persistent_limits(strategy, limits);
+  persistent.apart = apart;
+  return persistent_partition(request, persistent);
 }
 
 // A step of a persistent launch: its group's rows go through it in chunks, whose work hides the exchange of the others'.
@@ -238,6 +240,29 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   return cost;
 }
 
+StepCost persistent_cost(Strategy strategy, const PersistentPartition& partition, const Work& work, const DeviceLimits& limits, bool backward) {
+  const bool cluster = strategy == Strategy::kCluster, alone = cluster && partition.blocks == 1;
+  return persistent_cost(partition, work, limits, backward, alone ? kBlockExchange : cluster ? kClusterExchange : kGridExchange,
+                         alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
+}
+
+// Choice::apart.
+bool runs_apart(Strategy strategy, const PlanRequest& request, const DeviceLimits& limits, bool backward) {
+  if (request.directions == 1 || (strategy != Strategy::kGrid && strategy != Strategy::kStreaming)) return false;
+  double gain = 0;
+  for (const int64_t batch : kChoiceBatches) {
+    PlanRequest one = request;
+    one.batch = batch;
+    const Work work(one);
+    for (const bool apart : {false, true}) {
+      const PersistentPartition partition = partition_of(strategy, work, limits, backward, apart);
+      if (!partition.refusal.empty()) return false;
+      gain += (apart ? -1 : 1) * std::log(persistent_cost(strategy, partition, work, limits, backward).total());
+    }
+  }
+  return gain > 0;
+}
+
 std::string describe(const PhasePartition& phase) {
   if (phase.partial)
     return "partial sums of " + number(phase.units) + " results over a block's own units, which the blocks add up; " +
@@ -256,7 +281,8 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
   Candidate c = blank(strategy, work);
   const bool cluster = strategy == Strategy::kCluster;
   for (const bool backward : {false, true}) {
-    const PersistentPartition partition = partition_of(strategy, work, limits, backward);
+    const PersistentPartition partition =
+        partition_of(strategy, work, limits, backward, runs_apart(strategy, work.r, limits, backward));
     std::string& refusal = c.refusal[backward] = one_launch_refusal(work, limits);
     if (refusal.empty()) refusal = partition.refusal;
     if (!refusal.empty()) continue;
@@ -268,10 +294,7 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
     c.resident_bytes = std::max(c.resident_bytes, partition.resident_bytes);
     c.streamed_bytes = std::max(c.streamed_bytes, partition.streamed_bytes);
     c.shared_bytes = std::max(c.shared_bytes, partition.shared_bytes);
-    const bool alone = cluster && partition.blocks == 1;
-    c.cost[backward] = persistent_cost(partition, work, limits, backward,
-                                       alone ? kBlockExchange : cluster ? kClusterExchange : kGridExchange,
-                                       alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
+    c.cost[backward] = persistent_cost(strategy, partition, work, limits, backward);
     refusal = block_limits_refusal(c, limits);
     std::vector<std::string>& words = c.partition[backward];
     words.push_back(number(partition.blocks) + (partition.blocks == 1 ? " block takes" : " blocks take") + " the weights once, " +
@@ -386,14 +409,16 @@ std::vector<Candidate> make_candidates(const PlanRequest& request, const DeviceL
 
 }  // namespace
 
-Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits) {
+Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
+  const auto taken = [&](Strategy strategy) { return Choice{strategy, runs_apart(strategy, request, limits, request.training)}; };
+  if (!request.strategy.empty()) return taken(strategy_named(request.strategy));
   // A single step would load the weights for one product: step does that with more blocks.
-  if (request.steps <= 1) return Strategy::kStep;
+  if (request.steps <= 1) return taken(Strategy::kStep);
   // Weighing takes longer than a launch, so the last few answers of this thread are kept.
   struct Answer {
     PlanRequest request;
     DeviceLimits limits;
-    Strategy strategy;
+    Choice choice;
   };
   thread_local std::vector<Answer> known;
   constexpr size_t kKept = 16;
@@ -406,7 +431,7 @@ Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits)
            std::equal(std::begin(a.limits.resident_clusters), std::end(a.limits.resident_clusters), limits.resident_clusters);
   };
   const auto found = std::find_if(known.begin(), known.end(), same);
-  if (found != known.end()) return found->strategy;
+  if (found != known.end()) return found->choice;
 
   double cost[kStrategyCount] = {};
   for (const int64_t batch : kChoiceBatches) {
@@ -415,10 +440,10 @@ Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits)
     for (const Candidate& c : make_candidates(one, limits))
       cost[static_cast<int>(c.strategy)] += c.can_run(request.training) ? std::log(c.cost[request.training].total()) : INFINITY;
   }
-  const auto strategy = static_cast<Strategy>(std::min_element(std::begin(cost), std::end(cost)) - std::begin(cost));
+  const Choice choice = taken(static_cast<Strategy>(std::min_element(std::begin(cost), std::end(cost)) - std::begin(cost)));
   if (known.size() == kKept) known.erase(known.begin());
-  known.push_back({request, limits, strategy});
-  return strategy;
+  known.push_back({request, limits, choice});
+  return choice;
 }
 
 Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
@@ -435,7 +460,7 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   for (int backward = 0; backward < phases; ++backward) {
     PlanRequest one = request;
     one.training = backward;
-    plan.chosen[backward] = request.strategy.empty() ? choose_strategy(one, limits) : strategy_named(request.strategy);
+    plan.chosen[backward] = choose(one, limits).strategy;
     const Candidate& c = plan.candidates[static_cast<int>(plan.chosen[backward])];
     if (!c.can_run(backward))
       throw std::invalid_argument((request.strategy.empty() ? "no strategy" : "strategy \"" + request.strategy + "\"") +

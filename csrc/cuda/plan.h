@@ -91,8 +91,12 @@ std::vector<std::pair<std::string, double>> model_constants();
 
 // The choice alone, without the candidates: what a call asks; of forward, or with request.training of backward. The lowest predicted
 // cost over a few batch sizes that stand for all: it depends on cell, type, sizes, directions, packing and whether T > 1, not on the
-// batch, so that a row's result is the same in any batch.
-Strategy choose_strategy(const PlanRequest& request, const DeviceLimits& limits);
+// batch, so that a row's result is the same in any batch. request.strategy, if any, is taken as it is.
+struct Choice {
+  Strategy strategy;
+  bool apart;  // PersistentLimits::apart: the weights of one direction fit, or nearly so
+};
+Choice choose(const PlanRequest& request, const DeviceLimits& limits);
 
 // Throws std::invalid_argument if request.strategy names one that cannot run, saying which limit failed.
 Plan make_plan(const PlanRequest& request, const DeviceLimits& limits);

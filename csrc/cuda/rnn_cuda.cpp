@@ -103,11 +103,12 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
 template <class Args>
 Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
   const PlanRequest asked = request(args, options, training);
-  const Strategy strategy = asked.strategy.empty() ? choose_strategy(asked, limits) : make_plan(asked, limits).chosen[training];
+  if (!asked.strategy.empty()) make_plan(asked, limits);
+  const auto [strategy, apart] = choose(asked, limits);
   Run run;
   run.block = strategy == Strategy::kBlock;
   run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming || strategy == Strategy::kCluster;
-  if (run.persistent) run.limits = persistent_limits(strategy, limits);
+  if (run.persistent) run.limits = persistent_limits(strategy, limits), run.limits.apart = apart;
   run.tf32 = options.tf32, run.shared_limit = limits.shared_per_block;
   run.workspace = options.workspace, run.stream = args.stream;
   run.status = options.status, run.patience = options.patience;

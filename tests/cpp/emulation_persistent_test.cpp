@@ -18,11 +18,12 @@ struct Device {
   const char* strategy;
   int sms, warps, register_slices;
   int64_t resident_shared;
+  bool apart = false;  // directions one after the other
 };
 constexpr int64_t kAll = INT64_MAX;
 const Device kDevices[] = {
     {"registers", "grid", 12, 2, 8, kAll},           {"one_warp", "grid", 20, 1, 2, kAll},
-    {"shared", "grid", 12, 2, 1, kAll},              {"only_shared", "grid", 12, 2, 0, kAll},
+    {"shared", "grid", 12, 2, 1, kAll},              {"only_shared", "grid", 12, 2, 0, kAll, true},
     {"streamed", "streaming", 12, 2, 1, 4 * 1024},  {"only_streamed", "streaming", 12, 2, 0, 0},
     {"four_warps", "grid", 6, 4, 1, kAll},          {"partial_streamed", "streaming", 12, 2, 8, 0},
     {"cluster", "cluster", 16, 2, 1, kAll},          {"cluster_of_one", "cluster", 12, 8, 8, kAll},
@@ -88,7 +89,7 @@ std::set<int> g_cluster_sizes;  // of the cases that ran
 void choose_device(const Device& one) {
   g_options.strategy = one.strategy;
   g_options.limits.sms = one.sms, g_options.limits.warps = one.warps, g_options.limits.register_slices = one.register_slices;
-  g_options.limits.resident_shared = one.resident_shared;
+  g_options.limits.resident_shared = one.resident_shared, g_options.limits.apart = one.apart;
   g_options.limits.shared_per_block = 227 * 1024;
 }
 
