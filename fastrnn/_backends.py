@@ -26,7 +26,8 @@ class Backend(Protocol):
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    def precision(self) -> AbstractContextManager[None]: ...  # of the gradients' products, which the caller makes
+    # Around the gradients' products, which the caller makes.
+    def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]: ...
 
     # A caller that fills ``input_gates`` may do so for the steps [first, last) in processing order alone, in turn.
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None: ...

@@ -213,7 +213,7 @@ class _InRanges:
             order = ranges if self.config.reverse[own[0]] else ranges[::-1]
             for piece in order:
                 self._core(own, piece, buffers, piece is order[-1])
-                with self.backend.precision():
+                with self.backend.precision(self.operands[0].dtype):
                     for d, buffer in zip(own, buffers, strict=True):
                         self._products(d, piece, buffer, piece is order[0])
         return self._collect()

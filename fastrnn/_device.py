@@ -36,7 +36,7 @@ def rnn_allows_tf32() -> bool:
 
 @contextmanager
 def _precision_of_layers() -> Iterator[None]:
-    """Torch's float32 products on a GPU round as the setting for recurrent layers says."""
+    """torch's float32 products on a GPU round as the setting for recurrent layers says."""
     matmul, wanted = torch.backends.cuda.matmul, "tf32" if rnn_allows_tf32() else "ieee"
     before = matmul.fp32_precision
     if before == wanted:
@@ -54,7 +54,7 @@ class _Kernels:
 
     computes_input_gates = False  # _raw.py fills ``input_gates`` from `input_product`
 
-    def precision(self) -> AbstractContextManager[None]:
+    def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         return nullcontext()
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -130,15 +130,13 @@ class Cuda(_Kernels):
         self._status: Tensor | None = None
         self._lock = threading.Lock()
 
-    def precision(self) -> AbstractContextManager[None]:
-        return _precision_of_layers()
+    def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        return _precision_of_layers() if dtype == torch.float32 else nullcontext()
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype in (torch.float16, torch.bfloat16):
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
-        if x.dtype == torch.float64:
-            return x @ weight.t()
-        with _precision_of_layers():
+        with self.precision(x.dtype):
             return x @ weight.t()
 
     def _run(self, args: Any, workspace_bytes: int, call: Any, *steps: int) -> None:

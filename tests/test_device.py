@@ -256,7 +256,12 @@ def test_input_product_follows_the_setting_for_rnns(allowed, monkeypatch):
 
     x, weight = torch.randn(3, 4).as_subclass(Product), torch.randn(5, 4)
     Cuda.__new__(Cuda)._multiply(x, weight)
-    assert seen == ["tf32" if allowed else "ieee"] and matmul.fp32_precision == before
+    wanted = "tf32" if allowed else "ieee"
+    assert seen == [wanted] and matmul.fp32_precision == before
+    for dtype, inside in ((torch.float32, wanted), (torch.bfloat16, before), (torch.float64, before)):
+        with Cuda.__new__(Cuda).precision(dtype):  # of the gradients' products
+            assert matmul.fp32_precision == inside
+        assert matmul.fp32_precision == before
 
 
 def test_cuda_without_a_gpu_says_why():
