@@ -186,7 +186,9 @@ def test_sixteen_bit_computing(tmp_path, files, compute):
 
 
 def test_usage_errors(tmp_path, files):
-    assert "needs --options" in run(tmp_path, files[1:], "out.hdf5", code=2)
+    (tmp_path / "options.json").rename(tmp_path / "elsewhere.json")
+    assert "needs --options" in run(tmp_path, files[1:], "out.hdf5", code=1)
+    (tmp_path / "elsewhere.json").rename(tmp_path / "options.json")
     assert "goes with none of" in run(tmp_path, files, "out.hdf5", "--mix=1,2,3", "--top", code=2)
     assert "--mix needs 3 weights" in run(tmp_path, files, "out.hdf5", "--mix=1,2", code=2)
     assert "got 'gpu'" in run(tmp_path, files, "out.hdf5", "--device=gpu", code=2)

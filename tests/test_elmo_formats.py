@@ -212,7 +212,9 @@ def test_convert_command(tmp_path):
     elsewhere = tmp_path / "none" / "options.json"
     missing = command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", "--output-options", elsewhere, code=1)
     assert f"{tmp_path / 'none'}: no such folder" in missing
-    assert "needs --options" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=2)
+    options.rename(tmp_path / "elsewhere.json")
+    assert "needs --options" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=1)
+    (tmp_path / "elsewhere.json").rename(options)
     assert "must end in" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.npz", code=2)
     (tmp_path / "b.hdf5").write_bytes(b"")
     broken = command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", "--options", options, code=1)

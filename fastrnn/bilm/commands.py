@@ -292,7 +292,8 @@ def train_bilm(**values: Any) -> None:
 
 def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")(command)
-    return click.option("--model", "folder", required=True, help="Folder that train-bilm wrote.")(command)
+    text = "The folder that train-bilm wrote, a .zip archive of it, or its model.safetensors."
+    return click.option("--model", required=True, help=text)(command)
 
 
 def _counted(sentences: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -306,11 +307,11 @@ def _counted(sentences: Iterator[list[str]]) -> Iterator[list[str]]:
         yield from bar.track(sentences)
 
 
-def _load(folder: str, device: str) -> LanguageModel:
+def _load(model: str, device: str) -> LanguageModel:
     require_device(device)
     from .language_model import LanguageModel
 
-    return LanguageModel.load(folder, device)
+    return LanguageModel.load(model, device)
 
 
 @click.command("eval-bilm")
@@ -319,7 +320,7 @@ def _load(folder: str, device: str) -> LanguageModel:
 @click.option(
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
 )
-def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
+def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
     """Perplexity of text under a trained biLM: both directions, the whole vocabulary, every token counted once.
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
@@ -329,7 +330,7 @@ def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> No
         from .text import read_text
 
         sentences = _counted(read_text(text))
-        click.echo(str(evaluate(_load(folder, device), sentences, batch)))
+        click.echo(str(evaluate(_load(model, device), sentences, batch)))
 
 
 @click.command("score")
@@ -338,7 +339,7 @@ def eval_bilm(text: tuple[str, ...], folder: str, device: str, batch: int) -> No
 @click.option(
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
 )
-def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
+def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
     """Log probability (nats) of every token: line, token, forward, backward, and * where it counts as <UNK>.
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. <S> is predicted by the
@@ -350,7 +351,7 @@ def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
         from .vocabulary import BEGIN, END
 
         sentences, again = tee(read_text(text))
-        scores = score_sentences(_load(folder, device), sentences, batch)
+        scores = score_sentences(_load(model, device), sentences, batch)
         for line, (sentence, found) in enumerate(zip(again, scores, strict=True), 1):
             if line == 1:
                 click.echo("line\ttoken\tforward\tbackward\tunknown")
@@ -373,12 +374,12 @@ def score(text: tuple[str, ...], folder: str, device: str, batch: int) -> None:
 @click.option("--max-tokens", default=100, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-unknown", is_flag=True, help="<UNK> may be drawn.")
-def generate(folder: str, device: str, prefix: str, **values: Any) -> None:
+def generate(model: str, device: str, prefix: str, **values: Any) -> None:
     """Write sentences with one direction of a trained biLM."""
     with plain_errors():
         from .generate import generate as draw
 
-        for sentence in draw(_load(folder, device), prefix=prefix.split(), **values):
+        for sentence in draw(_load(model, device), prefix=prefix.split(), **values):
             click.echo(" ".join(sentence))
 
 

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
+MODEL = click.Path(exists=True, path_type=Path)
+OPTIONS_HELP = "The options.json of hdf5 weights, if not beside them; also for .th, which lack a few settings."
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
-def read_elmo(weights: Path, options: Path | None):
-    """An Elmo from any of the formats, told by the file's ending; mixes only if the format holds them."""
-    from . import Elmo, allennlp, native, official
-
-    if weights.suffix == ".safetensors":
-        return native.load_elmo(weights)
-    if weights.suffix in (".th", ".pt", ".bin"):
-        return allennlp.load(weights, options)
-    if options is None:
-        raise click.UsageError(
-            f"{weights} needs --options, the options.json that belongs to it "
-            "(only .safetensors, .th, .pt and .bin can do without)"
-        )
-    return Elmo(official.load(options, weights))
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which model: ``model`` and ``options``."""
+    help_model = "A folder, a .zip archive of one, or a file of weights (.hdf5, .safetensors, .th)."
+    command = click.option("--options", type=_FILE, help=OPTIONS_HELP)(command)
+    return click.option("--model", "--weights", "model", type=MODEL, required=True, help=help_model)(command)
 
 
 @click.command("convert-bilm")
-@click.argument("weights", type=_FILE)
+@click.argument("model", type=MODEL)
 @click.argument("output", type=_OUTPUT)
-@click.option("--options", type=_FILE, help="options.json of hdf5 weights; also for .th, which lack a few settings.")
+@click.option("--options", type=_FILE, help=OPTIONS_HELP)
 @click.option("--output-options", type=_OUTPUT, help="Where to write options.json; needed for hdf5 output.")
-def convert_bilm(weights: Path, output: Path, options: Path | None, output_options: Path | None) -> None:
-    """Convert biLM weights between formats, told by the endings of WEIGHTS and OUTPUT.
+def convert_bilm(model: Path, output: Path, options: Path | None, output_options: Path | None) -> None:
+    """Convert biLM weights between formats, told by the endings of MODEL and OUTPUT.
+
+    MODEL may also be a folder, or a .zip archive of one, that holds such a file.
 
     \b
     .hdf5          the original's, with options.json (bilm-tf, AllenNLP, simple_elmo)
@@ -42,11 +38,13 @@ def convert_bilm(weights: Path, output: Path, options: Path | None, output_optio
     """
     from . import allennlp, native, official
     from .files import WeightsError
+    from .location import find_model
 
     if output.suffix == ".hdf5" and output_options is None:
         raise click.UsageError("hdf5 output needs --output-options, the place of its options.json")
     try:
-        elmo = read_elmo(weights, options)
+        with find_model(model, options) as files:
+            elmo = files.elmo()
         if output.suffix == ".safetensors":
             native.save_elmo(output, elmo)
         elif output.suffix in (".th", ".pt", ".bin"):
@@ -67,9 +65,8 @@ def convert_bilm(weights: Path, output: Path, options: Path | None, output_optio
 @click.command("cache-tokens")
 @click.argument("vocabulary", type=click.File("rb"), metavar="VOCAB")
 @click.argument("output", type=_OUTPUT)
-@click.option("--options", type=_FILE, help="options.json of hdf5 weights.")
-@click.option("--weights", type=_FILE, required=True, help="Weights in any format.")
-def cache_tokens(vocabulary: BinaryIO, output: Path, options: Path | None, weights: Path) -> None:
+@model_options
+def cache_tokens(vocabulary: BinaryIO, output: Path, model: Path, options: Path | None) -> None:
     """Write the context-free vectors of VOCAB's tokens (one a line; - is standard input) to OUTPUT.
 
     OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads, or with the ending
@@ -80,10 +77,12 @@ def cache_tokens(vocabulary: BinaryIO, output: Path, options: Path | None, weigh
     from .cache import TokenVectors
     from .embed_command import split_lines
     from .files import WeightsError, replacing
+    from .location import find_model
 
     tokens = [line for line in split_lines(vocabulary.read()) if line]
     try:
-        bilm = read_elmo(weights, options).bilm
+        with find_model(model, options) as files:
+            bilm = files.elmo().bilm
         if bilm.options.characters is None:
             raise click.ClickException("this biLM reads words: its token vectors are a table already")
         with torch.no_grad():

@@ -8,13 +8,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from ..cli import require_device
+from .commands import plain_errors
+from .convert_command import model_options
 from .files import WeightsError, say_bytes
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
+
+if TYPE_CHECKING:
+    from .location import ModelFiles
 
 _SECONDS_BETWEEN_CHECKPOINTS = 10
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -39,8 +45,7 @@ class _Layers(click.ParamType):
 @click.command("embed")
 @click.argument("sentences", type=_TEXT)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--options", type=_FILE, help="options.json of the original's two files.")
-@click.option("--weights", type=_FILE, required=True, help="The hdf5 weights, or .safetensors or .th.")
+@model_options
 @click.option("--vocab", "vocabulary", type=_FILE, help="Word models: the words, one a line.")
 @click.option("--all", "kind", flag_value="all", default=True, help="All layers, (L+1, tokens, 2P). The default.")
 @click.option("--top", "kind", flag_value="top", help="The top layer, (tokens, 2P).")
@@ -124,13 +129,14 @@ def split_lines(text: bytes) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def _fingerprint(text: bytes, settings: dict) -> dict[str, str]:
+def _fingerprint(text: bytes, files: ModelFiles, settings: dict) -> dict[str, str]:
     """By argument, what determines the numbers and their order: settings, and hashes of files."""
     found = {"SENTENCES": hashlib.sha256(text).hexdigest()}
-    for argument, name in (("--weights", "weights"), ("--options", "options"), ("--vocab", "vocabulary")):
-        if settings[name] is not None:
+    paths = (("--model", files.weights), ("--options", files.options), ("--vocab", settings["vocabulary"]))
+    for argument, path in paths:
+        if path is not None:
             digest = hashlib.sha256()
-            with open(settings[name], "rb") as file:
+            with open(path, "rb") as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
             found[argument] = digest.hexdigest()
@@ -146,15 +152,17 @@ def _run(text: bytes, output: Path, settings: dict) -> None:
     import numpy as np
     import torch
 
-    from .convert_command import read_elmo
     from .embed import Embedder
     from .embedding_file import EmbeddingFile, remove_unfinished
+    from .location import find_model
 
     require_device(settings["device"])
     device = torch.device(settings["device"])
     lines = split_lines(text)
     tokens = [line.split() for line in lines]
-    model = read_elmo(settings["weights"], settings["options"]).bilm
+    with plain_errors(), find_model(settings["model"], settings["options"]) as files:
+        model = files.elmo().bilm
+        fingerprint = _fingerprint(text, files, settings)
     model = model.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
     if settings["mix"] is not None and len(settings["mix"]) != model.options.layers + 1:
         raise click.UsageError(
@@ -186,7 +194,7 @@ def _run(text: bytes, output: Path, settings: dict) -> None:
         output.unlink(missing_ok=True)
         remove_unfinished(output)
     keys = {line: str(number) for number, line in enumerate(lines)}
-    with EmbeddingFile(output, shapes, settings["dtype"], keys, _fingerprint(text, settings)) as file:
+    with EmbeddingFile(output, shapes, settings["dtype"], keys, fingerprint) as file:
         batches = embedder.plan([len(sentence) for sentence in tokens])
         if file.done:
             click.echo(f"going on after {file.done:,} of {len(batches):,} batches")

@@ -6,6 +6,7 @@ A trained folder holds options.json and weights.hdf5 (the official format; LSTM 
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from . import native, official
 from .characters import CharacterIds
+from .location import ModelFiles, find_model
 from .model import BiLanguageModel, State
 from .options import BiLMOptions
 from .softmax import Negatives, SoftmaxHead
@@ -164,20 +166,30 @@ class LanguageModel(nn.Module):
             official.save(self.bilm, folder / OPTIONS_FILE, folder / WEIGHTS_FILE)
 
     @classmethod
-    def load(cls, folder: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
-        """Reads a trained model's folder, for evaluation.
+    def load(cls, place: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
+        """Reads a trained model, for evaluation.
+
+        Args:
+            place: the folder that train-bilm wrote, a zip archive of it, or its model.safetensors; see
+                :func:`~fastrnn.bilm.location.find_model`.
 
         Raises:
-            FileNotFoundError: the folder has no model.
-            ValueError: its files are damaged or do not belong together.
+            FileNotFoundError: no model or no vocabulary is there.
+            ValueError: its files are damaged or do not belong together, or hold no softmax.
         """
-        folder = Path(folder)
-        path = folder / MODEL_FILE
-        if not path.is_file():
+        with find_model(place) as files:
+            return cls._load(files).to(device).eval()
+
+    @classmethod
+    def _load(cls, files: ModelFiles) -> LanguageModel:
+        path = files.weights
+        if path.suffix != ".safetensors":
+            raise ValueError(f"{path} holds a biLM without a softmax: it cannot predict words")
+        if files.vocabulary is None:
             raise FileNotFoundError(
-                f"{folder} holds no trained model: it has no {MODEL_FILE} (train-bilm writes it at the end of an epoch)"
+                errno.ENOENT, f"has no {VOCABULARY_FILE} beside its weights, and the softmax needs it", str(files.place)
             )
-        vocabulary = Vocabulary.load(folder / VOCABULARY_FILE)
+        vocabulary = Vocabulary.load(files.vocabulary)
         bilm = native.load(path)
         extra = native.read_extra(path)
         weights = {name.removeprefix(HEAD): value for name, value in extra.items() if name.startswith(HEAD)}
@@ -188,10 +200,10 @@ class LanguageModel(nn.Module):
             head.load_state_dict(weights)
         except RuntimeError:
             raise ValueError(
-                f"the softmax in {path} is not one over the {len(vocabulary):,} words of {folder / VOCABULARY_FILE}: "
+                f"the softmax in {path} is not one over the {len(vocabulary):,} words of {files.vocabulary}: "
                 "the files are of different models"
             ) from None
-        model = cls(bilm, head, vocabulary).to(device).eval()
+        model = cls(bilm, head, vocabulary)
         if f"{START}0.0" in extra:
             states = range(sum(name.startswith(f"{START}0.") for name in extra))
             model.start = tuple(

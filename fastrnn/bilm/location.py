@@ -1,0 +1,181 @@
+"""Where a model lies: a folder, a zip archive of one, or a file of weights; found by one rule for all commands.
+
+A folder may be one that `train-bilm` wrote, one of the original's releases, or the NLPL repository's (model.hdf5,
+options.json, vocab.txt; vectors.nlpl.eu), whose archives are read as they come.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from .files import WeightsError
+
+if TYPE_CHECKING:
+    from .elmo import Elmo
+
+# In a folder: train-bilm's file with the softmax first, then the official format's by its usual names, then any other.
+_BY_NAME = (("model.safetensors",), ("weights.hdf5", "model.hdf5"))
+_BY_ENDING = (".hdf5", ".safetensors", ".th")
+_ALLENNLP = (".th", ".pt", ".bin")
+_VOCABULARY = "vocab.txt"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one model.
+
+    Attributes:
+        place: what was named: a folder, an archive or a file.
+        weights: .hdf5, .safetensors, .th, .pt or .bin.
+        options: the options.json that belongs to ``weights``, or None.
+        vocabulary: the words, one a line, or None.
+    """
+
+    place: Path
+    weights: Path
+    options: Path | None = None
+    vocabulary: Path | None = None
+
+    def elmo(self) -> Elmo:
+        """The model with the mixes that the file holds, or untrained ones; its biLM is ``.bilm``.
+
+        Raises:
+            WeightsError: a file is missing, broken or does not fit.
+        """
+        from . import allennlp, native, official
+        from .elmo import Elmo
+
+        if self.weights.suffix == ".safetensors":
+            return native.load_elmo(self.weights)
+        if self.weights.suffix in _ALLENNLP:
+            return allennlp.load(self.weights, self.options)
+        if self.options is None:
+            names = " or ".join(_names_of_options(self.weights.name))
+            raise WeightsError(f"{self.weights} needs --options, for no {names} lies beside it")
+        return Elmo(official.load(self.options, self.weights))
+
+
+@contextmanager
+def find_model(
+    place: str | os.PathLike, options: str | os.PathLike | None = None, vocabulary: str | os.PathLike | None = None
+) -> Iterator[ModelFiles]:
+    """The files of the model at ``place``. Those of an archive are there as long as the context lasts.
+
+    Args:
+        place: a folder, a .zip archive that holds such a folder's files, or a file of weights, whose options.json (or
+            NAME_options.json of NAME_weights.hdf5) and vocab.txt may lie beside it.
+        options: taken in place of the options.json found there; not for .safetensors, which hold their own.
+        vocabulary: taken in place of the vocab.txt found there.
+
+    Raises:
+        FileNotFoundError: nothing is there, or no weights.
+        WeightsError: a file of another kind, several files of weights, or a broken archive.
+    """
+    place = Path(place)
+
+    def completed(found: ModelFiles) -> ModelFiles:
+        if options is not None and found.weights.suffix == ".safetensors":
+            raise WeightsError(f"{found.weights} holds its options itself: leave out the options.json {options}")
+        given = {"options": options, "vocabulary": vocabulary}
+        return replace(found, **{name: Path(path) for name, path in given.items() if path is not None})
+
+    if place.is_dir():
+        names = [entry.name for entry in place.iterdir() if entry.is_file()]
+        yield completed(_in_folder(place, place, names))
+    elif not place.exists():
+        raise _no_model(place, "there is no such file or folder")
+    elif place.suffix.lower() == ".zip":
+        with tempfile.TemporaryDirectory(prefix="fastrnn-") as folder:
+            names = _unpack(place, Path(folder))
+            try:
+                yield completed(_in_folder(place, Path(folder), names))
+            except ValueError as error:  # say the archive's name, not the temporary folder's
+                if folder in str(error):
+                    error.args = (str(error).replace(folder, str(place)),)
+                raise
+    elif place.suffix in (".hdf5", ".safetensors", *_ALLENNLP):
+        names = [name for name in (*_names_of_options(place.name), _VOCABULARY) if (place.parent / name).is_file()]
+        yield completed(_files(place, place, names))
+    else:
+        raise WeightsError(
+            f"{place} is no model: expected a folder, a .zip archive, or weights in a .hdf5, .safetensors, .th, .pt "
+            "or .bin file"
+        )
+
+
+def _no_model(place: Path, why: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, f"holds no trained model: {why}", str(place))
+
+
+def _names_of_options(weights: str) -> list[str]:
+    """How the options.json that belongs to a file of weights may be called."""
+    release = weights.removesuffix("weights.hdf5")  # elmo_2x4096_512_2048cnn_2xhighway_weights.hdf5
+    return [f"{release}options.json", "options.json"] if release not in (weights, "") else ["options.json"]
+
+
+def _weights_among(names: Iterable[str]) -> list[str]:
+    """The names of the files of weights among ``names`` that come first in order of preference."""
+    names = sorted(names)
+    for wanted in _BY_NAME:
+        if found := [name for name in names if name in wanted]:
+            return found
+    for ending in _BY_ENDING:
+        if found := [name for name in names if name.endswith(ending)]:
+            return found
+    return []
+
+
+def _in_folder(place: Path, folder: Path, names: list[str]) -> ModelFiles:
+    found = _weights_among(names)
+    if not found:
+        expected = ", ".join(name for names in _BY_NAME for name in names)
+        raise _no_model(place, f"it has none of {expected} (train-bilm writes its model at the end of an epoch)")
+    if len(found) > 1:
+        raise WeightsError(f"{place} holds several files of weights, {', '.join(found)}: name the file that is meant")
+    return _files(place, folder / found[0], names)
+
+
+def _files(place: Path, weights: Path, names: Iterable[str]) -> ModelFiles:
+    """The model of the file ``weights``, with what belongs to it among the files beside it."""
+    options = next((name for name in _names_of_options(weights.name) if name in names), None)
+    return ModelFiles(
+        place,
+        weights,
+        None if options is None or weights.suffix == ".safetensors" else weights.parent / options,
+        weights.parent / _VOCABULARY if _VOCABULARY in names else None,
+    )
+
+
+def _unpack(archive: Path, folder: Path) -> list[str]:
+    """Write the files of the model in an archive into a folder and tell their names."""
+    try:
+        with zipfile.ZipFile(archive) as file:
+            by_folder: dict[PurePosixPath, dict[str, zipfile.ZipInfo]] = {}
+            for member in file.infolist():
+                path = PurePosixPath(member.filename)
+                if not member.is_dir() and "__MACOSX" not in path.parts:  # where Apple's archiver puts what is no file
+                    by_folder.setdefault(path.parent, {})[path.name] = member
+            models = [members for members in by_folder.values() if _weights_among(members)]
+            if len(models) > 1:
+                raise WeightsError(f"{archive} holds several models: unpack it and name the folder that is meant")
+            names = list(models[0]) if models else []
+            wanted = {*_weights_among(names), _VOCABULARY}
+            wanted |= {option for name in wanted for option in _names_of_options(name)}
+            for name in wanted.intersection(names):
+                with file.open(models[0][name]) as source, open(folder / name, "wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(archive)) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise WeightsError(f"{archive}: not an archive that can be read (cut short, or encrypted?): {error}") from error
+    return names
