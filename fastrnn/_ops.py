@@ -23,7 +23,19 @@ def _options(config: Config) -> tuple:
     return (config.spec.name, list(config.reverse), *config[2:])
 
 
-@torch.library.custom_op("fastrnn::layer", mutates_args=())
+# Schemas by hand: torch before 2.7 infers none from collections.abc.Sequence and `X | None`.
+_CALL_SCHEMA = (
+    "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, SymInt batch, str cell, bool[] reverse, "
+    "SymInt inputs, bool has_initial, bool has_bias, bool reset_to_initial, float cell_clip, float proj_clip, "
+    "bool recompute"
+)
+
+
+@torch.library.custom_op(
+    "fastrnn::layer",
+    mutates_args=(),
+    schema=f"({_CALL_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 def layer_op(
     operands: Sequence[Tensor],
     lengths: Tensor | None,
@@ -85,7 +97,12 @@ def _layer_fake(
     )
 
 
-@torch.library.custom_op("fastrnn::layer_backward", mutates_args=())
+@torch.library.custom_op(
+    "fastrnn::layer_backward",
+    mutates_args=(),
+    schema=f"({_CALL_SCHEMA}, Tensor output, Tensor gates, Tensor cells, Tensor? d_output, Tensor? d_h_n, "
+    "Tensor? d_c_n, bool[] needs) -> Tensor[]",
+)
 def layer_backward_op(
     operands: Sequence[Tensor],
     lengths: Tensor | None,
