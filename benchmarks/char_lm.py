@@ -194,10 +194,14 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, **opti
     from rich.console import Console
     from rich.progress import Progress
 
+    from fastrnn.bilm.commands import plain_errors
+    from fastrnn.bilm.text import decode, read_bytes
+
     from .files import write_whole
 
     if text_file:
-        name, text = text_file.name, text_file.read_text(encoding="utf-8", errors="replace")
+        with plain_errors():
+            name, text = text_file.name, decode(read_bytes(text_file), text_file)
     else:
         name, text = default_text()
     text = text[:_MOST_CHARACTERS]

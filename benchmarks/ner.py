@@ -33,12 +33,20 @@ class Sentence:
 
 
 def read_tagged(path: Path) -> list[Sentence]:
-    """Reads `token<TAB>tag` lines, a blank line between sentences."""
+    """Reads `token<TAB>tag` lines, a blank line between sentences.
+
+    Raises:
+        TextError: not UTF-8 text, or a line that is not of this form; with file and line.
+    """
+    from fastrnn.bilm.text import TextError, read_lines
+
     sentences, rows = [], []
-    for line in [*path.read_text(encoding="utf-8").split("\n"), ""]:
+    for number, line in enumerate([*read_lines(path), ""], 1):
         if line.strip():
-            word, tag = line.split("\t")[:2]
-            rows.append((word, tag.strip()))
+            word, *columns = line.split("\t")
+            if not word.strip() or not columns or not columns[0].strip():
+                raise TextError(f"{path}, line {number}: expected a token, a tab and its tag, found {line[:80]!r}")
+            rows.append((word, columns[0].strip()))
         elif rows:
             sentences.append(Sentence(*zip(*rows, strict=True)))
             rows = []
@@ -46,20 +54,28 @@ def read_tagged(path: Path) -> list[Sentence]:
 
 
 def read_words(path: Path) -> Iterator[list[str]]:
-    """Sentences of a .conllu file (its second column), or of a text with one tokenised sentence a line."""
-    from fastrnn.bilm.text import read_sentences
+    """Sentences of a .conllu file (its second column), or of a text with one tokenised sentence a line.
+
+    Raises:
+        TextError: not UTF-8 text, or a line without tabs in a .conllu file; with file and line.
+    """
+    from fastrnn.bilm.text import TextError, read_lines, read_sentences
 
     if path.suffix != ".conllu":
         yield from read_sentences(path)
         return
     words: list[str] = []
-    for line in [*path.read_text(encoding="utf-8").split("\n"), ""]:
+    for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
             if words:
                 yield words
             words = []
-        elif line.split("\t")[0].isdigit():  # neither a comment nor a contraction's range nor an empty node
-            words.append(line.split("\t")[1].replace(" ", "_"))
+        elif not line.startswith("#"):
+            place, *columns = line.split("\t")
+            if not columns or not columns[0].strip():
+                raise TextError(f"{path}, line {number}: expected columns with tabs between them, found {line[:80]!r}")
+            if place.isdigit():  # neither a contraction's range nor an empty node
+                words.append("_".join(columns[0].split()))
 
 
 def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:

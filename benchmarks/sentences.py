@@ -40,7 +40,12 @@ def split_sentences(text: str) -> Iterator[list[str]]:
 @click.option("--held-out", default=0.1, show_default=True, type=click.FloatRange(0, 0.9), help="Share, from the end.")
 def sentences(text: str, folder: str, held_out: float) -> None:
     """Write FOLDER/train.txt and FOLDER/held-out.txt from running TEXT."""
-    lines = [" ".join(sentence) + "\n" for sentence in split_sentences(Path(text).read_text(encoding="utf-8"))]
+    from fastrnn.bilm.commands import plain_errors
+    from fastrnn.bilm.text import decode, read_bytes
+
+    with plain_errors():
+        running = decode(read_bytes(text), text)
+    lines = [" ".join(sentence) + "\n" for sentence in split_sentences(running)]
     first = len(lines) - round(len(lines) * held_out)
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, part in (("train.txt", lines[:first]), ("held-out.txt", lines[first:])):

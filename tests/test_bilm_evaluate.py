@@ -217,10 +217,10 @@ TRAIN = ("train-bilm", "--train", "text.txt", "--vocab", "vocab.txt", "--out", "
         (["train-bilm", "--train", "text.txt", "--vocab", "bad.txt", "--out", "out"], "has no <UNK>"),
         (["train-bilm", "--train", "none*", "--vocab", "vocab.txt", "--out", "out"], "no text file matches"),
         (["train-bilm", "--train", "empty.txt", "--vocab", "vocab.txt", "--out", "out"], "empty.txt is empty"),
-        (["train-bilm", "--train", "binary", "--vocab", "vocab.txt", "--out", "out"], "binary is not text"),
+        (["train-bilm", "--train", "binary", "--vocab", "vocab.txt", "--out", "out"], "binary, line 3: byte 0x80"),
         (
             ["train-bilm", "--train", "text.txt", "--vocab", "vocab.txt", "--out", "out", "--held-out", "binary"],
-            "binary is not text",
+            "binary, line 3: byte 0x80",
         ),
         (
             ["train-bilm", "--train", "text.txt", "--vocab", "vocab.txt", "--out", "out", "--filters", "3"],

@@ -146,14 +146,13 @@ def test_text_from_standard_input(tmp_path, files):
 
 
 def test_awkward_text(tmp_path, files):
-    characters = ["a\u2028b\u00a0c\x1cd".encode(), b"e\rf", b"\t \r", "\U0010ffff".encode()]
-    lines = [b"", b"\xff\xfe broken \xc3", b"x" * 10_000, *characters]
+    lines = [b"", b"x" * 10_000, "a\u2028b\u00a0c\x1cd".encode(), b"e\vf", b"\t ", "\U0010ffff".encode()]
     (tmp_path / "text.txt").write_bytes(b"\n".join(lines) + b"\n")
     run(tmp_path, files, "out.hdf5")
-    assert [len(read(tmp_path / "out.hdf5")[str(n)][0]) for n in range(len(lines))] == [0, 3, 1, 4, 2, 0, 1]
+    assert [len(read(tmp_path / "out.hdf5")[str(n)][0]) for n in range(len(lines))] == [0, 1, 4, 2, 0, 1]
 
 
-@pytest.mark.parametrize("text", ["", "\n", "\n\n\n"])
+@pytest.mark.parametrize("text", ["\n", "\n\n\n"])
 def test_files_without_words(tmp_path, files, text):
     (tmp_path / "text.txt").write_text(text)
     run(tmp_path, files, "out.hdf5")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..functional import layer
-from .files import reserve, write_all
+from .files import naming, reserve, write_all
 from .model import BiLanguageModel, State
 
 Emit = Callable[[int, int, int, Tensor], None]  # (layer from 1, start, stop, rows [stop - start, B, 2P])
@@ -56,7 +56,9 @@ class InFile:
         self.model_dtype = dtype
         self.row_bytes = width * self.dtype.itemsize
         self.file = tempfile.TemporaryFile(dir=directory, prefix=".fastrnn-layer-", buffering=0)  # noqa: SIM115
-        reserve(self.file.fileno(), steps * self.row_bytes)
+        self.directory = directory
+        with naming(directory):
+            reserve(self.file.fileno(), steps * self.row_bytes)
 
     def read(self, start: int, stop: int) -> Tensor:
         data = bytearray((stop - start) * self.row_bytes)
@@ -67,8 +69,9 @@ class InFile:
         return rows.to(device=self.device, dtype=self.model_dtype)
 
     def write(self, start: int, rows: Tensor) -> None:
-        self.file.seek(start * self.row_bytes)
-        write_all(self.file, rows.to(device="cpu", dtype=self.dtype).contiguous().numpy())
+        with naming(self.directory):
+            self.file.seek(start * self.row_bytes)
+            write_all(self.file, rows.to(device="cpu", dtype=self.dtype).contiguous().numpy())
 
     def close(self) -> None:
         self.file.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
+
+from .commands import plain_errors
 
 MODEL = click.Path(exists=True, path_type=Path)
 OPTIONS_HELP = "The options.json of hdf5 weights, if not beside them; also for .th, which lack a few settings."
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TEXT = click.Path(exists=True, dir_okay=False, allow_dash=True)  # a str: Path("./-") would be Path("-")
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -37,12 +40,11 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
     .safetensors   fastrnn's own
     """
     from . import allennlp, native, official
-    from .files import WeightsError
     from .location import find_model
 
     if output.suffix == ".hdf5" and output_options is None:
         raise click.UsageError("hdf5 output needs --output-options, the place of its options.json")
-    try:
+    with plain_errors():
         with find_model(model, options) as files:
             elmo = files.elmo()
         if output.suffix == ".safetensors":
@@ -53,43 +55,37 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
             official.save(elmo.bilm, output_options, output)
         else:
             raise click.UsageError(f"{output} must end in .hdf5, .safetensors, .th, .pt or .bin")
-    except WeightsError as error:
-        raise click.ClickException(str(error)) from None
-    except ValueError as error:  # a model that the other format cannot hold
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(f"{error.filename or output}: {error.strerror or error}") from None
     click.echo(f"{output}: {sum(p.numel() for p in elmo.bilm.parameters()):,} parameters")
 
 
 @click.command("cache-tokens")
-@click.argument("vocabulary", type=click.File("rb"), metavar="VOCAB")
+@click.argument("vocabulary", type=_TEXT, metavar="VOCAB")
 @click.argument("output", type=_OUTPUT)
 @model_options
-def cache_tokens(vocabulary: BinaryIO, output: Path, model: Path, options: Path | None) -> None:
+def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | None) -> None:
     """Write the context-free vectors of VOCAB's tokens (one a line; - is standard input) to OUTPUT.
 
     OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads, or with the ending
-    .txt a text file of lines "token v1 v2 ...".
+    .txt a text file of lines "token v1 v2 ...". A line of VOCAB is one token, without blanks inside, and is there once.
     """
     import torch
 
     from .cache import TokenVectors
-    from .embed_command import split_lines
-    from .files import WeightsError, replacing
+    from .files import replacing
     from .location import find_model
+    from .vocabulary import read_words
 
-    tokens = [line for line in split_lines(vocabulary.read()) if line]
-    try:
+    with plain_errors():
+        tokens = read_words(vocabulary)
         with find_model(model, options) as files:
             bilm = files.elmo().bilm
         if bilm.options.characters is None:
-            raise click.ClickException("this biLM reads words: its token vectors are a table already")
+            raise ValueError("this biLM reads words: its token vectors are a table already")
         with torch.no_grad():
-            vectors = TokenVectors(bilm.encoder).lookup(tokens).numpy()
+            vectors = TokenVectors(bilm.encoder).lookup(tokens).float().numpy()
         with replacing(output) as temporary:
             if output.suffix == ".txt":
-                with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
+                with open(temporary, "w", encoding="utf-8") as file:
                     for token, vector in zip(tokens, vectors, strict=True):
                         file.write(" ".join([token, *(f"{value:.9g}" for value in vector)]) + "\n")
             else:
@@ -97,8 +93,4 @@ def cache_tokens(vocabulary: BinaryIO, output: Path, model: Path, options: Path 
 
                 with h5py.File(temporary, "w") as file:
                     file["embedding"] = vectors
-    except WeightsError as error:
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(f"{error.filename or output}: {error.strerror or error}") from None
     click.echo(f"{output}: {len(tokens):,} vectors of {bilm.width}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from click.core import ParameterSource
 from ..cli import require_device
 from .commands import plain_errors
 from .convert_command import model_options
-from .files import WeightsError, say_bytes
+from .files import say_bytes
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 if TYPE_CHECKING:
@@ -106,27 +108,23 @@ def embed(sentences: str, output: Path, **settings) -> None:
         if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--mix goes with none of --all, --top, --average")
         settings["kind"] = settings["mix"]
-    with click.open_file(sentences, "rb") as file:
-        text = file.read()
     try:
-        _run(text, output, settings)
+        with plain_errors(), _said_what_to_do():
+            _run(sentences, output, settings)
     except KeyboardInterrupt:
         click.echo("stopped; the same command goes on from there", err=True)
         sys.exit(130)
-    except WeightsError as error:
-        raise click.ClickException(str(error)) from None
+
+
+@contextmanager
+def _said_what_to_do() -> Iterator[None]:
+    """Says, where a disk is full, that nothing is lost."""
+    try:
+        yield
     except OSError as error:
-        raise click.ClickException(
-            f"{output}: {error.strerror or error}. What is done is kept: make room and give the same command again"
-        ) from None
-
-
-def split_lines(text: bytes) -> list[str]:
-    """Lines without their ends; bytes that are no UTF-8 become lone surrogates, which have no characters in ELMo."""
-    lines = text.decode("utf-8", "surrogateescape").split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.strip() for line in lines]
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.strerror += ". What is done is kept: make room and give the same command again"
+        raise
 
 
 def _fingerprint(text: bytes, files: ModelFiles, settings: dict) -> dict[str, str]:
@@ -148,19 +146,22 @@ def _fingerprint(text: bytes, files: ModelFiles, settings: dict) -> dict[str, st
     return found
 
 
-def _run(text: bytes, output: Path, settings: dict) -> None:
+def _run(sentences: str, output: Path, settings: dict) -> None:
     import numpy as np
     import torch
 
     from .embed import Embedder
     from .embedding_file import EmbeddingFile, remove_unfinished
     from .location import find_model
+    from .text import read_bytes, split_lines
+    from .vocabulary import read_words
 
     require_device(settings["device"])
     device = torch.device(settings["device"])
-    lines = split_lines(text)
+    text = read_bytes(sentences)
+    lines = [line.strip() for line in split_lines(text, sentences, wordless=True)]
     tokens = [line.split() for line in lines]
-    with plain_errors(), find_model(settings["model"], settings["options"]) as files:
+    with find_model(settings["model"], settings["options"]) as files:
         model = files.elmo().bilm
         fingerprint = _fingerprint(text, files, settings)
     model = model.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
@@ -169,21 +170,18 @@ def _run(text: bytes, output: Path, settings: dict) -> None:
             f"--mix needs {model.options.layers + 1} weights for this model, one a layer, the token vectors first; "
             f"got {len(settings['mix'])}"
         )
-    words = None if settings["vocabulary"] is None else split_lines(settings["vocabulary"].read_bytes())
-    try:
-        embedder = Embedder(
-            model,
-            settings["kind"],
-            stateful=settings["stateful"],
-            tokens_per_batch=settings["tokens"],
-            batch_size=settings["batch_size"],
-            chunk_length=settings["chunk_length"],
-            vocabulary=words,
-            directory=output.parent,
-        )
-        embedder.check({word for sentence in tokens for word in sentence})
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
+    words = None if settings["vocabulary"] is None else read_words(settings["vocabulary"])
+    embedder = Embedder(
+        model,
+        settings["kind"],
+        stateful=settings["stateful"],
+        tokens_per_batch=settings["tokens"],
+        batch_size=settings["batch_size"],
+        chunk_length=settings["chunk_length"],
+        vocabulary=words,
+        directory=output.parent,
+    )
+    embedder.check({word for sentence in tokens for word in sentence})
     shapes = [embedder.shape(len(sentence)) for sentence in tokens]
     size = sum(map(math.prod, shapes)) * np.dtype(settings["dtype"]).itemsize
     click.echo(

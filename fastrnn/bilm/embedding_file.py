@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .elmo import CarriedState
-from .files import WeightsError, reserve, save_tensors, write_all
+from .files import WeightsError, naming, reserve, save_tensors, write_all
 
 
 class EmbeddingFile:
@@ -71,27 +71,28 @@ class EmbeddingFile:
 
         creating = self.path.with_name(self.path.name + ".creating")  # one name, so that leftovers are overwritten
         try:
-            with open(creating, "wb") as raw:  # a disk without room is met here, and not inside the hdf5 library
-                reserve(raw.fileno(), sum(map(math.prod, self.shapes)) * self.dtype.itemsize)
-            with h5py.File(creating, "w") as file:
-                file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
-                file["sentence_to_index"][0] = json.dumps(sentence_to_index)
-                layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-                layout.set_obj_track_times(False)  # the same command makes the same bytes
-                layout.set_layout(h5py.h5d.CONTIGUOUS)
-                layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the place in the file is fixed now
-                layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-                kind = h5py.h5t.py_create(self.dtype)
-                places = [
-                    h5py.h5d.create(
-                        file.id, str(number).encode(), kind, h5py.h5s.create_simple(shape), layout
-                    ).get_offset()
-                    for number, shape in enumerate(self.shapes)
-                ]
-            with open(creating, "r+b") as raw:
-                reserve(raw.fileno(), creating.stat().st_size)
-                os.fsync(raw.fileno())
-            os.replace(creating, self.partial)
+            with naming(creating):
+                with open(creating, "wb") as raw:  # a disk without room is met here, and not inside the hdf5 library
+                    reserve(raw.fileno(), sum(map(math.prod, self.shapes)) * self.dtype.itemsize)
+                with h5py.File(creating, "w") as file:
+                    file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
+                    file["sentence_to_index"][0] = json.dumps(sentence_to_index)
+                    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                    layout.set_obj_track_times(False)  # the same command makes the same bytes
+                    layout.set_layout(h5py.h5d.CONTIGUOUS)
+                    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the place in the file is fixed now
+                    layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                    kind = h5py.h5t.py_create(self.dtype)
+                    places = [
+                        h5py.h5d.create(
+                            file.id, str(number).encode(), kind, h5py.h5s.create_simple(shape), layout
+                        ).get_offset()
+                        for number, shape in enumerate(self.shapes)
+                    ]
+                with open(creating, "r+b") as raw:
+                    reserve(raw.fileno(), creating.stat().st_size)
+                    os.fsync(raw.fileno())
+                os.replace(creating, self.partial)
         finally:
             creating.unlink(missing_ok=True)
         return _places(places)
@@ -133,13 +134,15 @@ class EmbeddingFile:
             return
         shape = self.shapes[number]
         position = (layer * shape[-2] + start) * shape[-1]
-        self._file.seek(self._offsets[number] + position * self.dtype.itemsize)
-        write_all(self._file, np.ascontiguousarray(rows, self.dtype))
+        with naming(self.partial):
+            self._file.seek(self._offsets[number] + position * self.dtype.itemsize)
+            write_all(self._file, np.ascontiguousarray(rows, self.dtype))
 
     def checkpoint(self, done: int, carried: CarriedState | None = None) -> None:
         """Record that ``done`` batches are on the disk."""
         if hasattr(self, "_file"):
-            os.fsync(self._file.fileno())
+            with naming(self.partial):
+                os.fsync(self._file.fileno())
         tensors = {}
         if carried is not None:
             for state in carried.rows.values():
@@ -160,8 +163,9 @@ class EmbeddingFile:
 
     def finish(self) -> None:
         """Give the complete file its name."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with naming(self.partial):
+            os.fsync(self._file.fileno())
+            self._file.close()
         os.replace(self.partial, self.path)
         remove_unfinished(self.path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,22 @@ class WeightsError(ValueError):
 
 
 @contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Makes errors of the operating system name ``path`` where they name no file, as those of an open file do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # the hdf5 library has the number in its text only
+            number = re.search(r"errno = (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside ``path``, moved onto it when the block ends well and removed when not.
 
@@ -32,7 +49,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,11 +1,14 @@
 """Text files as lists of sentences: one tokenised sentence a line, tokens split on white space.
 
-A blank line is a sentence without words (it still has its boundaries), as in the original. Everything that can be wrong
-with a file is said here, with the file's name: missing, empty, not text, not the file that was counted at the start.
+Every command reads its text, vocabularies and tables of tokens here: UTF-8, with or without a byte order mark, lines
+that end in LF, CRLF or CR. A blank line is a sentence without words (it still has its boundaries), as in the original.
+Everything that can be wrong with a file is said here, with the file's name and the line: missing, empty, not text, not
+the file that was counted at the start.
 """
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 import sys
@@ -63,40 +66,85 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     return sorted(found)
 
 
-def _decode(path: Path | str, content: bytes) -> str:
-    if not content.strip():
-        raise TextError(f"{path} is empty: a text file needs at least one sentence")
-    zero = content.find(b"\0")
-    if zero >= 0:
-        raise TextError(f"{path} is not text: byte {zero} is NUL (compressed or binary file?)")
+_STANDARD_INPUT = "standard input"
+# How files begin that are often given in place of text.
+_OTHER_FORMATS = (
+    (b"\x1f\x8b", "compressed with gzip: unpack it first"),
+    (b"PK\x03\x04", "a zip file: unpack it first"),
+    (codecs.BOM_UTF16_LE, "UTF-16: convert it to UTF-8"),
+    (codecs.BOM_UTF16_BE, "UTF-16: convert it to UTF-8"),
+)
+
+
+def decode(content: bytes, name: Path | str, *, wordless: bool = False) -> str:
+    """Text of a file's bytes, without byte order mark, its lines ending in LF.
+
+    Args:
+        name: of the file, for messages.
+        wordless: blank lines alone are text too.
+
+    Raises:
+        TextError: naming the file and the line: not UTF-8, a NUL byte, or an empty file.
+    """
+    for beginning, what in _OTHER_FORMATS:
+        if content.startswith(beginning):
+            raise TextError(f"{name} is no UTF-8 text but {what}")
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x} ({error.reason})"
+            f"{name}, line {_line_of(content, error.start)}: byte 0x{content[error.start]:02x} is not UTF-8 "
+            f"({error.reason}); is this another encoding, such as Latin-1?"
         ) from None
+    zero = content.find(b"\0")
+    if zero >= 0:
+        raise TextError(f"{name}, line {_line_of(content, zero)}: a NUL byte, so this is not text")
+    text = text.removeprefix("\ufeff")
+    if not text or (text.isspace() and not wordless):
+        raise TextError(f"{name} is empty: it has no {'line' if wordless else 'word'}")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def _read_bytes(path: Path | str) -> bytes:
+def _line_of(content: bytes, place: int) -> int:
+    before = content[:place]
+    return 1 + before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n")
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """A file's bytes; of the str "-" those of standard input.
+
+    Raises:
+        TextError: it cannot be read.
+    """
+    if path == "-":
+        if sys.stdin is None:
+            raise TextError(f"{_STANDARD_INPUT} is closed")
+        return sys.stdin.buffer.read()
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        raise TextError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a ValueError: the name itself cannot be one
+        raise TextError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _lines(text: str) -> list[str]:
-    # Only the line ends of text files; str.splitlines also cuts at form feeds and U+2028, which occur inside sentences.
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    lines = text.split("\n")
+def split_lines(content: bytes, path: Path | str, *, wordless: bool = False) -> list[str]:
+    """Lines of a file's bytes, without their ends; arguments and errors as :func:`decode`'s.
+
+    Only the line ends of text files count: str.splitlines also cuts at form feeds and U+2028, which occur in sentences.
+    """
+    lines = decode(content, _STANDARD_INPUT if path == "-" else path, wordless=wordless).split("\n")
     if not lines[-1]:
         lines.pop()
     return lines
 
 
+def read_lines(path: Path | str) -> list[str]:
+    """Lines of a text file, without their ends; "-" is standard input."""
+    return split_lines(read_bytes(path), path)
+
+
 def read_sentences(path: Path | str) -> Iterator[list[str]]:
-    """Reads a text file: a list of tokens per line."""
-    return (line.split() for line in _lines(_decode(path, _read_bytes(path))))
+    """Reads a text file, "-" being standard input: a list of tokens per line."""
+    return (line.split() for line in read_lines(path))
 
 
 def read_text(patterns: Sequence[str]) -> Iterator[list[str]]:
@@ -114,8 +162,7 @@ def read_text(patterns: Sequence[str]) -> Iterator[list[str]]:
         for path in files:
             yield from read_sentences(path)
         if "-" in patterns:
-            lines = _lines(_decode("standard input", sys.stdin.buffer.read()))
-            yield from (line.split() for line in lines)
+            yield from read_sentences("-")
 
     return read()
 
@@ -124,8 +171,8 @@ def scan(paths: Iterable[Path | str]) -> list[Shard]:
     """Counts the sentences and words of text files and records what tells whether they change."""
     shards = []
     for path in paths:
-        content = _read_bytes(path)
-        lines = _lines(_decode(path, content))
+        content = read_bytes(path)
+        lines = split_lines(content, path)
         words = sum(len(line.split()) for line in lines)
         shards.append(Shard(str(path), len(content), _digest(content), sentences=len(lines), words=words))
     return shards
@@ -137,14 +184,14 @@ def read_shard(shard: Shard) -> Iterator[list[str]]:
     Raises:
         TextError: the file is gone, or is not the one that was counted.
     """
-    content = _read_bytes(shard.path)
+    content = read_bytes(shard.path)
     if len(content) != shard.size or _digest(content) != shard.digest:
         raise TextError(
             f"{shard.path} changed during the run: it had {shard.size:,} bytes and has {len(content):,} now"
             f"{' (same size, other text)' if len(content) == shard.size else ''}. "
             "Put the old file back to go on, or start a new run in another folder"
         )
-    return (line.split() for line in _lines(_decode(shard.path, content)))
+    return (line.split() for line in split_lines(content, shard.path))
 
 
 def _digest(content: bytes) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .files import replacing
-from .text import TextError
+from .text import TextError, read_lines
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SPECIALS = (BEGIN, END, UNKNOWN)
+_MARKER = "!!!MAXTERMID"  # bilm-tf vocabularies may hold it; it has never been a word
 
 
 class VocabularyError(ValueError):
@@ -32,14 +33,10 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[str], source: str = "the vocabulary") -> None:
         self.words = list(words)
-        self.index: dict[str, int] = {}
-        for number, word in enumerate(self.words):
-            if not word or word.split() != [word]:
-                raise VocabularyError(f"{source}, line {number + 1}: {word!r} is not one word")
-            if self.index.setdefault(word, number) != number:
-                raise VocabularyError(
-                    f"{source}, line {number + 1}: {word!r} is on line {self.index[word] + 1} already"
-                )
+        lines: dict[str, int] = {}
+        for line, word in enumerate(self.words, 1):
+            _add_word(lines, word, line, source)
+        self.index = {word: number for number, word in enumerate(self.words)}
         missing = [word for word in SPECIALS if word not in self.index]
         if missing:
             raise VocabularyError(
@@ -56,24 +53,37 @@ class Vocabulary:
         """Reads a vocabulary file.
 
         Raises:
-            VocabularyError: no such file, not UTF-8, a blank or repeated line, or a special word is missing.
+            VocabularyError: a blank or repeated line, or a special word is missing.
+            TextError: no such file, or not UTF-8 text.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise VocabularyError(f"the vocabulary {path} is not UTF-8 text (byte {error.start})") from None
-        lines = [line.strip() for line in text.split("\n")]
-        if not lines[-1]:
-            lines.pop()
-        # bilm-tf vocabularies may hold this marker; it has never been a word.
-        return cls([line for line in lines if line != "!!!MAXTERMID"], source=str(path))
+        return cls(read_words(path), source=str(path))
 
     def save(self, path: Path | str) -> None:
         """Writes the file as a whole or not at all."""
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8")
+
+
+def _add_word(lines: dict[str, int], word: str, line: int, source: str) -> None:
+    if word.split() != [word]:
+        raise VocabularyError(f"{source}, line {line}: {word!r} is not one word")
+    if lines.setdefault(word, line) != line:
+        raise VocabularyError(f"{source}, line {line}: {word!r} is on line {lines[word]} already")
+
+
+def read_words(path: Path | str) -> list[str]:
+    """Reads a file of words, one a line, "-" being standard input; each is one word and there once.
+
+    Raises:
+        VocabularyError: a blank line, a line with blanks inside, or a word that is there twice.
+        TextError: the file cannot be read, or is not UTF-8 text.
+    """
+    lines: dict[str, int] = {}
+    for line, text in enumerate(read_lines(path), 1):
+        word = text.strip()
+        if word != _MARKER:
+            _add_word(lines, word, line, "standard input" if path == "-" else str(path))
+    return list(lines)
 
 
 def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:
