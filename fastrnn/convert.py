@@ -7,21 +7,18 @@ the layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn.utils import parametrize
 
 from . import modules
+from ._owners import asks_for_class, known_owner, looks_recurrent
+from ._recurrent import Recurrent
+from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import STORAGE_CODES
 
-_TO_FAST = {
-    torch.nn.LSTM: modules.LSTM,
-    torch.nn.GRU: modules.GRU,
-    torch.nn.RNN: modules.RNN,
-}
-_TO_TORCH = {fast: plain for plain, fast in _TO_FAST.items()}
 # What the constructors of fastrnn's classes set beyond torch.nn's.
 _EXTRAS = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None},
@@ -38,35 +35,86 @@ class Report:
         model: the model, the same object as given.
         swapped: names of the layers that were swapped, as in ``model.named_modules()``; "" is the model itself.
         left: names of the recurrent layers that were not swapped, and why.
+        notes: names of modules whose own code should be looked at after the swap, and what to look for or use.
     """
 
     model: torch.nn.Module
     swapped: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"swapped {len(self.swapped)}, left {len(self.left)}"]
         layers = dict(self.model.named_modules())
-        lines += [f"  swapped {name or '(the model)'}: {' '.join(str(layers[name]).split())}" for name in self.swapped]
+        for name in self.swapped:
+            layer = layers[name]
+            kind = replaced_by(_own_class(layer))
+            over = "" if kind is None else f", {name_of(kind)} over fastrnn.{base_of(kind).__name__}"
+            lines.append(f"  swapped {name or '(the model)'}: {' '.join(str(layer).split())}{over}")
         lines += [f"  left {name or '(the model)'}: {reason}" for name, reason in self.left.items()]
+        lines += [f"  note on {name or '(the model)'}: {note}" for name, note in self.notes.items()]
         return "\n".join(lines)
 
 
 def convert(model: torch.nn.Module) -> Report:
     """Swap every torch.nn.LSTM, GRU and RNN in ``model`` for fastrnn's, in place.
 
-    Subclasses of the three are left: their own code may rely on what they override. Parametrized layers are swapped.
+    A subclass of the three is swapped too if its forward is torch.nn's or calls super().forward(), and its code uses
+    nothing that fastrnn's layers do not have: its own methods stay, over fastrnn's layer. Parametrized layers are
+    swapped. Layers in owners known to break with others than torch.nn's (torchrl's LSTMModule and GRUModule) are left.
+    No weight is written, and no parametrization runs.
 
     Args:
         model: any module, also a recurrent layer itself.
 
     Returns:
-        A report that says what was swapped, and what was left and why.
+        A report that says what was swapped, what was left and why, and what to look at.
 
     Raises:
         TypeError: ``model`` is no module.
     """
-    return _swap(model, _TO_FAST, _reason_to_leave)
+    _check(model)
+    report = Report(model)
+    kept: dict[torch.nn.Module, str] = {}  # layers whose owner needs torch.nn's
+    for name, module in model.named_modules():
+        owner = known_owner(module)
+        if owner is not None and owner.keeps:
+            kept |= {layer: owner.advice for layer in module.children() if isinstance(layer, torch.nn.RNNBase)}
+        elif owner is not None:
+            report.notes[name] = owner.advice
+    parts: set[torch.nn.Module] = set()  # of layers of other libraries; they need no line of their own
+    for name, module in model.named_modules():
+        kind, compiled = _own_class(module), _script_reason(module)
+        if compiled is not None:
+            report.left[name] = compiled
+        elif isinstance(module, torch.nn.RNNCellBase):
+            report.left[name] = "a cell runs one step a call, there is no sequence to make faster"
+        elif isinstance(module, Recurrent):
+            continue
+        elif base_of(kind) is not None:
+            why = kept.get(module) or _reason_to_leave(module, kind)
+            if why is None:
+                _change_class(module, kind, TO_FAST[kind] if kind in TO_FAST else over_fast(kind))
+                report.swapped.append(name)
+            else:
+                report.left[name] = why
+        elif isinstance(module, torch.nn.RNNBase):
+            report.left[name] = kept.get(module) or f"{name_of(kind)} has a forward of its own"
+        elif module not in parts:
+            why = looks_recurrent(module)
+            if why is not None:
+                report.left[name] = why
+                parts.update(module.modules())
+    for name, module in model.named_modules():
+        holds = (
+            name not in report.notes
+            and not isinstance(module, Recurrent)
+            and any(swapped.startswith(f"{name}." if name else "") for swapped in report.swapped)
+        )
+        method = asks_for_class(module) if holds else None
+        if method is not None:
+            report.notes[name] = f"{method} looks at the class of layers; fastrnn's are no instances of torch.nn's"
+    return report
 
 
 def revert(model: torch.nn.Module) -> Report:
@@ -83,31 +131,31 @@ def revert(model: torch.nn.Module) -> Report:
     Raises:
         TypeError: ``model`` is no module.
     """
-    return _swap(model, _TO_TORCH, _reason_against_torch)
-
-
-def _swap(model: torch.nn.Module, table: dict[type, type], reason: Callable[[torch.nn.Module], str | None]) -> Report:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    _check(model)
     report = Report(model)
     for name, module in model.named_modules():
         kind = _own_class(module)
-        if kind in table:
-            why = reason(module)
-            if why is None:
-                _change_class(module, kind, table[kind])
-                report.swapped.append(name)
-                continue
-        elif kind in _TO_FAST or kind in _TO_TORCH or not isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
-            if not isinstance(module, torch.jit.ScriptModule) or module.original_name not in ("LSTM", "GRU", "RNN"):
-                continue
-            why = "it is compiled by TorchScript; swap before scripting"
-        elif isinstance(module, torch.nn.RNNCellBase):
-            why = "a cell runs one step a call, there is no sequence to make faster"
+        if not issubclass(kind, Recurrent):
+            continue
+        plain = TO_TORCH.get(kind) or replaced_by(kind)
+        why = _reason_against_torch(module) if plain else f"{name_of(kind)} is a subclass of fastrnn's layer"
+        if why is None:
+            _change_class(module, kind, plain)
+            report.swapped.append(name)
         else:
-            why = f"{kind.__module__}.{kind.__qualname__} is a subclass whose own code may rely on its base"
-        report.left[name] = why
+            report.left[name] = why
     return report
+
+
+def _check(model: torch.nn.Module) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def _script_reason(module: torch.nn.Module) -> str | None:
+    if isinstance(module, torch.jit.ScriptModule) and module.original_name in ("LSTM", "GRU", "RNN"):
+        return "it is compiled by TorchScript; swap before scripting"
+    return None
 
 
 def _own_class(module: torch.nn.Module) -> type:
@@ -121,26 +169,51 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
     else:
         # The properties that parametrize installed live in the class that it made; make one like it over the new base.
         namespace = {k: v for k, v in vars(type(module)).items() if k not in ("__dict__", "__weakref__")}
-        module.__class__ = type(f"Parametrized{new.__name__}", (new,), namespace)
-    for extra in _EXTRAS.get(old, ()):
-        module.__dict__.pop(extra, None)
-    for extra, value in _EXTRAS.get(new, {}).items():
-        setattr(module, extra, value)
-    with torch.no_grad():  # a parametrized weight with a history could not be copied by deepcopy
-        module._init_flat_weights()  # torch.nn's layers on a GPU want them in one piece; fastrnn's do nothing
+        module.__class__ = type(new)(f"Parametrized{new.__name__}", (new,), namespace)
+    for base in old.__mro__:
+        for extra in _EXTRAS.get(base, ()):
+            module.__dict__.pop(extra, None)
+    for base in new.__mro__:
+        for extra, value in _EXTRAS.get(base, {}).items():
+            setattr(module, extra, value)
+    _refresh_flat_weights(module)
 
 
-def _reason_to_leave(module: torch.nn.Module) -> str | None:
+def _refresh_flat_weights(module: torch.nn.Module) -> None:
+    """Bring torch.nn's list of the weights up to date without running a parametrization.
+
+    In training one may change its own state (the power iteration of spectral_norm) or draw random numbers. For a
+    parametrized weight the list has the parameter behind it, without its history, which deepcopy refuses: torch.nn's
+    forward sees that it is not the weight and makes its list anew.
+    """
+    parametrized = getattr(module, "parametrizations", {})
+    if not any(name in parametrized for name in module._flat_weights_names):
+        with torch.no_grad():
+            module._init_flat_weights()  # torch.nn's layers on a GPU want them in one piece; fastrnn's do nothing
+        return
+    module._flat_weights = [
+        next(parametrized[name].parameters()).detach() if name in parametrized else getattr(module, name, None)
+        for name in module._flat_weights_names
+    ]
+    module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
+
+
+def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
     if "forward" in vars(module):
         return "its forward is replaced on the instance"
     if module._compiled_call_impl is not None:
         return "it is compiled; swap before calling compile()"
+    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
+    for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
+        return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
     for name, parameter in module.named_parameters():
+        if type(parameter).__module__.startswith("torch.distributed."):
+            return f"{name} is sharded, a {type(parameter).__name__}; swap before sharding"
         if parameter.dtype not in STORAGE_CODES:
             return f"{name} has dtype {parameter.dtype}; fastrnn runs float32, float64, bfloat16 and float16"
         if parameter.device.type not in ("cpu", "cuda", "meta"):
             return f"{name} lies on {parameter.device}; fastrnn runs on cpu and cuda"
-    return None
+    return None if kind in TO_FAST else reason_to_leave(kind)
 
 
 def _reason_against_torch(module: torch.nn.Module) -> str | None:

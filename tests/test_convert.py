@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import copy
+import io
+import pickle
 
 import pytest
 import tolerances as tol
 import torch
 from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fastrnn
 
@@ -79,7 +83,11 @@ def test_the_model_itself_hooks_and_flags():
 
 
 class Own(torch.nn.LSTM):
-    pass
+    """A subclass with its own idea of the weights."""
+
+    def forward(self, input, hx=None):
+        self._flat_weights = [2 * weight for weight in self._flat_weights]
+        return super().forward(input, hx)
 
 
 def test_what_is_left_and_why():
@@ -97,7 +105,9 @@ def test_what_is_left_and_why():
     report = fastrnn.convert(model)
     assert report.swapped == []
     assert set(report.left) == {"own", "cell", "complex", "patched"}
-    assert "subclass" in report.left["own"] and "one step" in report.left["cell"]
+    assert (
+        report.left["own"].endswith("Own.forward uses torch.nn's _flat_weights") and "one step" in report.left["cell"]
+    )
     assert "complex64" in report.left["complex"] and "forward" in report.left["patched"]
     assert "left own: " in str(report) and str(report).startswith("swapped 0, left 4")
 
@@ -154,3 +164,284 @@ def test_converted_layers_are_like_new_ones(kind):
 def test_only_modules_can_be_swapped(swap):
     with pytest.raises(TypeError, match="model must be a torch.nn.Module, got int"):
         swap(3)
+
+
+class Flexible(abc.ABC, torch.nn.RNNBase):
+    """What pytorch-forecasting's layers add to torch.nn's: rows of length zero, states repeated."""
+
+    @abc.abstractmethod
+    def initial(self, x): ...
+
+    def forward(self, x, hx=None, lengths=None):
+        if lengths is None:
+            return super().forward(x, hx=hx)
+        packed = pack_padded_sequence(x, lengths.clamp(min=1), batch_first=self.batch_first, enforce_sorted=False)
+        output, final = super().forward(packed, hx=hx)
+        return pad_packed_sequence(output, batch_first=self.batch_first)[0], final
+
+
+class FlexibleLSTM(Flexible, torch.nn.LSTM):
+    def initial(self, x):
+        return tuple(x.new_zeros(self.num_layers, len(x), self.hidden_size) for _ in range(2))
+
+    def repeat(self, states, times):
+        return tuple(state.repeat_interleave(times, 1) for state in states)
+
+
+class FlexibleGRU(Flexible, torch.nn.GRU):
+    def initial(self, x):
+        return x.new_zeros(self.num_layers, len(x), self.hidden_size)
+
+    def flatten_parameters(self):
+        pass
+
+
+class Named(torch.nn.RNN):
+    """Forward untouched."""
+
+    name = "named"
+
+    def forward_twice(self, x):
+        return self(self(x)[0])
+
+
+class Explicit(torch.nn.GRU):
+    """The old way of calling the base, in a function of the class, under a decorator and with a property beside it."""
+
+    @property
+    def width(self):
+        return self.hidden_size
+
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, input, hx=None):
+        return super(Explicit, self).forward(input, hx)  # noqa: UP008
+
+
+@pytest.mark.parametrize("kind", [FlexibleLSTM, FlexibleGRU, Named, Explicit])
+def test_subclasses_that_add_methods_run_over_fastrnn(kind):
+    layer = kind(3, 3, batch_first=True).double()
+    twin = copy.deepcopy(layer)
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    report = fastrnn.convert(torch.nn.ModuleDict({"layer": layer}))
+    base = next(cls.__name__ for cls in kind.__mro__ if cls.__module__ == "torch.nn.modules.rnn")
+    assert report.swapped == ["layer"] and f"{kind.__qualname__} over fastrnn.{base}" in str(report)
+    assert (
+        isinstance(layer, kind) and isinstance(layer, getattr(fastrnn, base)) and type(layer).__name__ == kind.__name__
+    )
+    assert not isinstance(layer, (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN))  # torch.compile refuses those
+    copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer]
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    copies.append(torch.load(file, weights_only=False))
+    expected = twin(x)[0]
+    for each in copies:
+        assert type(each) is type(layer)
+        output = each(x)[0]
+        tol.assert_close(output, expected, tol.SAME_FLOAT64)
+        assert "Layer" in output.grad_fn.name() or "Transpose" in output.grad_fn.name()
+    if kind is Named:
+        tol.assert_close(layer.forward_twice(x)[0], twin.forward_twice(x)[0], tol.SAME_FLOAT64)
+    elif kind is not Explicit:
+        lengths = torch.tensor([5, 0, 2, 1])
+        for mine, theirs in zip(
+            torch.utils._pytree.tree_leaves(layer(x, layer.initial(x), lengths)),
+            torch.utils._pytree.tree_leaves(twin(x, twin.initial(x), lengths)),
+            strict=True,
+        ):
+            tol.assert_close(mine, theirs, tol.SAME_FLOAT64)
+    assert not fastrnn.convert(layer).swapped
+    assert fastrnn.revert(layer).swapped == [""] and type(layer) is kind and vars(layer).keys() == vars(twin).keys()
+    assert torch.equal(layer(x)[0], expected)
+
+
+def test_a_subclass_that_is_parametrized():
+    layer = parametrizations.weight_norm(FlexibleLSTM(3, 4), "weight_hh_l0")
+    x = torch.randn(5, 2, 3)
+    expected = layer(x)[0]
+    assert fastrnn.convert(layer).swapped == [""] and isinstance(layer, fastrnn.LSTM)
+    tol.assert_close(layer(x)[0], expected, tol.SAME_FLOAT32)
+    tol.assert_close(copy.deepcopy(layer)(x)[0], expected, tol.SAME_FLOAT32)
+    assert fastrnn.revert(layer).swapped == [""]
+    assert torch.equal(layer(x)[0], expected)
+    parametrize.remove_parametrizations(layer, "weight_hh_l0")
+    assert type(layer) is FlexibleLSTM
+
+
+def subclasses_to_leave():
+    alias = torch.nn.LSTM
+
+    class Elsewhere(torch.nn.LSTM):
+        def forward(self, input, hx=None):
+            return torch.nn.LSTM.forward(self, input, hx)
+
+    class Closure(torch.nn.LSTM):
+        def forward(self, input, hx=None):
+            return alias.forward(self, input, hx), super().forward
+
+    class Loop(torch.nn.LSTM):
+        def forward(self, input, hx=None):
+            return input @ self.weight_ih_l0.T
+
+    class Check(torch.nn.LSTM):
+        def check_forward_args(self, input, hidden, batch_sizes):
+            pass
+
+    class Internal(torch.nn.LSTM):
+        def forward(self, input, hx=None):
+            getattr(self, "_flat_weights").clear()  # noqa: B009
+            return super().forward(input, hx)
+
+    class Weight(torch.nn.LSTM):
+        @property
+        def weight_ih_l0(self):
+            return 0
+
+    class Clash(torch.nn.LSTM):
+        def cell(self):
+            return 0
+
+    class Lookup(torch.nn.LSTM):
+        def __getattr__(self, name):
+            return super().__getattr__(name)
+
+    return [
+        (Elsewhere, "names a class of torch.nn"),
+        (Closure, "names a class of torch.nn"),
+        (Loop, "does not call super().forward()"),
+        (Check, "overrides what torch.nn.LSTM works with"),
+        (Internal, "uses torch.nn's _flat_weights"),
+        (Weight, "hides an attribute"),
+        (Clash, "hides an attribute"),
+        (Lookup, "overrides what torch.nn.LSTM works with"),
+    ]
+
+
+@pytest.mark.parametrize("kind, reason", subclasses_to_leave(), ids=lambda value: getattr(value, "__name__", ""))
+def test_subclasses_that_rely_on_torch_are_left(kind, reason):
+    layer = kind.__new__(kind)
+    torch.nn.Module.__init__(layer)
+    report = fastrnn.convert(layer)
+    assert type(layer) is kind and not report.swapped
+    assert f"{kind.__qualname__}." in report.left[""] and reason in report.left[""]
+
+
+def test_an_attribute_that_would_be_hidden_keeps_the_layer():
+    layer = torch.nn.LSTM(3, 4)
+    layer.cell = torch.nn.Linear(3, 4)
+    assert "attribute cell" in fastrnn.convert(layer).left[""]
+
+
+class Noisy(torch.nn.Module):
+    """A parametrization that counts its calls and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return torch.nn.functional.dropout(weight, 0.5, self.training)
+
+
+def test_swapping_reads_no_parametrized_weight():
+    """In training the power iteration of spectral_norm, say, would move with every look at the weight."""
+    layer = parametrizations.spectral_norm(torch.nn.LSTM(3, 4), "weight_hh_l0")
+    parametrize.register_parametrization(layer, "weight_ih_l0", Noisy())
+    noisy = layer.parametrizations["weight_ih_l0"][0]
+    layer(torch.randn(5, 2, 3))[0].sum().backward()
+    before, calls, state = copy.deepcopy(layer.state_dict()), noisy.calls, torch.get_rng_state()
+    for swap in (fastrnn.convert, fastrnn.revert, fastrnn.convert):
+        str(swap(layer))
+        assert noisy.calls == calls and torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    layer(torch.randn(5, 2, 3))
+    assert noisy.calls == calls + 1
+    fastrnn.revert(layer)
+    layer(torch.randn(5, 2, 3))
+    assert noisy.calls > calls + 1  # torch.nn's layer takes the new weights
+
+
+class LiGRU(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = torch.nn.ModuleList([LiGRU_Layer()])
+
+
+class LiGRU_Layer(torch.nn.Module):  # noqa: N801
+    def __init__(self):
+        super().__init__()
+        self.w, self.u = torch.nn.Linear(3, 8), torch.nn.Linear(4, 8)
+
+
+class LSTMTagger(torch.nn.Module):
+    """A model named after what it holds."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, RNNHead(4, 4)
+
+
+class RNNHead(torch.nn.Linear):
+    pass
+
+
+class _CustomLSTM(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x2g = torch.nn.Linear(3, 16)
+
+
+class PlainLSTMEncoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight_ih, self.weight_hh = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+
+
+class RNNTLoss(torch.nn.Linear):
+    pass
+
+
+class LSTMDropout(torch.nn.Dropout):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor:UserWarning")
+def test_recurrent_layers_of_others_are_named():
+    model = torch.nn.ModuleDict(
+        dict(
+            tagger=LSTMTagger(torch.nn.LSTM(3, 4)),
+            other=LSTMTagger(_CustomLSTM()),
+            ligru=LiGRU(),
+            encoder=PlainLSTMEncoder(),
+            loss=RNNTLoss(3, 4),
+            dropout=LSTMDropout(),
+            quantised=torch.ao.nn.quantized.dynamic.LSTM(3, 4),
+            quantisable=torch.ao.nn.quantizable.LSTM(3, 4),
+        )
+    )
+    report = fastrnn.convert(model)
+    assert report.swapped == ["tagger.layer"]
+    assert set(report.left) == {"other.layer", "ligru", "encoder", "quantised", "quantisable"}
+    assert "LiGRU looks recurrent" in report.left["ligru"] and "put a fastrnn layer" in report.left["ligru"]
+    assert all("quantised weights" in report.left[name] for name in ("quantised", "quantisable"))
+    alone = fastrnn.convert(LiGRU())
+    assert set(alone.left) == {""}
+
+
+class Asking(torch.nn.Module):
+    """An owner that looks at the class of its layer, in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.GRU(3, 4)
+        assert isinstance(self.layer, torch.nn.GRU)
+
+    def forward(self, x):
+        return self.layer(x)[0] if isinstance(self.layer, torch.nn.GRU) else x
+
+
+def test_owners_that_ask_for_the_class_are_named():
+    report = fastrnn.convert(torch.nn.Sequential(Asking(), Tagger()))
+    assert list(report.notes) == ["0"] and "Asking.forward looks at the class" in report.notes["0"]
+    assert "note on 0: " in str(report)

@@ -1,0 +1,94 @@
+"""What convert says of modules other than torch.nn's layers: owners that use their layers in a way of their own, and
+recurrent layers of other libraries. Known by name, so that no library is imported."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+
+from ._subclasses import TO_FAST, functions_of, name_of, names_in, torch_classes_in
+
+
+class Owner(NamedTuple):
+    """A class of another library that holds recurrent layers."""
+
+    keeps: bool  # its layers must stay torch.nn's: its code takes another way where they are not
+    advice: str
+
+
+_TORCHRL = Owner(
+    True,
+    "torchrl's {} asks for torch.nn's class when a trajectory ends and would call fastrnn's with arguments it does not "
+    "have; use fastrnn.contrib.torchrl.convert, or fastrnn.contrib.torchrl.{} in its place",
+)
+_SB3 = Owner(
+    False,
+    "sb3-contrib's {} runs its LSTMs step by step wherever an episode starts; fastrnn.contrib.sb3.convert, or the "
+    "policies of fastrnn.contrib.sb3, run whole sequences",
+)
+_OWNERS = {
+    "torchrl.modules.tensordict_module.rnn.LSTMModule": _TORCHRL,
+    "torchrl.modules.tensordict_module.rnn.GRUModule": _TORCHRL,
+    "sb3_contrib.common.recurrent.policies.RecurrentActorCriticPolicy": _SB3,
+}
+
+
+def known_owner(module: torch.nn.Module) -> Owner | None:
+    """What to know of the layers in a module of a known class, None for other classes and for fastrnn's adapters."""
+    names = [name_of(cls) for cls in type(module).__mro__]
+    for name in names:
+        if name.startswith("fastrnn.contrib."):
+            return None
+        if name in _OWNERS:
+            owner, short = _OWNERS[name], name.rpartition(".")[2]
+            return owner._replace(advice=owner.advice.format(short, short))
+    return None
+
+
+def asks_for_class(module: torch.nn.Module) -> str | None:
+    """The method of a module that looks at its layers' class, which the swap changes; not the constructor."""
+    for cls in type(module).__mro__:
+        if cls.__module__.partition(".")[0] in ("torch", "fastrnn", "builtins"):
+            continue
+        for name, value in vars(cls).items():
+            if name == "__init__":
+                continue
+            for function in functions_of(value):
+                asks = names_in(function.__code__) & {"isinstance", "type", "__class__"}
+                if asks and torch_classes_in(function, tuple(TO_FAST)):
+                    return f"{name_of(cls)}.{name}"
+    return None
+
+
+# LSTM, GRU or RNN as a part of a name: LiGRU, _CustomLSTM, DPLSTM, QuasiRNN, LstmCell; not RNNTLoss, MaskRCNN.
+_PART = re.compile(r"(LSTM|GRU|RNN)(?![a-zT])|(Lstm|Gru|Rnn)(?![a-z])")
+# The same where the name says that the module is such a layer, and not a part beside one (RNNHead, LSTMEmbedding).
+_LAYER = re.compile(r"(LSTM|GRU|RNN|Lstm|Gru|Rnn)(_?(Layer|Cell|Base))?(_?v?\d+)?$")
+# torch.nn's names, and what others call the same; haste's and Keras's kernel is a recurrent_kernel there.
+_RECURRENT_WEIGHT = re.compile(r"(weight|bias)_?[ih]h|recurrent_")
+
+
+def looks_recurrent(module: torch.nn.Module) -> str | None:
+    """What to do with a recurrent layer that is none of torch.nn's, None for a module that is no such layer.
+
+    A layer by its name that holds parameters, or one with parameters named as a recurrent layer's; a module around
+    layers of torch.nn or fastrnn is neither.
+    """
+    kind = type(module).__name__
+    if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)) or not _PART.search(kind):
+        return None
+    if not _LAYER.search(kind) and not any(_RECURRENT_WEIGHT.match(name) for name in module._parameters):
+        return None
+    inside = list(module.modules())[1:]
+    if any(isinstance(each, (torch.nn.RNNBase, torch.nn.RNNCellBase)) for each in inside):
+        return None
+    if type(module).__module__.startswith("torch.ao."):
+        return f"{name_of(type(module))} is made for quantised weights; swap the float layer or quantise it, not both"
+    if next(module.parameters(), None) is None:
+        return None
+    return (
+        f"{name_of(type(module))} looks recurrent and is none of torch.nn's layers; if it computes what one of them "
+        "does, put a fastrnn layer with its weights in its place"
+    )

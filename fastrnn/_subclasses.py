@@ -1,0 +1,167 @@
+"""Subclasses of torch.nn's recurrent layers: which of them can run over fastrnn's layers, and the class that does.
+
+The class made for a subclass derives from it, so that its methods and isinstance keep their meaning, and has fastrnn's
+layer in place of torch.nn's in its method resolution order, so that super().forward() arrives at fastrnn's. Methods
+stay the very same functions; nothing is copied or rewritten.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import modules
+from ._recurrent import Recurrent
+
+TO_FAST: dict[type, type] = {
+    torch.nn.LSTM: modules.LSTM,
+    torch.nn.GRU: modules.GRU,
+    torch.nn.RNN: modules.RNN,
+}
+TO_TORCH = {fast: plain for plain, fast in TO_FAST.items()}
+
+# What torch.nn's forward calls or reads and fastrnn's does not: code that uses or overrides it relies on torch.nn's.
+_TORCH_INTERNALS = {
+    "_VF", "_flat_weights", "_flat_weight_refs", "_init_flat_weights", "_update_flat_weights", "_weights_have_changed",
+    "check_input", "check_forward_args", "check_hidden_size", "get_expected_hidden_size", "get_expected_cell_size",
+    "permute_hidden", "_rnn_impls",
+}  # fmt: skip
+_WEIGHTS = ("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l", "weight_hr_l")
+# Overrides that reach deeper than a method that is added: how attributes are found, calls are made, classes come about.
+_MACHINERY = {
+    "__call__", "_call_impl", "__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__new__",
+    "__init_subclass__",
+}  # fmt: skip
+
+
+def own_names(fast: type) -> set[str]:
+    """What a fastrnn class defines and torch.nn's does not: a layer must not use such a name for something else."""
+    own = {name for cls in fast.__mro__ if issubclass(cls, Recurrent) for name in vars(cls)}
+    return {name for name in own if not hasattr(torch.nn.RNNBase, name)}
+
+
+def base_of(kind: type) -> type | None:
+    """The class of torch.nn that ``kind`` derives from, if it is one of the three."""
+    return next((cls for cls in kind.__mro__ if cls in TO_FAST), None)
+
+
+def name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def reason_to_leave(kind: type) -> str | None:
+    """Why a subclass of torch.nn's LSTM, GRU or RNN cannot run over fastrnn's, or None if it can.
+
+    It can if it leaves forward alone or comes back to super().forward() there, and if none of its methods overrides or
+    uses what only torch.nn's forward works with. Code is judged by the names in it, and in doubt the layer is left.
+    ``__init__`` may do anything: it has run.
+    """
+    base = base_of(kind)
+    taken = own_names(TO_FAST[base])
+    for cls in kind.__mro__:
+        if cls in base.__mro__ or cls.__module__ in ("abc", "typing"):
+            continue
+        for name, value in vars(cls).items():
+            where = f"{name_of(cls)}.{name}"
+            if name in _TORCH_INTERNALS or name in _MACHINERY:
+                return f"{where} overrides what torch.nn.{base.__name__} works with"
+            if name in taken or name.startswith(_WEIGHTS):
+                return f"{where} hides an attribute of fastrnn.{base.__name__}"
+            if name == "__init__":
+                continue
+            functions = list(functions_of(value))
+            for function in functions:
+                used = (names_in(function.__code__) | strings_in(function.__code__)) & _TORCH_INTERNALS
+                if used:
+                    return f"{where} uses torch.nn's {min(used)}"
+                if torch_classes_in(function, (*TO_FAST, torch.nn.RNNBase)):
+                    return f"{where} names a class of torch.nn, where fastrnn's has to take its place"
+            if name == "forward" and not any({"super", "forward"} <= names_in(f.__code__) for f in functions):
+                return f"{where} does not call super().forward()"
+    return None
+
+
+def functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions behind an attribute of a class: a method, a property's, and what decorators wrap."""
+    found, waiting = set(), [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (staticmethod, classmethod)):
+            waiting.append(value.__func__)
+        elif isinstance(value, property):
+            waiting += [value.fget, value.fset, value.fdel]
+        elif isinstance(value, types.FunctionType) and value not in found:
+            found.add(value)
+            waiting += [cell for cell in _closure(value) if isinstance(cell, types.FunctionType)]
+            yield value
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Names in a function's code and in the functions within it."""
+    return set(code.co_names).union(code.co_freevars, *map(names_in, _inner(code)))
+
+
+def strings_in(code: types.CodeType) -> set[str]:
+    """String constants, likewise: getattr(self, "_flat_weights")."""
+    own = {constant for constant in code.co_consts if isinstance(constant, str)}
+    return own.union(*map(strings_in, _inner(code)))
+
+
+def _inner(code: types.CodeType) -> list[types.CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+
+
+def torch_classes_in(function: types.FunctionType, classes: tuple[type, ...]) -> bool:
+    """Whether the function names one of torch.nn's classes: as nn.LSTM, imported, under another name, in a closure."""
+    for name in names_in(function.__code__):
+        value = function.__globals__.get(name)
+        if value in classes if isinstance(value, type) else any(name == cls.__name__ for cls in classes):
+            return True
+    return any(isinstance(value, type) and value in classes for value in _closure(function))
+
+
+def _closure(function: types.FunctionType) -> list[Any]:
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            pass
+    return values
+
+
+def over_fast(kind: type) -> type:
+    """The class like ``kind``, a subclass of torch.nn's LSTM, GRU or RNN, over fastrnn's layer."""
+    for made in kind.__subclasses__():
+        if replaced_by(made) is kind:
+            return made
+    meta = type(kind)
+    metaclass = type(meta.__name__, (meta,), {"mro": _resolution_order})
+    copyreg.pickle(metaclass, _reduce_class)  # the class is found again by what it was made from, not by name
+    return metaclass(
+        kind.__name__,
+        (kind,),
+        {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "_replaces": kind},
+    )
+
+
+def replaced_by(made: type) -> type | None:
+    """The subclass that :func:`over_fast` made this class from, None for every other class."""
+    return vars(made).get("_replaces") if issubclass(made, Recurrent) else None
+
+
+def _resolution_order(cls: type) -> list[type]:
+    order = []
+    for each in type.mro(cls):
+        fast = TO_FAST.get(each)
+        order += [each] if fast is None else [own for own in fast.__mro__ if issubclass(own, Recurrent)]
+    return order
+
+
+def _reduce_class(cls: type) -> str | tuple:
+    kind = replaced_by(cls)
+    return cls.__qualname__ if kind is None else (over_fast, (kind,))
