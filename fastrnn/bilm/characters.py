@@ -6,11 +6,13 @@ begin and end of word, and padding inside a word. Training files of bilm-tf hold
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .text import as_sentences
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
 BOS, EOS = "<S>", "</S>"
@@ -33,8 +35,6 @@ class CharacterIds:
         known = self._rows.get(token)
         if known is not None:
             return known
-        if not isinstance(token, str):
-            raise TypeError(f"a token must be a string, got {type(token).__name__}")
         row = np.full(self.max_characters, PADDING, np.int16)
         if token == BOS:
             row[:3] = BEGIN_WORD, BEGIN_SENTENCE, END_WORD
@@ -57,12 +57,11 @@ class CharacterIds:
             return torch.zeros(0, self.max_characters, dtype=torch.int64)
         return torch.from_numpy(np.stack(rows)).long()
 
-    def batch(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+    def batch(self, sentences: Iterable[Iterable[str]]) -> Tensor:
         """ids [B, longest, max_characters] of B tokenised sentences, zero after their ends."""
+        sentences = as_sentences(sentences)
         ids = np.zeros((len(sentences), max(map(len, sentences), default=0), self.max_characters), np.int16)
         for sentence, rows in zip(sentences, ids, strict=True):
-            if isinstance(sentence, str):
-                raise TypeError(f"a sentence must be a list of tokens, got the string {sentence[:40]!r}")
             for place, token in enumerate(sentence):
                 rows[place] = self.row(token)
         return torch.from_numpy(ids).long()
@@ -71,11 +70,11 @@ class CharacterIds:
 _official = CharacterIds()
 
 
-def batch_to_ids(sentences: Sequence[Sequence[str]], max_characters: int = 50) -> Tensor:
+def batch_to_ids(sentences: Iterable[Iterable[str]], max_characters: int = 50) -> Tensor:
     """Character ids of a batch of tokenised sentences, as AllenNLP's function of this name.
 
     Args:
-        sentences: B lists of tokens, of any lengths, also empty.
+        sentences: B lists (or other iterables) of tokens, of any lengths, also empty.
         max_characters: characters of a token, word marks included (``max_characters_per_token`` of options.json).
 
     Returns:

@@ -9,7 +9,8 @@ same; ``stateful=False`` starts every sentence anew, which makes its vectors dep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from typing import NamedTuple
 
@@ -21,8 +22,9 @@ from .characters import BOS, EOS
 from .chunks import Emit, InMemory, contextualize_in_chunks
 from .mix import LayerNorm, ScalarMix
 from .model import BiLanguageModel, State, detach_state
+from .text import as_sentences
 
-Sentences = Sequence[Sequence[str]]
+Sentences = Iterable[Iterable[str]]
 
 
 class ElmoOutput(NamedTuple):
@@ -37,20 +39,51 @@ class ElmoOutput(NamedTuple):
     mask: Tensor
 
 
+_ONE_AT_A_TIME = (
+    "another thread is using the carried state of this stateful Elmo: its calls are one sequence. Take stateful=False, "
+    "or give each thread an Elmo or Embedder of its own over the same biLM"
+)
+
+
 class CarriedState:
-    """The recurrent state of each batch row between calls, for each device on its own; no part of a state_dict."""
+    """The recurrent state of each batch row between calls, for each device on its own; no part of a state_dict.
+
+    Calls that carry it are one sequence, so two at a time are refused: whose state the next one finds would be chance.
+    """
 
     def __init__(self) -> None:
         self.start: State | None = None  # what a row without history starts from (one row); None: zero
         # Keyed by device, and shared by DataParallel's replicas, which are shallow copies of the module.
         self.rows: dict[torch.device, State] = {}
+        self._turns: dict[torch.device, object] = {}
+
+    @contextmanager
+    def turn(self, device: torch.device) -> Iterator[None]:
+        """What takes the state and puts it back is done in here.
+
+        Raises:
+            RuntimeError: another thread is in here.
+        """
+        mine = object()
+        if self._turns.setdefault(device, mine) is not mine:  # atomic, and unlike a lock it can be copied and pickled
+            raise RuntimeError(_ONE_AT_A_TIME)
+        try:
+            yield
+        finally:
+            del self._turns[device]
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        if self._turns:
+            raise RuntimeError(_ONE_AT_A_TIME)
+        self.rows.clear()
 
     def take(self, model: BiLanguageModel, batch: int, carry: bool) -> State:
         """State for the first ``batch`` rows."""
         zero = model.zero_state(batch)
         like = zero[0][0]
         if self.start is not None:
-            zero = _map(lambda new, start: start.to(new).expand_as(new).contiguous(), zero, self.start)
+            zero = _map(lambda new, start: start.to(new).expand_as(new).clone(), zero, self.start)
         held = self.rows.get(like.device) if carry else None
         if held is None:
             return zero
@@ -75,6 +108,9 @@ class Elmo(nn.Module):
 
     The biLM is frozen and runs without a graph unless ``fine_tune``; then it trains with the task (use a low learning
     rate and clip gradients).
+
+    Threads may share an Elmo with ``stateful=False``. Calls of a stateful one are one sequence, so while one runs
+    another thread's is refused; give each thread its own Elmo over the same biLM, which is only read.
 
     Args:
         bilm: the language model.
@@ -144,29 +180,31 @@ class Elmo(nn.Module):
 
     def reset_states(self) -> None:
         """Forget the state of all rows; the next call starts from the warmed-up state, or from zero."""
-        self.carried.rows.clear()
+        self.carried.reset()
 
     @torch.no_grad()
     def warm_up(self, batches: Iterable[Sentences | Tensor]) -> None:
         """Run over some batches and keep the state of their first row as the start of every sentence from now on.
 
         With ``stateful=False`` vectors then depend on the sentence alone, yet start from a state that has seen text.
+        The state that was carried is forgotten.
         """
-        self.reset_states()
-        self.carried.start = None
+        seen = CarriedState()
         for batch in batches:
             token, lengths = self._tokens(batch)
-            self.carried.put(self.bilm.contextualize(token, self._state(token, carry=True), lengths=lengths)[1])
-        if not self.carried.rows:
+            state = seen.take(self.bilm, token.shape[1], carry=True)
+            seen.put(self.bilm.contextualize(token, state, lengths=lengths)[1])
+        if not seen.rows:
             raise ValueError("warm_up needs at least one batch")
-        state = next(iter(self.carried.rows.values()))
+        state = next(iter(seen.rows.values()))
+        self.carried.reset()
         self.carried.start = tuple(tuple(value[:, :1].clone() for value in values) for values in state)
-        self.reset_states()
 
     def cache_vocabulary(self, tokens: Iterable[str], remember: int = 0) -> None:
         """Keep the context-free vectors of ``tokens`` and of the first ``remember`` others that are met.
 
-        For input given as text. Vectors are made at the first use, and again whenever the biLM's weights have changed.
+        For input given as text. Vectors are made at the first use, and again whenever the biLM's weights have changed,
+        as far as :class:`~fastrnn.bilm.cache.TokenVectors` can see; ``elmo.token_vectors.clear()`` forgets them.
         """
         if self.token_vectors is None:
             raise ValueError("this biLM reads words: its token vectors are a table already")
@@ -176,8 +214,13 @@ class Elmo(nn.Module):
         """ELMo vectors of a batch.
 
         Args:
-            inputs: B tokenised sentences (lists of strings, also empty), or their ids from :func:`batch_to_ids`
-                [B, N, max_characters] (word models: [B, N]); further dimensions may stand between B and N.
+            inputs: B tokenised sentences (lists or other iterables of strings, also empty), or their ids from
+                :func:`batch_to_ids` [B, N, max_characters] (word models: [B, N]); further dimensions may stand between
+                B and N.
+
+        Raises:
+            TypeError: a string where a list of tokens is expected, or a token that is no string.
+            RuntimeError: a stateful Elmo is called while another thread's call runs.
         """
         outer = None
         if isinstance(inputs, Tensor):
@@ -192,7 +235,8 @@ class Elmo(nn.Module):
         steps = torch.arange(len(token), device=token.device)[:, None]
         inside = (steps > 0) & (steps < lengths - 1)
         valid = steps < lengths
-        mixed = self._mixed(token, lengths, valid, inside, train)
+        with self.carried.turn(token.device) if self.stateful else nullcontext():
+            mixed = self._mixed(token, lengths, valid, inside, train)
         mask = valid if self.keep_boundaries else inside[1:-1]
         representations = []
         for rows in mixed:
@@ -268,10 +312,7 @@ def tokens_of(
     known_words: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token vectors [T, B, P] and lengths [B] of sentences given as text, sentence marks included."""
-    for sentence in sentences:
-        if isinstance(sentence, str):
-            raise TypeError(f"a sentence must be a list of tokens, got the string {sentence[:40]!r}")
-    marked = [(BOS, *sentence, EOS) for sentence in sentences]
+    marked = [(BOS, *sentence, EOS) for sentence in as_sentences(sentences)]
     steps = max(map(len, marked), default=2)
     distinct: dict[str, int] = {}
     places = torch.zeros(steps, len(marked), dtype=torch.int64)

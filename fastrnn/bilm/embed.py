@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from .chunks import InFile, InMemory, contextualize_in_chunks
 from .elmo import CarriedState, tokens_of, word_ids
 from .model import BiLanguageModel
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
+from .text import as_sentences, as_tokens
 
 _REMEMBERED = 65536  # distinct tokens whose vectors are kept: 128 MiB of the released models' float32 vectors
 _WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length
@@ -90,9 +91,9 @@ def plan(lengths: Sequence[int], tokens_per_batch: int, chunk_length: int) -> li
 class Embedder:
     """Makes arrays of ELMo vectors from sentences.
 
-    Every sentence starts from a zero state, so its vectors depend on nothing but the sentence; with ``stateful`` the
-    state of each batch row is carried over as in the original, and batches are ``batch_size`` sentences in the given
-    order.
+    Every sentence starts from a zero state, so its vectors depend on nothing but the sentence, and any number of
+    threads may share an Embedder; with ``stateful`` the state of each batch row is carried over as in the original,
+    batches are ``batch_size`` sentences in the given order, and one thread may use it at a time: another is refused.
 
     Args:
         bilm: the language model; it is only read.
@@ -128,7 +129,7 @@ class Embedder:
         self.chunk_length = chunk_length
         self.directory = directory or Path(tempfile.gettempdir())
         self.carried = CarriedState()
-        words = list(vocabulary or ())
+        words = () if vocabulary is None else as_tokens(vocabulary, "a vocabulary")
         reads_words = bilm.options.characters is None
         self.token_vectors = None if reads_words else TokenVectors(bilm.encoder, words, _REMEMBERED)
         self.word_ids = {word: place + 1 for place, word in enumerate(words)} if reads_words else None
@@ -149,14 +150,16 @@ class Embedder:
             return [list(numbers[at : at + self.batch_size]) for at in range(0, len(lengths), self.batch_size)]
         return plan(lengths, self.tokens_per_batch, self.chunk_length)
 
-    def iterate(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
+    def iterate(self, sentences: Iterable[Iterable[str]]) -> Iterator[np.ndarray]:
         """One array a sentence, in order: [L + 1, N, 2P], or [N, 2P] of a sum of layers; N = 0 for an empty sentence.
 
         Reads ahead only as far as it needs to form batches of like length, so ``sentences`` may be endless.
         """
+        if isinstance(sentences, (str, bytes)):
+            as_sentences(sentences)  # says what is wrong
         window: list[Sequence[str]] = []
         tokens = 0
-        for sentence in sentences:
+        for sentence in map(as_tokens, sentences):
             window.append(sentence)
             tokens += len(sentence) + 2
             if len(window) >= self.batch_size if self.stateful else tokens >= _WINDOW * self.tokens_per_batch:
@@ -199,6 +202,11 @@ class Embedder:
             emit: receives the results: (place in the batch, layer, first token, float32 rows [n, 2P]); layer is 0 for a
                 sum of layers.
         """
+        device = self.bilm.forward_layers[0].weight_hh.device
+        with self.carried.turn(device) if self.stateful else nullcontext():
+            self._embed(sentences, emit)
+
+    def _embed(self, sentences: Sequence[Sequence[str]], emit: Callable[[int, int, int, np.ndarray], None]) -> None:
         steps = max(map(len, sentences), default=0) + 2
         if steps > self.chunk_length and len(sentences) == 1:
             self._embed_in_pieces(sentences[0], lambda *result: emit(0, *result))

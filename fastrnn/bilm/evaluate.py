@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .data import TokenTable, first_occurrences
 from .language_model import LanguageModel
+from .text import as_tokens
 
 Sentence = Sequence[str]
 _READ_AHEAD = 8192  # sentences among which those of like length are put together
@@ -95,7 +96,7 @@ def score_sentences(model: LanguageModel, sentences: Iterable[Sentence], batch: 
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     table = TokenTable(model.vocabulary, model.max_characters)
-    ahead = iter(sentences)
+    ahead = map(as_tokens, sentences)
     while part := list(islice(ahead, _READ_AHEAD)):
         scores: dict[int, Score] = {}
         table.keep_only([])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .data import TokenTable
 from .language_model import LanguageModel
+from .text import as_tokens
 
 
 @torch.inference_mode()
@@ -47,6 +48,7 @@ def generate(
         raise ValueError(f"temperature must be a number not below 0, got {temperature}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top-k must be at least 1, got {top_k}")
+    prefix = as_tokens(prefix, "the prefix")
     vocabulary = model.vocabulary
     backward = direction == "backward"
     start, stop = (vocabulary.end, vocabulary.begin) if backward else (vocabulary.begin, vocabulary.end)

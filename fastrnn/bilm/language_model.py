@@ -21,6 +21,7 @@ from .location import ModelFiles, find_model
 from .model import BiLanguageModel, State
 from .options import BiLMOptions
 from .softmax import Negatives, SoftmaxHead
+from .text import as_sentences
 from .vocabulary import Vocabulary
 
 MODEL_FILE, VOCABULARY_FILE = "model.safetensors", "vocab.txt"
@@ -88,7 +89,7 @@ class LanguageModel(nn.Module):
         vocabulary = self.vocabulary
         begin, end = vocabulary.words[vocabulary.begin], vocabulary.words[vocabulary.end]
         read: tuple[list[str], list[str]] = ([], [])
-        for sentence in sentences:
+        for sentence in as_sentences(sentences):
             read[0].extend([begin, *sentence])
             read[1].extend([end, *reversed(sentence)])
         ids = CharacterIds(self.max_characters).batch(read).transpose(0, 1)

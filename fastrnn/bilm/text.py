@@ -196,3 +196,24 @@ def read_shard(shard: Shard) -> Iterator[list[str]]:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def as_tokens(tokens: Iterable[str], what: str = "a sentence") -> tuple[str, ...]:
+    """The tokens of any iterable, read once, but not of a string, which would fall apart into characters."""
+    tokens = _listed(tokens, what)
+    for kind in set(map(type, tokens)):
+        if not issubclass(kind, str):
+            raise TypeError(f"{what} must be a list of tokens, which are strings; got one of {kind.__name__}")
+    return tokens
+
+
+def as_sentences(sentences: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
+    """Tokenised sentences from any iterable of iterables, read once."""
+    return [as_tokens(sentence) for sentence in _listed(sentences, "sentences", "lists")]
+
+
+def _listed(values: Iterable, what: str, kind: str = "a list") -> tuple:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        found = f"the string {values[:40]!r}" if isinstance(values, (str, bytes)) else type(values).__name__
+        raise TypeError(f"{what} must be {kind} of tokens, got {found}")
+    return tuple(values)

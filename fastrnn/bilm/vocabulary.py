@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .files import replacing
-from .text import TextError, read_lines
+from .text import TextError, as_tokens, read_lines
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SPECIALS = (BEGIN, END, UNKNOWN)
@@ -90,6 +90,8 @@ def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:
     """Counts the words of tokenised sentences."""
     counts: Counter[str] = Counter()
     for sentence in sentences:
+        if isinstance(sentence, str):
+            as_tokens(sentence)  # says what is wrong
         counts.update(sentence)
     return counts
 
