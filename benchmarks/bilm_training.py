@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import OUTPUT_FILE, require_device
+from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs
 
 if TYPE_CHECKING:
     from fastrnn.bilm.options import BiLMOptions
@@ -207,9 +207,10 @@ _SIZE = click.IntRange(min=1)
 )
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--json", type=OUTPUT_FILE, help="Write the figures as JSON.")
+@overwrite_option
 def bilm_training(
     dim: int, projection: int, words: int, steps: int, variants: tuple[str, ...], device: str, json: Path | None,
-    batch: int, unroll: int, **training: object,
+    batch: int, unroll: int, overwrite: bool, **training: object,
 ) -> None:  # fmt: skip
     """Time a biLM's training step with fastrnn and with torch.nn.LSTM.
 
@@ -217,6 +218,7 @@ def bilm_training(
     with Zipf's frequencies, so any machine can run this.
     """
     require_device(device)
+    require_outputs([("--json", json)], overwrite=overwrite)
     import tempfile
 
     from rich.console import Console

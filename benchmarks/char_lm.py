@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from .options import OUTPUT_FILE, require_device, require_plot
+from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs, require_plot
 
 _MOST_CHARACTERS = 4_000_000
 
@@ -183,13 +183,15 @@ _SIZE = click.IntRange(min=1)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--json", type=OUTPUT_FILE, help="Write the curves and the summary as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw both loss curves (.png, .svg or .pdf).")
-def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, **options) -> None:
+@overwrite_option
+def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwrite: bool, **options) -> None:
     """Train a character language model with torch.nn.LSTM and with fastrnn.LSTM from the same seed.
 
     TEXT_FILE is any text; without it tinyshakespeare under FASTRNN_TEST_DATA, or the Python standard library's source.
     """
     require_device(options["device"])
     require_plot(plot)
+    require_outputs([("--json", json), ("--plot", plot)], [("TEXT_FILE", text_file)], overwrite=overwrite)
 
     from rich.console import Console
     from rich.progress import Progress

@@ -12,7 +12,7 @@ import click
 from fastrnn.cli import LazyGroup
 
 from .cases import CASE_LISTS, DTYPES, GATES, MODES, Case
-from .options import OUTPUT_FILE, require_device, require_plot
+from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs, require_plot
 
 if TYPE_CHECKING:
     from .runner import Run, Settings
@@ -148,6 +148,7 @@ def _sizes(command: click.Command) -> click.Command:
 @click.option("--csv", type=OUTPUT_FILE, help="Write the results as CSV.")
 @click.option("--json", type=OUTPUT_FILE, help="Write results, machine and geometric means as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw speeds relative to torch.nn (.png, .svg or .pdf).")
+@overwrite_option
 @click.pass_context
 def bench(
     context: click.Context,
@@ -161,6 +162,7 @@ def bench(
     csv: Path | None,
     json: Path | None,
     plot: Path | None,
+    overwrite: bool,
     **options: tuple,
 ) -> None:
     """Time fastrnn beside torch.nn, a step loop and other installed packages.
@@ -180,6 +182,7 @@ def bench(
     device = device or (named.device if cases else "cpu")
     require_device(device)
     require_plot(plot)
+    require_outputs([("--csv", csv), ("--json", json), ("--plot", plot)], overwrite=overwrite)
 
     from .runner import Settings
 

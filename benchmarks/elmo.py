@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from .options import OUTPUT_FILE, require_device
+from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,10 @@ def _table(results: list[Measured]):
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Most rounds a part.")
 @click.option("--budget", type=click.FloatRange(min=0), default=40, show_default=True, help="Seconds a part.")
 @click.option("--json", type=OUTPUT_FILE, help="Write machine, measurements and ratios as JSON.")
+@overwrite_option
 def elmo(
     batch: tuple[int, ...], length: int, dtype: tuple[str, ...], dim: int, projection: int, device: str,
-    repeats: int, budget: float, json: Path | None,
+    repeats: int, budget: float, json: Path | None, overwrite: bool,
 ) -> None:  # fmt: skip
     """Time ELMo at the released models' size (random weights): character CNN, layers, and the whole.
 
@@ -170,6 +171,7 @@ def elmo(
     its largest value.
     """
     require_device(device)
+    require_outputs([("--json", json)], overwrite=overwrite)
     if projection > dim:
         raise click.UsageError(f"--projection {projection} is larger than --dim {dim}")
     from rich.console import Console

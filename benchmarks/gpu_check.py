@@ -90,8 +90,8 @@ def _times(provider: str, seconds: int) -> Callable[[Path, str], list[list[str]]
 
 def _elmo(out: Path, arch: str) -> list[list[str]]:
     shape = ["--batch", "20", "--length", "62", "--device", "cuda"]  # 64 steps with the sentence marks
-    command = [sys.executable, "-m", "benchmarks", "elmo", *shape, "--budget", "4", "--json", str(out / "elmo.json")]
-    return [command]
+    output = ["--json", str(out / "elmo.json"), "--overwrite"]
+    return [[sys.executable, "-m", "benchmarks", "elmo", *shape, "--budget", "4", *output]]
 
 
 STAGES = (

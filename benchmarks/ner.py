@@ -262,11 +262,21 @@ def train_language_model(folder: Path, sentences: Sequence[Sequence[str]], epoch
     from fastrnn.bilm.run import Run, train
     from fastrnn.bilm.training import TrainingOptions
     from fastrnn.bilm.vocabulary import build_vocabulary, count_words
+    from fastrnn.paths import guard_outputs
 
+    from .files import write_whole
+
+    vocabulary = build_vocabulary(count_words(sentences), min_count=2)
+    written = "".join(" ".join(sentence) + "\n" for sentence in sentences)
     folder.mkdir(parents=True, exist_ok=True)
     text, words = folder / "train.txt", folder / "words.txt"
-    text.write_text("".join(" ".join(sentence) + "\n" for sentence in sentences), encoding="utf-8")
-    build_vocabulary(count_words(sentences), min_count=2).save(words)
+    # An earlier run with the same text has left both; anything else there is not ours to replace.
+    if not (text.is_file() and text.read_bytes() == written.encode()):
+        guard_outputs([("--out", text)], overwrite=False)
+        write_whole(text, lambda temporary: temporary.write_text(written, encoding="utf-8"))
+    if not vocabulary.is_in(words):
+        guard_outputs([("--out", words)], overwrite=False)
+        vocabulary.save(words)
     characters = CharacterOptions(filters=((1, 16), (2, 16), (3, 32), (4, 64), (5, 64)), highways=1)
     train(
         Run(train=[str(text)], vocabulary=str(words), folder=str(folder), epochs=epochs, log_every=200),

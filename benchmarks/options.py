@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
+from fastrnn.bilm.commands import plain_errors
 from fastrnn.cli import require_device
+from fastrnn.paths import Argument, guard_outputs, overwrite_option
 
-__all__ = ["OUTPUT_FILE", "require_device", "require_plot"]
-
-
-class _OutputFile(click.ParamType):
-    """A file that can be created: checked before minutes of measuring, not after."""
-
-    name = "file"
-
-    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.is_dir():
-            self.fail(f"{path} is a directory", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"{path.parent} is not a directory", param, ctx)
-        if not path.exists() and not os.access(path.parent, os.W_OK):
-            self.fail(f"{path.parent} cannot be written to", param, ctx)
-        return path
+__all__ = ["OUTPUT_FILE", "overwrite_option", "require_device", "require_outputs", "require_plot"]
 
 
-OUTPUT_FILE = _OutputFile()
+OUTPUT_FILE = click.Path(path_type=Path)
+
+
+def require_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *, overwrite: bool) -> None:
+    """As :func:`fastrnn.paths.guard_outputs`, its errors being the command's; before minutes of measuring."""
+    with plain_errors():
+        guard_outputs(outputs, reads, overwrite=overwrite)
 
 
 def require_plot(path: Path | None) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from fastrnn.paths import guard_outputs, overwrite_option
+
 _TOKEN = re.compile(r"\w+(?:['\u2019-]\w+)*|--|[^\w\s]")
 _END = (".", "!", "?")
 
@@ -35,22 +37,27 @@ def split_sentences(text: str) -> Iterator[list[str]]:
 
 
 @click.command()
-@click.argument("text", type=click.Path(exists=True, dir_okay=False))
-@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--held-out", default=0.1, show_default=True, type=click.FloatRange(0, 0.9), help="Share, from the end.")
-def sentences(text: str, folder: str, held_out: float) -> None:
+@overwrite_option
+def sentences(text: str, folder: Path, held_out: float, overwrite: bool) -> None:
     """Write FOLDER/train.txt and FOLDER/held-out.txt from running TEXT."""
     from fastrnn.bilm.commands import plain_errors
     from fastrnn.bilm.text import decode, read_bytes
 
+    from .files import write_whole
+
     with plain_errors():
         running = decode(read_bytes(text), text)
-    lines = [" ".join(sentence) + "\n" for sentence in split_sentences(running)]
-    first = len(lines) - round(len(lines) * held_out)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, part in (("train.txt", lines[:first]), ("held-out.txt", lines[first:])):
-        Path(folder, name).write_text("".join(part), encoding="utf-8")
-        click.echo(f"{folder}/{name}: {len(part):,} sentences, {sum(len(line.split()) for line in part):,} tokens")
+        lines = [" ".join(sentence) + "\n" for sentence in split_sentences(running)]
+        first = len(lines) - round(len(lines) * held_out)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {folder / "train.txt": lines[:first], folder / "held-out.txt": lines[first:]}
+        guard_outputs([("FOLDER", path) for path in parts], [("TEXT", text)], overwrite=overwrite)
+        for path, part in parts.items():
+            write_whole(path, lambda temporary, part=part: temporary.write_text("".join(part), encoding="utf-8"))
+            click.echo(f"{path}: {len(part):,} sentences, {sum(len(line.split()) for line in part):,} tokens")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_text_from_standard_input(model: LanguageModel, tmp_path: Path) -> None:
     model.export(tmp_path)
     text, words = tmp_path / "text.txt", tmp_path / "words.txt"
     text.write_text("\n".join(SENTENCES) + "\n")
-    for arguments in (["score"], ["eval-bilm"], ["vocab", "--out", str(words), "--min-count", "1"]):
+    for arguments in (["score"], ["eval-bilm"], ["vocab", "--out", str(words), "--min-count", "1", "--overwrite"]):
         model_folder = [] if arguments[0] == "vocab" else ["--model", str(tmp_path)]
         named = CliRunner().invoke(main, [*arguments, str(text), *model_folder], catch_exceptions=False)
         piped = CliRunner().invoke(main, [*arguments, "-", *model_folder], input=text.read_bytes())
@@ -233,7 +233,10 @@ TRAIN = ("train-bilm", "--train", "text.txt", "--vocab", "vocab.txt", "--out", "
         ([*TRAIN, "--device", "cuda:99"], "on this machine"),
         ([*TRAIN, "--train", "-"], "which standard input cannot give: name a file"),
         ([*TRAIN, "--out", "text.txt"], "Error: text.txt: is a file, and not a folder"),
-        (["vocab", "text.txt", "--min-count", "1", "--out", "no/v.txt"], "cannot write no/v.txt: no such folder"),
+        (
+            ["vocab", "text.txt", "--min-count", "1", "--out", "no/v.txt"],
+            "cannot be written: no is not a directory",
+        ),
         (["score", "text.txt", "--model", "m", "--device", "cuda:99"], "on this machine"),
     ],
 )

@@ -211,7 +211,7 @@ def test_convert_command(tmp_path):
     assert "--output-options" in command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", code=2)
     elsewhere = tmp_path / "none" / "options.json"
     missing = command("convert-bilm", tmp_path / "c.th", tmp_path / "g.hdf5", "--output-options", elsewhere, code=1)
-    assert f"{tmp_path / 'none'}: no such folder" in missing
+    assert f"{tmp_path / 'none'} is not a directory" in missing
     options.rename(tmp_path / "elsewhere.json")
     assert "needs --options" in command("convert-bilm", tmp_path / "b.hdf5", tmp_path / "g.th", code=1)
     (tmp_path / "elsewhere.json").rename(options)
@@ -242,7 +242,7 @@ def test_cache_command(tmp_path):
     assert CliRunner().invoke(main, piped, input=(tmp_path / "vocabulary.txt").read_bytes()).exit_code == 0
     assert (tmp_path / "p.txt").read_text() == (tmp_path / "t.txt").read_text()
     native.save(tmp_path / "w.safetensors", make_model(**MODELS["words"]))
-    assert "table already" in command(*given, tmp_path / "t.txt", *weights, code=1)
+    assert "table already" in command(*given, tmp_path / "w.txt", *weights, code=1)
 
 
 # Broken files. Each message must name the file, and the dataset or key with what was expected and found.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .elmo import Elmo
 from .encoder import CharacterEncoder
-from .files import WeightsError, replacing
+from .files import WeightsError, replacing, save_torch
 from .model import BiLanguageModel
 from .official import read_options
 from .options import BiLMOptions, CharacterOptions
@@ -197,4 +197,4 @@ def to_state_dict(elmo: Elmo) -> dict[str, Tensor]:
 def save(elmo: Elmo, path: str | PathLike) -> None:
     """Write :func:`to_state_dict` with torch.save."""
     with replacing(path) as temporary:
-        torch.save(to_state_dict(elmo), temporary)
+        save_torch(temporary, to_state_dict(elmo))

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .files import save_torch
+
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)\.pt")
 
@@ -32,12 +34,9 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int)
     target = folder / f"checkpoint-{step:09d}.pt"
     temporary = target.with_suffix(".tmp")
     try:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, "step": step, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        save_torch(temporary, {"format": FORMAT, "step": step, **content})
         os.replace(temporary, target)
-    except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
+    except OSError as error:
         temporary.unlink(missing_ok=True)
         last = list_checkpoints(folder)
         raise CheckpointError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..cli import require_device
+from ..paths import guard_outputs, overwrite_option
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
@@ -54,21 +55,20 @@ def _path(text: str) -> Callable[..., Any]:
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--min-count", default=3, show_default=True, type=click.IntRange(1), help="Keep words seen so often.")
 @click.option("--max-size", type=click.IntRange(4), help="Keep the most frequent words only, specials included.")
-def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None) -> None:
+@overwrite_option
+def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None, overwrite: bool) -> None:
     """Make a vocabulary of text.
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
     """
-    from .text import read_text
+    from .text import find_texts, read_text
     from .vocabulary import SPECIALS, build_vocabulary, count_words
 
     with plain_errors():
+        guard_outputs([("--out", out)], [("TEXT", path) for path in find_texts(text)], overwrite=overwrite)
         counts = count_words(read_text(text))
         vocabulary = build_vocabulary(counts, min_count, max_size)
-        try:
-            vocabulary.save(out)
-        except OSError as error:
-            raise click.ClickException(f"cannot write {out}: {error.strerror or error}") from None
+        vocabulary.save(out)
     total = counts.total()
     known = sum(counts[word] for word in vocabulary.words if word not in SPECIALS)
     click.echo(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..paths import guard_outputs, overwrite_option
 from .commands import plain_errors
 
 MODEL = click.Path(exists=True, path_type=Path)
@@ -29,7 +30,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("output", type=_OUTPUT)
 @click.option("--options", type=_FILE, help=OPTIONS_HELP)
 @click.option("--output-options", type=_OUTPUT, help="Where to write options.json; needed for hdf5 output.")
-def convert_bilm(model: Path, output: Path, options: Path | None, output_options: Path | None) -> None:
+@overwrite_option
+def convert_bilm(model: Path, output: Path, options: Path | None, output_options: Path | None, overwrite: bool) -> None:
     """Convert biLM weights between formats, told by the endings of MODEL and OUTPUT.
 
     MODEL may also be a folder, or a .zip archive of one, that holds such a file.
@@ -45,6 +47,8 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
     if output.suffix == ".hdf5" and output_options is None:
         raise click.UsageError("hdf5 output needs --output-options, the place of its options.json")
     with plain_errors():
+        outputs = [("OUTPUT", output), ("--output-options", output_options)]
+        guard_outputs(outputs, [("MODEL", model), ("--options", options)], overwrite=overwrite)
         with find_model(model, options) as files:
             elmo = files.elmo()
         if output.suffix == ".safetensors":
@@ -62,7 +66,8 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
 @click.argument("vocabulary", type=_TEXT, metavar="VOCAB")
 @click.argument("output", type=_OUTPUT)
 @model_options
-def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | None) -> None:
+@overwrite_option
+def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | None, overwrite: bool) -> None:
     """Write the context-free vectors of VOCAB's tokens (one a line; - is standard input) to OUTPUT.
 
     OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads, or with the ending
@@ -71,11 +76,13 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
     import torch
 
     from .cache import TokenVectors
-    from .files import replacing
+    from .files import replacing, save_hdf5
     from .location import find_model
     from .vocabulary import read_words
 
     with plain_errors():
+        reads = [("VOCAB", vocabulary), ("--model", model), ("--options", options)]
+        guard_outputs([("OUTPUT", output)], reads, overwrite=overwrite)
         tokens = read_words(vocabulary)
         with find_model(model, options) as files:
             bilm = files.elmo().bilm
@@ -89,8 +96,5 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
                     for token, vector in zip(tokens, vectors, strict=True):
                         file.write(" ".join([token, *(f"{value:.9g}" for value in vector)]) + "\n")
             else:
-                import h5py
-
-                with h5py.File(temporary, "w") as file:
-                    file["embedding"] = vectors
+                save_hdf5(temporary, {"embedding": vectors})
     click.echo(f"{output}: {len(tokens):,} vectors of {bilm.width}")

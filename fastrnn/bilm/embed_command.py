@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from ..cli import require_device
+from ..paths import guard_outputs
 from .commands import plain_errors
 from .convert_command import model_options
 from .files import say_bytes
@@ -89,7 +90,7 @@ class _Layers(click.ParamType):
     "--precision", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
     help="Type of weights and activations.",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace an existing output, finished or not.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output, or one that was left unfinished.")
 def embed(sentences: str, output: Path, **settings) -> None:
     """Write ELMo vectors of SENTENCES to OUTPUT (hdf5).
 
@@ -100,16 +101,18 @@ def embed(sentences: str, output: Path, **settings) -> None:
     """
     if output.exists() and not output.is_file():
         raise click.ClickException(f"{output} is no ordinary file")
-    if output.exists() and not settings["overwrite"]:
-        raise click.ClickException(f"{output} exists; remove it or pass --overwrite")
-    if not output.parent.is_dir():
-        raise click.ClickException(f"{output.parent} is not a directory")
     if settings["mix"] is not None:
         if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--mix goes with none of --all, --top, --average")
         settings["kind"] = settings["mix"]
+    from .embedding_file import unfinished_files
+
     try:
         with plain_errors(), _said_what_to_do():
+            reads = [("SENTENCES", sentences), ("--model", settings["model"])]
+            reads += [("--options", settings["options"]), ("--vocab", settings["vocabulary"])]
+            guard_outputs([("OUTPUT", output)], reads, overwrite=settings["overwrite"])
+            guard_outputs([("OUTPUT", path) for path in unfinished_files(output)], reads, overwrite=True)
             _run(sentences, output, settings)
     except KeyboardInterrupt:
         click.echo("stopped; the same command goes on from there", err=True)
@@ -151,7 +154,7 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
     import torch
 
     from .embed import Embedder
-    from .embedding_file import EmbeddingFile, remove_unfinished
+    from .embedding_file import EmbeddingFile
     from .location import find_model
     from .text import read_bytes, split_lines
     from .vocabulary import read_words
@@ -188,11 +191,8 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
         f"{len(lines):,} sentences ({sum(not s for s in tokens):,} blank), {sum(map(len, tokens)):,} tokens; "
         f"{output}: {say_bytes(size)}"
     )
-    if settings["overwrite"]:
-        output.unlink(missing_ok=True)
-        remove_unfinished(output)
     keys = {line: str(number) for number, line in enumerate(lines)}
-    with EmbeddingFile(output, shapes, settings["dtype"], keys, fingerprint) as file:
+    with EmbeddingFile(output, shapes, settings["dtype"], keys, fingerprint, anew=settings["overwrite"]) as file:
         batches = embedder.plan([len(sentence) for sentence in tokens])
         if file.done:
             click.echo(f"going on after {file.done:,} of {len(batches):,} batches")

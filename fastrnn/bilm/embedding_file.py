@@ -29,6 +29,7 @@ class EmbeddingFile:
         dtype: numpy's "float32" or "float16".
         sentence_to_index: what AllenNLP's command stored under this name: sentence text -> key.
         fingerprint: everything that determines the contents, by name; an unfinished file with another is refused.
+        anew: an unfinished file that cannot be gone on with is replaced.
 
     Attributes:
         done: batches finished by an earlier run.
@@ -42,6 +43,8 @@ class EmbeddingFile:
         dtype: str,
         sentence_to_index: Mapping[str, str],
         fingerprint: Mapping[str, str],
+        *,
+        anew: bool = False,
     ) -> None:
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
@@ -51,12 +54,26 @@ class EmbeddingFile:
         self.fingerprint = dict(fingerprint)
         self.done = 0
         self.state: dict[str, torch.Tensor] = {}
-        if self.partial.exists() and self.progress.exists():
-            self._resume()
-            self._offsets = self._find_offsets()
-        else:
-            self._offsets = self._lay_out(sentence_to_index)
-            self.checkpoint(0)
+        self._creating = path.with_name(path.name + ".creating")  # one name, so that leftovers are overwritten
+        # The progress file is made first and removed last: without it, these are not what an unfinished run left.
+        if not self.progress.exists() and (other := [p for p in (self.partial, self._creating) if p.exists()]):
+            raise WeightsError(f"{other[0]} would be written over, and was not left by an unfinished run: move it away")
+        offsets = None
+        try:
+            if self.progress.exists():
+                offsets = self._go_on()
+        except WeightsError:
+            if not anew:
+                raise
+            self.done, self.state = 0, {}
+        if offsets is None:
+            try:
+                self.checkpoint(0)
+                offsets = self._lay_out(sentence_to_index)
+            except OSError:
+                remove_unfinished(path)
+                raise
+        self._offsets = offsets
         self._file = open(self.partial, "r+b", buffering=0)  # noqa: SIM115
 
     def __enter__(self) -> EmbeddingFile:
@@ -69,7 +86,7 @@ class EmbeddingFile:
         """Make the file with room for every array, and tell their places: -1 for an empty one."""
         import h5py
 
-        creating = self.path.with_name(self.path.name + ".creating")  # one name, so that leftovers are overwritten
+        creating = self._creating
         try:
             with naming(creating):
                 with open(creating, "wb") as raw:  # a disk without room is met here, and not inside the hdf5 library
@@ -97,23 +114,27 @@ class EmbeddingFile:
             creating.unlink(missing_ok=True)
         return _places(places)
 
-    def _resume(self) -> None:
+    def _go_on(self) -> np.ndarray | None:
+        """Take up what an earlier run left: its count of batches, its state, and the arrays' places, if laid out."""
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.progress, framework="pt") as file:
                 head = dict(file.metadata() or {})
                 self.state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            begun_with, done = json.loads(head["fingerprint"]), int(head["done"])
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise WeightsError(f"{self.progress}: not a progress file: {error}") from error
-        begun_with = json.loads(head["fingerprint"])
         names = {**begun_with, **self.fingerprint}
         if other := [name for name in names if begun_with.get(name) != self.fingerprint.get(name)]:
             raise WeightsError(
                 f"{self.partial} is unfinished and was begun with other {', '.join(other)}: "
                 "give the same command to finish it, or pass --overwrite to begin anew"
             )
-        self.done = int(head["done"])
+        if not self.partial.exists():
+            return None
+        self.done = done
+        return self._find_offsets()
 
     def _find_offsets(self) -> np.ndarray:
         """As :meth:`_lay_out` told them when the file was made."""
@@ -174,7 +195,12 @@ def _places(offsets: Sequence[int | None]) -> np.ndarray:
     return np.array([-1 if offset is None else offset for offset in offsets], np.int64)
 
 
+def unfinished_files(path: Path) -> list[Path]:
+    """What an unfinished run, killed at any point, may have left beside ``path``, in the order to remove it."""
+    return [path.with_name(path.name + ending) for ending in (".partial", ".creating", ".progress.new", ".progress")]
+
+
 def remove_unfinished(path: Path) -> None:
-    """Remove what an unfinished run, killed at any point, has left beside ``path``."""
-    for ending in (".partial", ".progress", ".progress.new", ".creating"):
-        path.with_name(path.name + ending).unlink(missing_ok=True)
+    """Remove what an unfinished run has left beside ``path``."""
+    for left in unfinished_files(path):
+        left.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -21,19 +21,23 @@ class WeightsError(ValueError):
 
 
 @contextmanager
-def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Makes errors of the operating system name ``path`` where they name no file, as those of an open file do."""
+def naming(path: str | os.PathLike, temporary: str | os.PathLike | None = None) -> Iterator[None]:
+    """Makes errors of the operating system name ``path`` where they name no file, as those of an open file do, or
+    ``temporary``.
+
+    The hdf5 and safetensors libraries have such an error's number in their message only; theirs become OSErrors.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno is None:  # the hdf5 library has the number in its text only
-            number = re.search(r"errno = (\d+)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        if error.filename is None:
-            error.filename = str(path)
-        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.filename is None or str(error.filename) == str(temporary):
+                error.filename = str(path)
+            raise
+        found = re.search(r"(?:errno = |os error )(\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 @contextmanager
@@ -47,9 +51,9 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         raise OSError(errno.EINVAL, "is no ordinary file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")  # some writers go by the ending
     try:
-        with naming(path):
+        with naming(path, temporary):
             yield temporary
         os.replace(temporary, path)
     finally:
@@ -62,8 +66,56 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
     path.touch()
     mode = path.stat().st_mode
-    save_file(dict(tensors), path, metadata=dict(metadata))
+    with naming(path):
+        save_file(dict(tensors), path, metadata=dict(metadata))
     path.chmod(mode)
+
+
+class _Kept:
+    """A file for torch.save, whose writer makes a RuntimeError without reason of a failed write: keeps the reason."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save_torch(path: Path, content: Any) -> None:
+    """torch.save, the file on the disk when it returns.
+
+    Raises:
+        OSError: naming the file.
+    """
+    import torch
+
+    with naming(path), open(path, "wb", buffering=0) as file:
+        kept = _Kept(file)
+        try:
+            torch.save(content, kept)
+        except (OSError, RuntimeError):
+            raise (kept.error or OSError(errno.EIO, "torch could not write", str(path))) from None
+        os.fsync(file.fileno())
+
+
+def save_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an hdf5 file of arrays; a disk without room is met before the library writes, which cannot go back."""
+    import h5py
+
+    with naming(path):
+        with open(path, "wb") as file:
+            reserve(file.fileno(), sum(array.nbytes for array in arrays.values()))
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
 
 
 def reserve(descriptor: int, size: int) -> None:

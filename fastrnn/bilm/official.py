@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .encoder import CharacterEncoder
-from .files import WeightsError, replacing
+from .files import WeightsError, naming, replacing, save_hdf5
 from .model import BiLanguageModel, RecurrentParameters
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
@@ -269,24 +269,24 @@ def save(model: BiLanguageModel, options: str | PathLike, weights: str | PathLik
     Raises:
         ValueError: for GRU cells, which the format cannot hold.
     """
-    import h5py
-
     if model.options.cell != "lstm":
         raise ValueError("the original's files hold LSTM models only: save a GRU model with fastrnn.bilm.native.save")
+    arrays = {}
+
+    def write(name: str, value: Tensor) -> None:
+        arrays[name] = value.detach().float().cpu().contiguous().numpy()
+
+    if isinstance(model.encoder, CharacterEncoder):
+        _write_characters(model.encoder, write)
+    else:
+        write("embedding", model.encoder.embedding[1:])
+    for direction, stack in enumerate((model.forward_layers, model.backward_layers)):
+        for index, cell in enumerate(stack):
+            _write_cell(cell, _cell_name(None, direction, index, len(stack)), write)
     with replacing(options) as new_options, replacing(weights) as new_weights:
-        new_options.write_text(json.dumps(official_options(model.options), indent=1))
-        with h5py.File(new_weights, "w") as file:
-
-            def write(name: str, value: Tensor) -> None:
-                file[name] = value.detach().float().cpu().contiguous().numpy()
-
-            if isinstance(model.encoder, CharacterEncoder):
-                _write_characters(model.encoder, write)
-            else:
-                write("embedding", model.encoder.embedding[1:])
-            for direction, stack in enumerate((model.forward_layers, model.backward_layers)):
-                for index, cell in enumerate(stack):
-                    _write_cell(cell, _cell_name(None, direction, index, len(stack)), write)
+        with naming(options):
+            new_options.write_text(json.dumps(official_options(model.options), indent=1))
+        save_hdf5(new_weights, arrays)
 
 
 def official_options(options: BiLMOptions) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from .files import replacing
 from .training import TrainingError
 
 LOG_FILE = "log.jsonl"
@@ -140,7 +141,8 @@ def _open_log(path: Path, done: int) -> Any:
                     lines.append(line + "\n")
             except ValueError:
                 continue  # half a line, from a run that was killed
-        path.write_text("".join(lines))
+        with replacing(path) as temporary:
+            temporary.write_text("".join(lines))
     return path.open("a")
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from ..paths import PathError
 from . import official
 from .checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 from .evaluate import Evaluation, evaluate, merge
@@ -25,6 +26,7 @@ from .files import say_bytes
 from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
 from .options import BiLMOptions
 from .progress import StepTimer, TrainingProgress, summary_writer
+from .run_folder import require_own_folder
 from .settings import model_differences, run_differences
 from .text import Shard, find_files, read_sentences, read_shard, scan
 from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
@@ -94,6 +96,8 @@ def _train(
             raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
     if run.tensorboard:
         summary_writer()
+    if not run.folder:
+        raise PathError("the path of --out is empty")
     folder = Path(run.folder)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))
@@ -101,7 +105,9 @@ def _train(
     shards = scan(find_files(run.train))
     held_out = find_files(run.held_out) if run.held_out else []
     scan(held_out)  # says now what would stop the run at the end of an epoch
-    folder.mkdir(parents=True, exist_ok=True)
+    reads = [("--vocab", run.vocabulary), ("--start-from", run.start_from)]
+    reads += [("--train", shard.path) for shard in shards] + [("--held-out", path) for path in held_out]
+    require_own_folder(folder, reads, vocabulary)
     trainer = _new_trainer(run, model_options, options, vocabulary, shards, world, device)
     predictions = sum(shard.predictions for shard in shards)
     per_step = trainer.rows * options.unroll
@@ -111,6 +117,7 @@ def _train(
             f"the text gives {predictions:,} predictions, less than a step of {trainer.rows} x {options.unroll}: "
             "lower --batch or --unroll"
         )
+    folder.mkdir(parents=True, exist_ok=True)
     total = run.epochs * epoch if run.steps is None else run.steps
     identity = _identity(trainer, shards, vocabulary)
     _resume(trainer, folder, identity)

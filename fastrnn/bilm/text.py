@@ -51,6 +51,8 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     """
     found: set[Path] = set()
     for pattern in patterns:
+        if not pattern:
+            raise TextError("the name of a text file is empty")
         path = Path(pattern)
         if path.is_dir():
             matches = [entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith(".")]
@@ -147,6 +149,13 @@ def read_sentences(path: Path | str) -> Iterator[list[str]]:
     return (line.split() for line in read_lines(path))
 
 
+def find_texts(patterns: Sequence[str]) -> list[Path | str]:
+    """As :func:`find_files`, with "-", standard input, last."""
+    named = [pattern for pattern in patterns if pattern != "-"]
+    files: list[Path | str] = [*find_files(named)] if named or not patterns else []
+    return [*files, "-"] if "-" in patterns else files
+
+
 def read_text(patterns: Sequence[str]) -> Iterator[list[str]]:
     """Reads what paths, folders and patterns name, one file after the other: a list of tokens per line.
 
@@ -156,15 +165,7 @@ def read_text(patterns: Sequence[str]) -> Iterator[list[str]]:
     Raises:
         TextError: a pattern names no file (at once), or a file cannot be used (when it is reached).
     """
-    files = find_files(pattern for pattern in patterns if pattern != "-") if set(patterns) != {"-"} else []
-
-    def read() -> Iterator[list[str]]:
-        for path in files:
-            yield from read_sentences(path)
-        if "-" in patterns:
-            yield from read_sentences("-")
-
-    return read()
+    return (sentence for path in find_texts(patterns) for sentence in read_sentences(path))
 
 
 def scan(paths: Iterable[Path | str]) -> list[Shard]:

@@ -58,8 +58,17 @@ class Vocabulary:
         """
         return cls(read_words(path), source=str(path))
 
+    def is_in(self, path: Path | str) -> bool:
+        """Whether a file holds this vocabulary."""
+        try:
+            return read_words(path) == self.words
+        except ValueError:
+            return False
+
     def save(self, path: Path | str) -> None:
-        """Writes the file as a whole or not at all."""
+        """Writes the file as a whole or not at all; one that has these words already stays as it is."""
+        if self.is_in(path):
+            return
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8")
 

@@ -1,0 +1,50 @@
+"""Whose a training run's folder is: files that no run made, or that the run reads, are not written over."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..paths import Argument, PathError, guard_outputs
+from .checkpoint import list_checkpoints
+from .language_model import MODEL_FILE, OPTIONS_FILE, VOCABULARY_FILE, WEIGHTS_FILE
+from .progress import LOG_FILE
+from .vocabulary import Vocabulary
+
+_FILES = (LOG_FILE, MODEL_FILE, OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE)
+
+
+def require_own_folder(folder: Path, reads: Iterable[Argument], vocabulary: Vocabulary) -> None:
+    """Refuses a folder in which a run would write over files that are not a run's.
+
+    Args:
+        folder: may not exist yet.
+        reads: files that the run reads, with the names of their options.
+        vocabulary: a vocab.txt with the same words is never written, so it may be anyone's.
+
+    Raises:
+        PathError: naming the file.
+    """
+    log = folder / LOG_FILE
+    if os.path.lexists(log) and not _is_log(log):
+        raise PathError(f"{log} is not the log of a training run: name another --out")
+    names = [name for name in _FILES if os.path.lexists(folder / name)]
+    if VOCABULARY_FILE in names and vocabulary.is_in(folder / VOCABULARY_FILE):
+        names.remove(VOCABULARY_FILE)
+    guard_outputs([("--out", folder / name) for name in names], reads, overwrite=True)
+    if names and LOG_FILE not in names and not list_checkpoints(folder):
+        raise PathError(
+            f"{folder / names[0]} was not made by a training run in this folder, which has neither checkpoint nor log: "
+            "name another --out"
+        )
+
+
+def _is_log(path: Path) -> bool:
+    """Whether every line but the last, which a kill may have cut, is one of a run's log."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return all(type(json.loads(line)["step"]) is int for line in lines[:-1])
+    except (OSError, ValueError, TypeError, KeyError):
+        return False

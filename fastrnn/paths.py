@@ -1,0 +1,91 @@
+"""The guard of the files that commands write: none is one that the same command reads, or one that it did not make."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+# An argument's name, for messages, and a path of it; None where the argument was not given.
+Argument = tuple[str, "str | os.PathLike | None"]
+
+
+class PathError(ValueError):
+    """A file cannot be written without losing another; the message names both."""
+
+
+def overwrite_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option without which an output that exists is refused."""
+    return click.option("--overwrite", is_flag=True, help="Replace an output that exists.")(command)
+
+
+def guard_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *, overwrite: bool) -> None:
+    """Refuses outputs that would write over what is read, over each other, or over what is there.
+
+    Args:
+        outputs: files to be written, or links to them; devices and pipes, which lose nothing, are let through.
+        reads: files that the command reads; a folder stands for the files in it, the str "-" for standard input.
+        overwrite: whether files that are there may be replaced.
+
+    Raises:
+        PathError: naming the file and the arguments.
+    """
+    outputs = [(argument, path) for argument, path in outputs if path is not None]
+    reads = [(argument, path) for argument, path in reads if path is not None]
+    for place, (argument, path) in enumerate(outputs):
+        if not os.fspath(path):
+            raise PathError(f"the path of {argument} is empty")
+        if is_stream(path):
+            continue
+        if os.path.isdir(path):
+            raise PathError(f"{path} ({argument}) is a folder")
+        for other, earlier in outputs[:place]:
+            if _same_file(path, earlier):
+                raise PathError(f"{argument} and {other} name the same file, {path}")
+        for other, read in reads:
+            if _reads(read, path):
+                raise PathError(f"{path} ({argument}) would be written over, and is read as {other}: name another file")
+        if os.path.lexists(path) and not overwrite:
+            raise PathError(f"{path} exists; remove it or pass --overwrite")
+        if not Path(os.path.realpath(path)).parent.is_dir():
+            raise PathError(f"{path} ({argument}) cannot be written: {Path(path).parent} is not a directory")
+        if not os.access(Path(os.path.realpath(path)).parent, os.W_OK):
+            raise PathError(f"{path} ({argument}) cannot be written: no permission to write in {Path(path).parent}")
+
+
+def is_stream(path: str | os.PathLike) -> bool:
+    """Whether writing to ``path`` replaces nothing: a device or a pipe, also by a name such as /dev/stdout."""
+    if os.fspath(path).startswith(("/dev/", "/proc/")):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _same_file(one: str | os.PathLike, other: str | os.PathLike) -> bool:
+    try:
+        return os.path.samefile(one, other)  # links and hard links too
+    except OSError:  # one is not there yet
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _reads(read: str | os.PathLike, path: str | os.PathLike) -> bool:
+    if read == "-":
+        try:
+            return os.path.samestat(os.fstat(sys.stdin.fileno()), os.stat(path))
+        except (OSError, AttributeError):  # no such file yet, or a standard input without a descriptor
+            return False
+    return any(_same_file(file, path) for file in _files_of(read))
+
+
+def _files_of(path: str | os.PathLike) -> Iterator[str | os.PathLike]:
+    yield path
+    if os.path.isdir(path):
+        yield from os.scandir(path)
