@@ -59,6 +59,11 @@ class Config(NamedTuple):
         return 2 + 2 * self.has_bias + self.has_projection
 
 
+def saveable(t: Tensor | None) -> Tensor | None:
+    """``t``, or a copy if it was made under inference_mode: autograd refuses to save such a tensor for backward."""
+    return t.clone() if t is not None and t.is_inference() else t
+
+
 def flatten(parameters: Parameters, has_bias: bool) -> list[Tensor]:
     """The weights of one direction in the order of the operands."""
     flat = [parameters.weight_ih, parameters.weight_hh]

@@ -193,4 +193,8 @@ def gradients_operator(
 def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
     """The layer through its operator; output and final states."""
     output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(operands, *rows[1:], rows.batch, *_options(config), save)
+    if save:
+        # The caller may change what it gets in place, backward needs what was written. The compiler removes the copy
+        # unless both leave the graph: the layer's output as it is as an output of the graph.
+        output = output.clone()
     return output, (h_n,) if config.spec.states == 1 else (h_n, c_n)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ._checks import check_masks
+from ._config import saveable
 from .cells import States
 from .functional import stack
 
@@ -94,12 +95,14 @@ class Recurrent(torch.nn.RNNBase):
                 self._check_states(states, states[0].shape[1])
         elif states is not None:
             self._check_states(states, int(batch_sizes[0]))
-        if states is not None:
-            if sorted_indices is not None:
-                states = tuple(state.index_select(1, sorted_indices) for state in states)
+        to_sorted, to_given = sorted_indices, unsorted_indices
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            to_sorted, to_given = saveable(to_sorted), saveable(to_given)
+        if states is not None and to_sorted is not None:
+            states = tuple(state.index_select(1, to_sorted) for state in states)
         output, final = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes)
-        if unsorted_indices is not None:
-            final = tuple(state.index_select(1, unsorted_indices) for state in final)
+        if to_given is not None:
+            final = tuple(state.index_select(1, to_given) for state in final)
         return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), final
 
     def _weights(self) -> list[Tensor]:

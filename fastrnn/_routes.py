@@ -12,6 +12,7 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import _backward, _raw
-from ._config import Config, Rows, call_reference, reference_gradients
+from ._config import Config, Rows, call_reference, reference_gradients, saveable
 from ._ops import gradients_operator, run_operator
 from .cells import States
 
@@ -78,6 +79,10 @@ def run(
         if _transformed_while_compiling():
             return call_reference(config, operands, rows)
         return run_operator(config, operands, rows, save)
+    if save:
+        operands = [t.clone() if t.is_inference() else t for t in operands]  # each call of saveable would cost 0.1 us
+        if rows.lengths is not None or rows.resets is not None or rows.batch_sizes is not None:
+            rows = Rows(rows.batch, *map(saveable, rows[1:]))
     if _transformed():
         return call_reference(config, operands, rows)
     x = operands[0]  # functional.py has checked that all lie on one device
@@ -90,21 +95,40 @@ def run(
     return result.output, result.final
 
 
+@cache
+def _nothing(device: torch.device) -> Tensor:
+    return torch.empty(0, device=device)
+
+
+def _watch(t: Tensor) -> Tensor:
+    """A tensor with ``t``'s version counter, which counts changes in place, and none of its memory."""
+    alias = t.detach()
+    alias.data = _nothing(t.device)
+    return alias
+
+
 class LayerFunction(torch.autograd.Function):
-    """The raw call with gradients, for eager code."""
+    """The raw call with gradients, for eager code.
+
+    The output is the caller's, who may change it in place as torch.nn's (whose output is a copy), and is needed in
+    backward. So it is saved under a name with another version counter, which autograd does not check, and made again
+    from the operands where it has been changed.
+    """
 
     @staticmethod
     def forward(ctx, config, rows, *operands):
         result = _raw.forward(config, operands, rows, True)
-        ctx.save_for_backward(*operands, *rows[1:], result.output, result.gates, result.cells)
+        ctx.save_for_backward(*operands, *rows[1:], result.output.data, result.gates, result.cells)
         ctx.set_materialize_grads(False)
-        ctx.config, ctx.batch = config, rows.batch
+        ctx.config, ctx.batch, ctx.watch = config, rows.batch, _watch(result.output)
+        ctx.version = ctx.watch._version
         return result.output, *result.final
 
     @staticmethod
     def backward(ctx, *gradients):
         *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
-        rows, result = Rows(ctx.batch, lengths, resets, batch_sizes), _raw.Result(output, (), gates, cells)
+        rows = Rows(ctx.batch, lengths, resets, batch_sizes)
+        result = _raw.Result(output if ctx.watch._version == ctx.version else None, (), gates, cells)
         return None, None, *_gradients(ctx.config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
 
 
@@ -116,9 +140,16 @@ def _gradients(
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Backward by the route that fits; not always forward's (double backward, batched gradients)."""
+    """Backward by the route that fits; not always forward's (double backward, batched gradients).
+
+    ``result.output`` is None where it was changed since: forward runs again.
+    """
     if torch.is_grad_enabled() or _transformed() or any(map(_without_memory, gradients)):
         return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     if _observed() or not _plain(gradients):
+        if result.output is None:
+            result = result._replace(output=run_operator(config, operands, rows, False)[0])
         return gradients_operator(config, operands, rows, result, gradients, needs)
+    if result.output is None:
+        result = result._replace(output=_raw.forward(config, operands, rows, False).output)
     return _backward.backward(config, operands, rows, result, gradients, needs)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import pytest
 import tolerances as tol
 import torch
+import torch.utils.flop_counter
 from cases import make_call, options_of, weighted_sum
 from torch.utils.checkpoint import checkpoint
 
-from fastrnn import functional
+from fastrnn import _raw, functional
 from fastrnn.cells import CELLS, Parameters
 
 SMALL = (3, 2, 2, 3, 2)
@@ -81,16 +82,102 @@ def test_retain_graph(device):
         torch.autograd.grad(loss, tensors)
 
 
-@pytest.mark.parametrize("which", ["input0", "weight_hh[0]", "h0", "output", "lengths", "resets"])
+@pytest.mark.parametrize("which", ["input0", "weight_hh[0]", "h0", "lengths", "resets"])
 def test_change_in_place_is_an_error(which, device):
     call = make_call("lstm", "lengths_resets", device=device)
     output, final = call.run(functional.layer)
-    changed = {**call.tensors(), "output": output, **call.options}[which]
+    changed = {**call.tensors(), **call.options}[which]
     loss = weighted_sum(output, final)
     with torch.no_grad():
         changed.logical_not_() if which == "resets" else changed.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+CHANGES = {
+    "residual": (lambda t: t.add_(0.5), lambda t: t + 0.5),
+    "relu": (lambda t: torch.relu_(t), torch.relu),
+    "mask": (lambda t: t.masked_fill_(t > 0.1, 0.0), lambda t: t.masked_fill(t > 0.1, 0.0)),
+    "view": (lambda t: t[1:].mul_(2.0), lambda t: torch.cat([t[:1], t[1:] * 2.0])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("option", ["plain", "lengths_resets", "packed_both", "recompute"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_results_changed_in_place(cell, option, change, device):
+    """Output and states are the caller's, as torch.nn's are; the gradients are those of the change out of place."""
+    call = make_call(cell, option, device=device)
+    tensors, (in_place, out_of_place) = list(call.tensors().values()), CHANGES[change]
+    output, final = call.run(functional.layer)
+    expected = torch.autograd.grad(weighted_sum(out_of_place(output), tuple(map(torch.relu, final))), tensors)
+    output, final = call.run(functional.layer)
+    in_place(output)
+    loss = weighted_sum(output, tuple(map(torch.relu_, final)))
+    for _ in range(2):
+        found = torch.autograd.grad(loss, tensors, retain_graph=True)
+        assert all(map(torch.equal, found, expected))
+    with torch.utils.flop_counter.FlopCounterMode(display=False):  # a dispatch mode: backward through the operator
+        assert all(map(torch.equal, torch.autograd.grad(loss, tensors), expected))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_output_changed_in_place_under_checkpointing(reentrant, device):
+    call = make_call("lstm", "plain", device=device)
+    function, tensors = as_function(call)
+    expected = torch.autograd.grad(weighted_sum(*call.run(lambda *a, **k: doubled(functional.layer(*a, **k)))), tensors)
+
+    def changed(*tensors):
+        output, *final = function(*tensors)
+        return output.mul_(2.0), *final
+
+    output, *final = checkpoint(changed, *tensors, use_reentrant=reentrant)
+    weighted_sum(output.add_(1.0), tuple(final)).backward()
+    assert all(torch.equal(t.grad, e) for t, e in zip(tensors, expected, strict=True))
+
+
+def doubled(result):
+    return result[0] * 2.0 + 1.0, result[1]
+
+
+def test_an_unchanged_output_costs_no_second_forward(device, monkeypatch):
+    call, runs = make_call("gru", "plain", device=device), []
+    forward = _raw.forward
+    monkeypatch.setattr(_raw, "forward", lambda *args: runs.append(0) or forward(*args))
+    for change, expected in ((torch.relu, 1), (torch.relu_, 2)):
+        runs.clear()
+        output, final = call.run(functional.layer)
+        output.data_ptr(), output[0], output.detach()
+        weighted_sum(change(output), final).backward()
+        assert len(runs) == expected
+
+
+def test_an_output_let_go_leaves_no_memory(device):
+    """What watches the output for changes does not keep it: offloading and checkpointing free it."""
+    call = make_call("rnn_tanh", "plain", device=device)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        output, final = call.run(functional.layer)
+    storage = output.untyped_storage()._weak_ref()
+    loss = weighted_sum(output, final)
+    del output
+    assert torch.UntypedStorage._expired(storage)
+    loss.backward()
+
+
+@pytest.mark.parametrize("option", ["lengths_resets", "packed_resets", "two_inputs"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_operands_made_under_inference_mode(cell, option, device):
+    """Frozen features, masks and states of another model; torch.nn takes them where it copies them anyway."""
+    call = make_call(cell, option, device=device)
+    weights = [t for name, t in call.tensors().items() if "weight" in name or "bias" in name]
+    expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), weights)
+    with torch.inference_mode():
+        call.inputs = tuple(t.detach().clone() for t in call.inputs)
+        call.initial = tuple(t.detach().clone() for t in call.initial)
+        call.options = {k: t.clone() if isinstance(t, torch.Tensor) else t for k, t in call.options.items()}
+    assert call.inputs[0].is_inference()
+    found = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), weights)
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import tolerances as tol
 import torch
@@ -168,3 +170,22 @@ def test_opcheck(cell, option):
     masks = (options.get("lengths"), options.get("resets"), options.get("batch_sizes"))
     arguments = (operands, *masks, 2, *_ops._options(config), True)
     torch.library.opcheck(torch.ops.fastrnn.layer.default, arguments)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_compiled_output_changed_in_place(name, inside):
+    """Within the graph, and outside where the output is the graph's."""
+    module = MODULES[name]().eval()
+    x, *rest = arguments(module)
+
+    def changed(run, x):
+        output, _ = run(module, x, *rest)
+        return output.add_(1.0).square().sum()
+
+    parameters = list(module.parameters())
+    expected = torch.autograd.grad((call(module, x, *rest)[0] + 1.0).square().sum(), parameters)
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    loss = compiled(changed)(call, x) if inside else changed(compiled(call), x)
+    for mine, true in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT32, relative=True)

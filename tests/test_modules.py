@@ -360,3 +360,14 @@ def test_flatten_parameters_is_harmless():
     addresses = [p.data_ptr() for p in module.parameters()]
     module.flatten_parameters()
     assert [p.data_ptr() for p in module.parameters()] == addresses
+
+
+@pytest.mark.parametrize("layer", [fastrnn.LSTM, fastrnn.GRU, fastrnn.RNN])
+def test_sequences_packed_under_inference_mode(layer):
+    module = layer(3, 4)
+    with torch.inference_mode():
+        packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 3) for n in (2, 5, 3)], enforce_sorted=False)
+        assert packed.unsorted_indices.is_inference()
+    output, states = module(packed)
+    final = states if isinstance(states, tuple) else (states,)
+    (output.data.sum() + sum(t.sum() for t in final)).backward()
