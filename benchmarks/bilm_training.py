@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs
+from .options import OUTPUT_FILE, overwrite_option, refuse_idle, require_device, require_outputs
 
 if TYPE_CHECKING:
     from fastrnn.bilm.options import BiLMOptions
@@ -218,6 +218,8 @@ def bilm_training(
     with Zipf's frequencies, so any machine can run this.
     """
     require_device(device)
+    if training["softmax"] != "sampled":
+        refuse_idle(f"with --softmax {training['softmax']}", "negatives")
     require_outputs([("--json", json)], overwrite=overwrite)
     import tempfile
 

@@ -12,7 +12,7 @@ import click
 from fastrnn.cli import LazyGroup
 
 from .cases import CASE_LISTS, DTYPES, GATES, MODES, Case
-from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs, require_plot
+from .options import OUTPUT_FILE, overwrite_option, refuse_idle, require_device, require_outputs, require_plot
 
 if TYPE_CHECKING:
     from .runner import Run, Settings
@@ -176,8 +176,11 @@ def bench(
     fastrnn bench --cell lstm --batch 1 --batch 64 --hidden 512 --input 512 --mode training
     """
     if context.invoked_subcommand is not None:
+        refuse_idle(f"before {context.invoked_subcommand}", *context.params)
         return
     selected = select_cases(cases, options, bidirectional, packed)
+    if all(case.mode != "training" for case in selected):
+        refuse_idle("without training", "input_gradient")
     named = CASE_LISTS[cases or "quick"]
     device = device or (named.device if cases else "cpu")
     require_device(device)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastrnn.cli import refuse_idle
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -310,6 +312,8 @@ def ner(
 
     if (model is None) == (out is None):
         raise click.UsageError("give either --model, a trained biLM, or --out, a folder to train one in")
+    if model is not None:
+        refuse_idle("with --model", "text", "bilm_epochs")
     with plain_errors():
         parts = {part: read_tagged(data / name) for part, name in FILES.items()}
         if model:

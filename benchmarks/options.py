@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from fastrnn.bilm.commands import plain_errors
-from fastrnn.cli import require_device
+from fastrnn.cli import refuse_idle, require_device
 from fastrnn.paths import Argument, guard_outputs, overwrite_option
 
-__all__ = ["OUTPUT_FILE", "overwrite_option", "require_device", "require_outputs", "require_plot"]
+__all__ = ["OUTPUT_FILE", "overwrite_option", "refuse_idle", "require_device", "require_outputs", "require_plot"]
 
 
 OUTPUT_FILE = click.Path(path_type=Path)

@@ -79,6 +79,23 @@ def require_device(device: str) -> None:
         raise click.ClickException(f"no {device}: torch sees {torch.cuda.device_count()} GPUs on this machine")
 
 
+def refuse_idle(when: str, *names: str) -> None:
+    """Refuses options of the running command that were given and do nothing.
+
+    Args:
+        when: what makes them idle, as in "with --stateful".
+        names: of the command's parameters.
+
+    Raises:
+        click.UsageError: naming the option.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name in names:
+            raise click.UsageError(f"{parameter.opts[0]} does nothing {when}: leave it out")
+
+
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)
 @click.version_option(package_name="fastrnn")
 def main() -> None:

@@ -251,10 +251,15 @@ def test_a_kill_in_the_middle_of_writing_is_resumed(tmp_path, files, arguments):
     assert not list(tmp_path.glob("out.hdf5.*"))
 
 
-def test_a_kill_while_the_file_is_laid_out(tmp_path, files):
-    (tmp_path / "out.hdf5.creating").write_bytes(b"half")
-    (tmp_path / "out.hdf5.partial").write_bytes(b"no progress file: nothing was done")
-    (tmp_path / "out.hdf5.progress.new").write_bytes(b"half")
+def test_a_kill_while_the_file_is_laid_out(tmp_path, files, monkeypatch):
+    def killed(self, keys):
+        (tmp_path / "out.hdf5.creating").write_bytes(b"half")
+        (tmp_path / "out.hdf5.progress.new").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding_file.EmbeddingFile, "_lay_out", killed)
+        run(tmp_path, files, "out.hdf5", code=130)
     run(tmp_path, files, "out.hdf5")
     assert len(read(tmp_path / "out.hdf5")) == len(LINES)
     assert not list(tmp_path.glob("out.hdf5.*"))

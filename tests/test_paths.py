@@ -38,7 +38,7 @@ READ = [
     (["convert-bilm", "own.hdf5", "both.hdf5", "--options", "own.json", "--output-options", "both.hdf5"], "same file"),
     (["embed", "read", "own.hdf5", *OWN], "is read as --model"),
     (["embed", "read", "read", *WEIGHTS], "is read as SENTENCES"),
-    (["embed", "read", "own.json", *OWN], "is read as --options"),
+    (["embed", "read", "link.h5", *OWN], "is read as --options"),
     (["embed", "new.partial", "new", *WEIGHTS], "is read as SENTENCES"),
     (["embed", "new.progress", "new", *WEIGHTS], "is read as SENTENCES"),
     (["bench", "char-lm", "read", "--json", "read"], "is read as TEXT_FILE"),
@@ -59,6 +59,7 @@ def test_nothing_that_is_read_is_written_over(place: Path, arguments: list[str],
     os.link("read", "hard")
     for name in ("options.json", "weights.hdf5"):
         os.link(Path("model", name), "own" + Path(name).suffix)
+    os.link("own.json", "link.h5")
     before = snapshot(place)
     for more in ([], ["--overwrite"]):
         code, said = run([*arguments, *more])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..cli import require_device
+from ..cli import refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
 
 if TYPE_CHECKING:
@@ -268,6 +268,16 @@ def train_bilm(**values: Any) -> None:
         raise click.UsageError("--cell gru has no projection: give --projection the value of --dim")
     if "-" in (*values["train"], *values["held_out"]):
         raise click.UsageError("training reads its text many times, which standard input cannot give: name a file")
+    if values["softmax"] != "sampled":
+        refuse_idle(f"with --softmax {values['softmax']}", "negatives")
+    if values["cell"] == "gru":
+        refuse_idle("with --cell gru", "cell_clip", "proj_clip")
+    if values["dim"] == values["projection"]:
+        refuse_idle("where --projection is --dim", "proj_clip")
+    if values["layers"] == 1:
+        refuse_idle("with --layers 1", "skip_connections")
+    if values["steps"] is not None:
+        refuse_idle("with --steps", "epochs")
     if values["device"] is not None:
         require_device(values["device"])
     with plain_errors():
@@ -376,6 +386,8 @@ def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
 @click.option("--allow-unknown", is_flag=True, help="<UNK> may be drawn.")
 def generate(model: str, device: str, prefix: str, **values: Any) -> None:
     """Write sentences with one direction of a trained biLM."""
+    if values["temperature"] == 0:
+        refuse_idle("with --temperature 0, which draws nothing", "top_k", "seed")
     with plain_errors():
         from .generate import generate as draw
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
+from ..cli import refuse_idle
 from ..paths import guard_outputs, overwrite_option
 from .commands import plain_errors
 
 MODEL = click.Path(exists=True, path_type=Path)
 OPTIONS_HELP = "The options.json of hdf5 weights, if not beside them; also for .th, which lack a few settings."
+HDF5_ENDINGS = (".hdf5", ".h5", ".hdf", "")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TEXT = click.Path(exists=True, dir_okay=False, allow_dash=True)  # a str: Path("./-") would be Path("-")
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -46,6 +48,10 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
 
     if output.suffix == ".hdf5" and output_options is None:
         raise click.UsageError("hdf5 output needs --output-options, the place of its options.json")
+    if output.suffix != ".hdf5":
+        refuse_idle("unless the output is .hdf5", "output_options")
+    if output.suffix not in (".hdf5", ".safetensors", ".th", ".pt", ".bin"):
+        raise click.UsageError(f"{output} must end in .hdf5, .safetensors, .th, .pt or .bin")
     with plain_errors():
         outputs = [("OUTPUT", output), ("--output-options", output_options)]
         guard_outputs(outputs, [("MODEL", model), ("--options", options)], overwrite=overwrite)
@@ -55,10 +61,8 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
             native.save_elmo(output, elmo)
         elif output.suffix in (".th", ".pt", ".bin"):
             allennlp.save(elmo, output)
-        elif output.suffix == ".hdf5":
-            official.save(elmo.bilm, output_options, output)
         else:
-            raise click.UsageError(f"{output} must end in .hdf5, .safetensors, .th, .pt or .bin")
+            official.save(elmo.bilm, output_options, output)
     click.echo(f"{output}: {sum(p.numel() for p in elmo.bilm.parameters()):,} parameters")
 
 
@@ -73,6 +77,8 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
     OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads, or with the ending
     .txt a text file of lines "token v1 v2 ...". A line of VOCAB is one token, without blanks inside, and is there once.
     """
+    if output.suffix.lower() not in (*HDF5_ENDINGS, ".txt"):
+        raise click.UsageError(f"{output} must end in .hdf5 or .h5, or in .txt for text")
     import torch
 
     from .cache import TokenVectors

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ..cli import require_device
+from ..cli import refuse_idle, require_device
 from ..paths import guard_outputs
 from .commands import plain_errors
-from .convert_command import model_options
+from .convert_command import HDF5_ENDINGS, model_options
 from .files import say_bytes
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
@@ -101,6 +101,12 @@ def embed(sentences: str, output: Path, **settings) -> None:
     """
     if output.exists() and not output.is_file():
         raise click.ClickException(f"{output} is no ordinary file")
+    if output.suffix.lower() not in HDF5_ENDINGS:
+        raise click.UsageError(f"the output is hdf5, so {output} must end in .hdf5 or .h5")
+    if settings["stateful"]:
+        refuse_idle("with --stateful, whose batches are of --batch sentences", "tokens")
+    else:
+        refuse_idle("without --stateful", "batch_size")
     if settings["mix"] is not None:
         if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--mix goes with none of --all, --top, --average")
