@@ -445,3 +445,27 @@ def test_owners_that_ask_for_the_class_are_named():
     report = fastrnn.convert(torch.nn.Sequential(Asking(), Tagger()))
     assert list(report.notes) == ["0"] and "Asking.forward looks at the class" in report.notes["0"]
     assert "note on 0: " in str(report)
+
+
+def owner(module, name, attribute):
+    """A module of another library's class, by name, that holds one layer."""
+
+    def construct(self):
+        torch.nn.Module.__init__(self)
+        setattr(self, attribute, torch.nn.GRU(3, 4))
+
+    return type(name, (torch.nn.Module,), {"__init__": construct, "__module__": module})
+
+
+def test_owners_that_need_torchs_layers_keep_them():
+    kind = owner("torchrl.modules.tensordict_module.rnn", "GRUModule", "gru")
+    derived = type("Derived", (kind,), {})
+    report = fastrnn.convert(torch.nn.Sequential(kind(), derived(), torch.nn.GRU(3, 4)))
+    assert report.swapped == ["2"] and set(report.left) == {"0.gru", "1.gru"} and not report.notes
+    assert all("use fastrnn.contrib.torchrl.convert" in reason for reason in report.left.values())
+
+
+def test_owners_that_have_an_adapter_are_noted():
+    kind = owner("sb3_contrib.common.recurrent.policies", "RecurrentActorCriticPolicy", "lstm_actor")
+    report = fastrnn.convert(torch.nn.Sequential(kind()))
+    assert report.swapped == ["0.lstm_actor"] and "fastrnn.contrib.sb3.convert" in report.notes["0"]

@@ -1,0 +1,175 @@
+"""torchrl's LSTMModule and GRUModule over fastrnn's layers: a batch of rollouts runs without padding.
+
+torchrl cuts rollouts into trajectories where is_init is set, pads these to the longest and packs them again. Here the
+trajectories are packed as they lie in the batch, and run as one packed sequence from the state that the tensordict
+holds at their first steps. Packing, not ``resets=``: torchrl stores the states at each trajectory's end, and a
+PackedSequence's final states are just these, of every layer and direction.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torchrl.modules
+from tensordict import TensorDictBase
+from tensordict.nn import dispatch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from .. import convert as swap
+from .._recurrent import Recurrent
+from ..convert import Report
+
+__all__ = ["GRUModule", "LSTMModule", "convert"]
+
+
+class _Packing:
+    """What the two modules do otherwise than torchrl's; a layer that is not fastrnn's runs as there."""
+
+    _layer: str  # torchrl's name of the layer's attribute
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        if not isinstance(getattr(self, self._layer), Recurrent):
+            self.make_cudnn_based()  # torchrl's Python layers become torch.nn's, with the same parameters
+            swap(self)
+        layer = getattr(self, self._layer)
+        if isinstance(layer, Recurrent) and self.recurrent_recompute == "full":
+            layer.recompute = True
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Run the layer as torchrl's module does: one step, or in recurrent mode whole rollouts.
+
+        Args:
+            tensordict: [..., T] in recurrent mode, with the input [..., T, I], is_init [..., T, 1] and the states
+                [..., T, L*D, R] of which each trajectory's first step counts; zero where there are none.
+
+        Returns:
+            The same tensordict with the output [..., T, D*R] and the states [..., T, L*D, R], which are zero but at
+            each trajectory's last step.
+        """
+        layer = getattr(self, self._layer)
+        if not self.recurrent_mode or tensordict.ndim == 0 or not isinstance(layer, Recurrent):
+            return super().forward(tensordict)
+        shape = tensordict.shape
+        x, is_init = tensordict.get(self.in_keys[0]), tensordict.get("is_init").squeeze(-1)
+        state_keys = [key for key in self.in_keys[1:] if key != "is_init"]
+        states = [tensordict.get(key, None) for key in state_keys]
+        if any(state is None for state in states):
+            if any(state is not None for state in states):
+                raise RuntimeError(f"expected all of the states {state_keys} or none, got some of them")
+            states = None
+        else:
+            states = [state.reshape(-1, *state.shape[len(shape) :]) for state in states]
+        results = _run(layer, x.reshape(-1, *x.shape[len(shape) :]), states, is_init.reshape(-1, shape[-1]))
+        for key, result in zip(self.out_keys, results, strict=True):
+            tensordict.set(key, result.reshape(*shape, *result.shape[1:]))
+        return tensordict
+
+
+class LSTMModule(_Packing, torchrl.modules.LSTMModule):
+    """torchrl.modules.LSTMModule with fastrnn.LSTM as its layer; the same arguments, keys and results.
+
+    ``recurrent_backend`` has no effect; ``recurrent_recompute="full"`` sets the layer's ``recompute``.
+    """
+
+    _layer = "lstm"
+
+
+class GRUModule(_Packing, torchrl.modules.GRUModule):
+    """torchrl.modules.GRUModule with fastrnn.GRU as its layer; the same arguments, keys and results.
+
+    ``recurrent_backend`` has no effect; ``recurrent_recompute="full"`` sets the layer's ``recompute``.
+    """
+
+    _layer = "gru"
+
+
+_ADAPTERS = {torchrl.modules.LSTMModule: LSTMModule, torchrl.modules.GRUModule: GRUModule}
+
+
+def convert(model: torch.nn.Module) -> Report:
+    """:func:`fastrnn.convert` for a model that holds torchrl's LSTMModule or GRUModule: these change their class too.
+
+    Parameters, keys and references stay valid. fastrnn.revert gives the layers torch.nn's classes back, after which
+    the modules run torchrl's code again.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The report of fastrnn.convert.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        adapter = _ADAPTERS.get(type(module))
+        if adapter is not None:
+            module.make_cudnn_based()
+            module.__class__ = adapter
+    report = swap(model)
+    for module in model.modules():
+        if isinstance(module, _Packing):
+            module._adopt()
+    return report
+
+
+class _Packed(NamedTuple):
+    """How the trajectories of B rows and T steps lie in a PackedSequence of all B*T steps; N trajectories."""
+
+    index: Tensor  # [B*T], the place in the batch of each packed step
+    batch_sizes: Tensor  # [longest trajectory], on the CPU
+    first: Tensor  # [N], the places of first and last steps, the longest trajectory first
+    last: Tensor
+
+
+def _pack(is_init: Tensor) -> _Packed:
+    starts = is_init.clone()
+    starts[:, 0] = True
+    starts = starts.flatten()
+    places = torch.arange(starts.numel(), device=starts.device)
+    first = places[starts]
+    lengths = torch.diff(first, append=places.new_tensor([len(places)]))
+    order = lengths.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    trajectory = starts.cumsum(0) - 1
+    step = places - first[trajectory]
+    index = (step * len(first) + rank[trajectory]).argsort()
+    return _Packed(index, step.bincount().cpu(), first[order], (first + lengths - 1)[order])
+
+
+@torch.compiler.disable  # sizes follow from the data (how many trajectories), as in torchrl, which does the same
+def _run(layer: Recurrent, x: Tensor, states: list[Tensor] | None, is_init: Tensor) -> list[Tensor]:
+    """Run all trajectories of a batch.
+
+    Args:
+        layer: a fastrnn layer.
+        x: [B*T, I].
+        states: each [B*T, L*D, R], or None.
+        is_init: bool [B, T].
+
+    Returns:
+        output [B*T, D*R] and the states, each [B*T, L*D, R].
+    """
+    packed = _pack(is_init)
+    if states is not None:
+        states = [state.index_select(0, packed.first).transpose(0, 1) for state in states]
+        states = tuple(states) if len(states) > 1 else states[0]
+    sequence = PackedSequence(x.index_select(0, packed.index), packed.batch_sizes)
+    output, final = layer(sequence, states)
+    final = final if isinstance(final, tuple) else (final,)
+    return [
+        _scatter(output.data, packed.index, len(x)),
+        *(_scatter(state.transpose(0, 1), packed.last, len(x)) for state in final),
+    ]
+
+
+def _scatter(values: Tensor, places: Tensor, count: int) -> Tensor:
+    return values.new_zeros(count, *values.shape[1:]).index_copy(0, places, values)
