@@ -160,7 +160,8 @@ def test_files_without_words(tmp_path, files, text):
 
 
 def test_words_and_native_weights(tmp_path):
-    model = make_model(characters=None, vocabulary_size=5, cell="gru", hidden=8, projected=False)
+    words = {"characters": None, "cell": "gru", "hidden": 8, "projected": False}
+    model = make_model(vocabulary_size=5, **words)
     native.save(tmp_path / "w.safetensors", model)
     (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\ncat\nsat\n")
     (tmp_path / "text.txt").write_text("cat sat dog\n\nsat\n")
@@ -170,6 +171,7 @@ def test_words_and_native_weights(tmp_path):
         truth = model(torch.tensor([[4, 5, 3]]))
     found = torch.from_numpy(read(tmp_path / "out.hdf5")["0"][2])
     tolerances.assert_close(found, truth.layers[1][1:-1, 0], tolerances.ELMO)
+    native.save(tmp_path / "w.safetensors", make_model(vocabulary_size=4, **words))
     (tmp_path / "words.txt").write_text("<S>\n</S>\ncat\nsat\n")
     assert "'dog' is not in the vocabulary" in run(tmp_path, given, "other.hdf5", code=1)
 

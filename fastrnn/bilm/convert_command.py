@@ -15,6 +15,7 @@ from .commands import plain_errors
 MODEL = click.Path(exists=True, path_type=Path)
 OPTIONS_HELP = "The options.json of hdf5 weights, if not beside them; also for .th, which lack a few settings."
 HDF5_ENDINGS = (".hdf5", ".h5", ".hdf", "")
+VOCABULARY_HELP = "Word models: the words of the table's rows, one a line, if not vocab.txt beside the weights."
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TEXT = click.Path(exists=True, dir_okay=False, allow_dash=True)  # a str: Path("./-") would be Path("-")
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -31,9 +32,17 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("model", type=MODEL)
 @click.argument("output", type=_OUTPUT)
 @click.option("--options", type=_FILE, help=OPTIONS_HELP)
+@click.option("--vocab", "vocabulary", type=_FILE, help=VOCABULARY_HELP)
 @click.option("--output-options", type=_OUTPUT, help="Where to write options.json; needed for hdf5 output.")
 @overwrite_option
-def convert_bilm(model: Path, output: Path, options: Path | None, output_options: Path | None, overwrite: bool) -> None:
+def convert_bilm(
+    model: Path,
+    output: Path,
+    options: Path | None,
+    vocabulary: Path | None,
+    output_options: Path | None,
+    overwrite: bool,
+) -> None:
     """Convert biLM weights between formats, told by the endings of MODEL and OUTPUT.
 
     MODEL may also be a folder, or a .zip archive of one, that holds such a file.
@@ -54,9 +63,12 @@ def convert_bilm(model: Path, output: Path, options: Path | None, output_options
         raise click.UsageError(f"{output} must end in .hdf5, .safetensors, .th, .pt or .bin")
     with plain_errors():
         outputs = [("OUTPUT", output), ("--output-options", output_options)]
-        guard_outputs(outputs, [("MODEL", model), ("--options", options)], overwrite=overwrite)
-        with find_model(model, options) as files:
+        inputs = [("MODEL", model), ("--options", options), ("--vocab", vocabulary)]
+        guard_outputs(outputs, inputs, overwrite=overwrite)
+        with find_model(model, options, vocabulary) as files:
             elmo = files.elmo()
+        if elmo.bilm.options.characters is not None:
+            refuse_idle(f"for {model}, which reads characters", "vocabulary")
         if output.suffix == ".safetensors":
             native.save_elmo(output, elmo)
         elif output.suffix in (".th", ".pt", ".bin"):

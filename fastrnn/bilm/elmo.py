@@ -22,7 +22,8 @@ from .characters import BOS, EOS
 from .chunks import Emit, InMemory, contextualize_in_chunks
 from .mix import LayerNorm, ScalarMix
 from .model import BiLanguageModel, State, detach_state
-from .text import as_sentences
+from .text import as_sentences, as_tokens
+from .vocabulary import UNKNOWN, boundary_ids, word_table
 
 Sentences = Iterable[Iterable[str]]
 
@@ -125,7 +126,10 @@ class Elmo(nn.Module):
         keep_boundaries: return vectors of <S> and </S> too.
         chunk_length: run longer sequences in pieces of this many steps, exactly; whenever no gradient is recorded
             through the biLM. Bounds what the layers hold besides their results; see :mod:`fastrnn.bilm.chunks`.
-        vocabulary: word models: the words, whose places give ids.
+        vocabulary: word models: the words of the table's rows, <S> and </S> among them.
+
+    Raises:
+        ValueError: the vocabulary does not fit the model, or the model reads characters.
     """
 
     def __init__(
@@ -163,15 +167,21 @@ class Elmo(nn.Module):
         self.keep_boundaries = keep_boundaries
         self.chunk_length = chunk_length
         self.carried = CarriedState()
-        self.word_ids = None if vocabulary is None else {word: place + 1 for place, word in enumerate(vocabulary)}
+        self.word_ids = words_of(bilm, vocabulary)
         self.token_vectors = TokenVectors(bilm.encoder) if bilm.options.characters is not None else None
 
     @classmethod
     def from_official(cls, options: str | PathLike, weights: str | PathLike, *args, **kwargs) -> Elmo:
-        """Read options.json and the hdf5 weights; further arguments as for :class:`Elmo`."""
+        """Read options.json and the hdf5 weights; further arguments as for :class:`Elmo`.
+
+        The vocabulary of a word model says which rows are <S> and </S>.
+        """
         from .official import load
 
-        return cls(load(options, weights), *args, **kwargs)
+        if kwargs.get("vocabulary") is None:
+            return cls(load(options, weights), *args, **kwargs)
+        kwargs["vocabulary"] = as_tokens(kwargs["vocabulary"], "the vocabulary")
+        return cls(load(options, weights, boundary_ids=boundary_ids(kwargs["vocabulary"])), *args, **kwargs)
 
     @property
     def width(self) -> int:
@@ -327,13 +337,20 @@ def tokens_of(
     return vectors[places.to(vectors.device)], lengths
 
 
+def words_of(model: BiLanguageModel, vocabulary: Iterable[str] | None, source: str = "the vocabulary") -> dict | None:
+    """Ids of a word model's words, or None without a vocabulary."""
+    if vocabulary is None:
+        return None
+    if model.options.characters is not None:
+        raise ValueError("this biLM reads characters and needs no vocabulary; cache_vocabulary() makes tokens' vectors")
+    return word_table(vocabulary, model.options, source)
+
+
 def word_ids(model: BiLanguageModel, words: list[str], known: dict[str, int] | None) -> Tensor:
     """Ids [N] of words for a model that reads words; unknown ones are <UNK>."""
     if known is None:
         raise ValueError("this biLM reads words: pass the vocabulary to read text, or pass ids")
-    begin, end = model.options.boundary_ids
-    known = {**known, BOS: begin, EOS: end}
-    unknown = known.get("<UNK>")
+    unknown = known.get(UNKNOWN)
     ids = [known.get(word, unknown) for word in words]
     if None in ids:
         raise ValueError(f"the word {words[ids.index(None)]!r} is not in the vocabulary, which has no <UNK> either")

@@ -18,7 +18,7 @@ from torch import Tensor
 from .cache import TokenVectors
 from .characters import BOS, EOS
 from .chunks import InFile, InMemory, contextualize_in_chunks
-from .elmo import CarriedState, tokens_of, word_ids
+from .elmo import CarriedState, tokens_of, word_ids, words_of
 from .model import BiLanguageModel
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 from .text import as_sentences, as_tokens
@@ -129,10 +129,9 @@ class Embedder:
         self.chunk_length = chunk_length
         self.directory = directory or Path(tempfile.gettempdir())
         self.carried = CarriedState()
-        words = () if vocabulary is None else as_tokens(vocabulary, "a vocabulary")
         reads_words = bilm.options.characters is None
-        self.token_vectors = None if reads_words else TokenVectors(bilm.encoder, words, _REMEMBERED)
-        self.word_ids = {word: place + 1 for place, word in enumerate(words)} if reads_words else None
+        self.token_vectors = None if reads_words else TokenVectors(bilm.encoder, vocabulary or (), _REMEMBERED)
+        self.word_ids = words_of(bilm, vocabulary) if reads_words else None
 
     def check(self, tokens: Iterable[str]) -> None:
         """Raise ValueError if a word model cannot read one of these tokens."""

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from ..cli import refuse_idle, require_device
 from ..paths import guard_outputs
 from .commands import plain_errors
-from .convert_command import HDF5_ENDINGS, model_options
+from .convert_command import HDF5_ENDINGS, VOCABULARY_HELP, model_options
 from .files import say_bytes
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
@@ -49,7 +49,7 @@ class _Layers(click.ParamType):
 @click.argument("sentences", type=_TEXT)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @model_options
-@click.option("--vocab", "vocabulary", type=_FILE, help="Word models: the words, one a line.")
+@click.option("--vocab", "vocabulary", type=_FILE, help=VOCABULARY_HELP)
 @click.option("--all", "kind", flag_value="all", default=True, help="All layers, (L+1, tokens, 2P). The default.")
 @click.option("--top", "kind", flag_value="top", help="The top layer, (tokens, 2P).")
 @click.option("--average", "kind", flag_value="average", help="The average of all layers, (tokens, 2P).")
@@ -136,10 +136,12 @@ def _said_what_to_do() -> Iterator[None]:
         raise
 
 
-def _fingerprint(text: bytes, files: ModelFiles, settings: dict) -> dict[str, str]:
+def _fingerprint(text: bytes, files: ModelFiles, reads_words: bool, settings: dict) -> dict[str, str]:
     """By argument, what determines the numbers and their order: settings, and hashes of files."""
     found = {"SENTENCES": hashlib.sha256(text).hexdigest()}
-    paths = (("--model", files.weights), ("--options", files.options), ("--vocab", settings["vocabulary"]))
+    paths = [("--model", files.weights), ("--options", files.options)]
+    if reads_words:
+        paths.append(("--vocab", files.vocabulary))
     for argument, path in paths:
         if path is not None:
             digest = hashlib.sha256()
@@ -163,23 +165,23 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
     from .embedding_file import EmbeddingFile
     from .location import find_model
     from .text import read_bytes, split_lines
-    from .vocabulary import read_words
 
     require_device(settings["device"])
     device = torch.device(settings["device"])
     text = read_bytes(sentences)
     lines = [line.strip() for line in split_lines(text, sentences, wordless=True)]
     tokens = [line.split() for line in lines]
-    with find_model(settings["model"], settings["options"]) as files:
-        model = files.elmo().bilm
-        fingerprint = _fingerprint(text, files, settings)
-    model = model.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
+    with find_model(settings["model"], settings["options"], settings["vocabulary"]) as files:
+        elmo = files.elmo()
+        fingerprint = _fingerprint(text, files, elmo.bilm.options.characters is None, settings)
+    if elmo.bilm.options.characters is not None:
+        refuse_idle(f"for {settings['model']}, which reads characters", "vocabulary")
+    model = elmo.bilm.to(device=device, dtype=getattr(torch, settings["precision"])).requires_grad_(False)
     if settings["mix"] is not None and len(settings["mix"]) != model.options.layers + 1:
         raise click.UsageError(
             f"--mix needs {model.options.layers + 1} weights for this model, one a layer, the token vectors first; "
             f"got {len(settings['mix'])}"
         )
-    words = None if settings["vocabulary"] is None else read_words(settings["vocabulary"])
     embedder = Embedder(
         model,
         settings["kind"],
@@ -187,7 +189,7 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
         tokens_per_batch=settings["tokens"],
         batch_size=settings["batch_size"],
         chunk_length=settings["chunk_length"],
-        vocabulary=words,
+        vocabulary=elmo.word_ids,
         directory=output.parent,
     )
     embedder.check({word for sentence in tokens for word in sentence})

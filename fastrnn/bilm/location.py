@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from .files import WeightsError
+from .vocabulary import VocabularyError, boundary_ids, read_words
 
 if TYPE_CHECKING:
     from .elmo import Elmo
@@ -38,7 +39,7 @@ class ModelFiles:
         place: what was named: a folder, an archive or a file.
         weights: .hdf5, .safetensors, .th, .pt or .bin.
         options: the options.json that belongs to ``weights``, or None.
-        vocabulary: the words, one a line, or None.
+        vocabulary: the words, one a line, or None; models that read characters do without.
     """
 
     place: Path
@@ -51,18 +52,36 @@ class ModelFiles:
 
         Raises:
             WeightsError: a file is missing, broken or does not fit.
+            VocabularyError, TextError: so the vocabulary of a model that reads words.
         """
         from . import allennlp, native, official
-        from .elmo import Elmo
+        from .elmo import Elmo, words_of
 
-        if self.weights.suffix == ".safetensors":
-            return native.load_elmo(self.weights)
         if self.weights.suffix in _ALLENNLP:
             return allennlp.load(self.weights, self.options)
+        if self.weights.suffix == ".safetensors":
+            elmo = native.load_elmo(self.weights)
+            if elmo.bilm.options.characters is None and self.vocabulary is not None:
+                words = words_of(elmo.bilm, read_words(self.vocabulary), str(self.vocabulary))
+                if elmo.word_ids not in (None, words):
+                    raise VocabularyError(f"{self.vocabulary} has other words than the vocabulary in {self.weights}")
+                elmo.word_ids = words
+            return elmo
         if self.options is None:
             names = " or ".join(_names_of_options(self.weights.name))
             raise WeightsError(f"{self.weights} needs --options, for no {names} lies beside it")
-        return Elmo(official.load(self.options, self.weights))
+        if official.read_options(self.options).characters is not None:
+            return Elmo(official.load(self.options, self.weights))
+        if self.vocabulary is None:
+            raise WeightsError(
+                f"{self.weights} holds a biLM that reads words: it needs its vocabulary, --vocab or {_VOCABULARY} "
+                "beside it, which says what row is <S> and what </S>"
+            )
+        source = str(self.vocabulary)
+        words = read_words(self.vocabulary)
+        elmo = Elmo(official.load(self.options, self.weights, boundary_ids=boundary_ids(words, source)))
+        elmo.word_ids = words_of(elmo.bilm, words, source)
+        return elmo
 
 
 @contextmanager

@@ -6,12 +6,17 @@ the vocabulary is `<UNK>` only where it is to be predicted.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .files import replacing
 from .text import TextError, as_tokens, read_lines
+
+if TYPE_CHECKING:
+    from .options import BiLMOptions
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SPECIALS = (BEGIN, END, UNKNOWN)
@@ -47,6 +52,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    @property
+    def digest(self) -> str:
+        """Of the words in their order."""
+        return hashlib.blake2b("\n".join(self.words).encode(), digest_size=16).hexdigest()
 
     @classmethod
     def load(cls, path: Path | str) -> Vocabulary:
@@ -93,6 +103,43 @@ def read_words(path: Path | str) -> list[str]:
         if word != _MARKER:
             _add_word(lines, word, line, "standard input" if path == "-" else str(path))
     return list(lines)
+
+
+def word_table(words: Iterable[str], options: BiLMOptions, source: str = "the vocabulary") -> dict[str, int]:
+    """Ids of the words of a model that reads words: 1 + their places.
+
+    Raises:
+        VocabularyError: a blank or repeated word, more or fewer of them than the model's table has rows, or `<S>` and
+            `</S>` are not where the model has them.
+    """
+    words = as_tokens(words, source)
+    lines: dict[str, int] = {}
+    for line, word in enumerate(words, 1):
+        _add_word(lines, word, line, source)
+    if len(words) != options.vocabulary_size:
+        raise VocabularyError(
+            f"{source} has {len(words):,} words and the model's table {options.vocabulary_size:,} rows: it is not the "
+            "vocabulary that this model was trained with"
+        )
+    found, expected = boundary_ids(words, source), options.boundary_ids
+    if found != expected:
+        raise VocabularyError(
+            f"{source} has {BEGIN} and {END} on lines {found[0]} and {found[1]}, the model on {expected[0]} and "
+            f"{expected[1]}: if the vocabulary is right, load the model's weights with boundary_ids={found}"
+        )
+    return lines
+
+
+def boundary_ids(words: Iterable[str], source: str = "the vocabulary") -> tuple[int, int]:
+    """Ids of `<S>` and `</S>`: 1 + their places among the words.
+
+    Raises:
+        VocabularyError: one of them is missing.
+    """
+    lines = {word: line for line, word in enumerate(words, 1)}
+    if missing := [word for word in (BEGIN, END) if word not in lines]:
+        raise VocabularyError(f"{source} has no {' and no '.join(missing)}, which every sentence is read with")
+    return lines[BEGIN], lines[END]
 
 
 def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:
