@@ -66,8 +66,8 @@ def test_one_rule_for_all_commands(places, tmp_path):
     (tmp_path / "tokens.txt").write_text("cat\nsat\n")
     found: dict[str, list] = {"embed": [], "convert": [], "cache": []}
     for number, place in enumerate(places.values()):
-        vectors, weights, tokens = (tmp_path / f"{kind}{number}" for kind in ("v.hdf5", "w.safetensors", "t.hdf5"))
-        weights = weights.with_name(f"{number}.safetensors")
+        vectors, tokens = tmp_path / f"vectors{number}.hdf5", tmp_path / f"tokens{number}.hdf5"
+        weights = tmp_path / f"{number}.safetensors"
         command("embed", tmp_path / "text.txt", vectors, "--model", place)
         command("convert-bilm", place, weights)
         command("cache-tokens", tmp_path / "tokens.txt", tokens, "--model", place)
