@@ -4,6 +4,7 @@ recurrent layers of other libraries. Known by name, so that no library is import
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -47,19 +48,36 @@ def known_owner(module: torch.nn.Module) -> Owner | None:
     return None
 
 
-def asks_for_class(module: torch.nn.Module) -> str | None:
-    """The method of a module that looks at its layers' class, which the swap changes; not the constructor."""
+class Asking(NamedTuple):
+    """A method that looks at a layer's class, which a swap changes."""
+
+    method: str
+    classes: set[type]  # of torch.nn, those that it names
+    initialises: bool  # by its name it sets weights, which is done before a swap
+
+
+def asking_methods(module: torch.nn.Module) -> list[Asking]:
+    """The methods of a module that look at the class of recurrent layers; not the constructor, which has run."""
+    found = []
     for cls in type(module).__mro__:
         if cls.__module__.partition(".")[0] in ("torch", "fastrnn", "builtins"):
             continue
         for name, value in vars(cls).items():
-            if name == "__init__":
-                continue
-            for function in functions_of(value):
-                asks = names_in(function.__code__) & {"isinstance", "type", "__class__"}
-                if asks and torch_classes_in(function, tuple(TO_FAST)):
-                    return f"{name_of(cls)}.{name}"
-    return None
+            for function in functions_of(value) if name != "__init__" else ():
+                classes = torch_classes_in(function, tuple(TO_FAST))
+                if classes and names_in(function.__code__) & {"isinstance", "type", "__class__"}:
+                    initialises = "weight" in name or "param" in name
+                    found.append(Asking(f"{name_of(cls)}.{name}", classes, initialises))
+    return found
+
+
+def held_layers(owner: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The recurrent layers that a module's own code reaches: its children, through torch.nn's lists and the like."""
+    for child in owner.children():
+        if isinstance(child, torch.nn.RNNBase):
+            yield child
+        elif type(child).__module__ == "torch.nn.modules.container":
+            yield from held_layers(child)
 
 
 # LSTM, GRU or RNN as a part of a name: LiGRU, _CustomLSTM, DPLSTM, QuasiRNN, LstmCell; not RNNTLoss, MaskRCNN.

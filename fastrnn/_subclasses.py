@@ -115,13 +115,13 @@ def _inner(code: types.CodeType) -> list[types.CodeType]:
     return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
 
 
-def torch_classes_in(function: types.FunctionType, classes: tuple[type, ...]) -> bool:
-    """Whether the function names one of torch.nn's classes: as nn.LSTM, imported, under another name, in a closure."""
+def torch_classes_in(function: types.FunctionType, classes: tuple[type, ...]) -> set[type]:
+    """Those of torch.nn's classes that the function names: as nn.LSTM, imported, under another name, in a closure."""
+    found = {value for value in _closure(function) if isinstance(value, type)}
     for name in names_in(function.__code__):
         value = function.__globals__.get(name)
-        if value in classes if isinstance(value, type) else any(name == cls.__name__ for cls in classes):
-            return True
-    return any(isinstance(value, type) and value in classes for value in _closure(function))
+        found |= {value} if isinstance(value, type) else {cls for cls in classes if cls.__name__ == name}
+    return found.intersection(classes)
 
 
 def _closure(function: types.FunctionType) -> list[Any]:

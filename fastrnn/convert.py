@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from . import modules
-from ._owners import asks_for_class, known_owner, looks_recurrent
+from ._owners import asking_methods, held_layers, known_owner, looks_recurrent
 from ._recurrent import Recurrent
 from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import STORAGE_CODES
@@ -61,8 +61,8 @@ def convert(model: torch.nn.Module) -> Report:
 
     A subclass of the three is swapped too if its forward is torch.nn's or calls super().forward(), and its code uses
     nothing that fastrnn's layers do not have: its own methods stay, over fastrnn's layer. Parametrized layers are
-    swapped. Layers in owners known to break with others than torch.nn's (torchrl's LSTMModule and GRUModule) are left.
-    No weight is written, and no parametrization runs.
+    swapped. Layers whose owner needs torch.nn's class are left: torchrl's LSTMModule and GRUModule, and modules whose
+    methods ask isinstance(layer, torch.nn.LSTM), initialisers apart. No weight is written, and no parametrization runs.
 
     Args:
         model: any module, also a recurrent layer itself.
@@ -78,10 +78,13 @@ def convert(model: torch.nn.Module) -> Report:
     kept: dict[torch.nn.Module, str] = {}  # layers whose owner needs torch.nn's
     for name, module in model.named_modules():
         owner = known_owner(module)
-        if owner is not None and owner.keeps:
-            kept |= {layer: owner.advice for layer in module.children() if isinstance(layer, torch.nn.RNNBase)}
-        elif owner is not None:
+        if owner is not None and not owner.keeps:
             report.notes[name] = owner.advice
+        elif owner is not None:
+            kept |= {layer: owner.advice for layer in held_layers(module)}
+        else:
+            kept |= _asked_for(module)
+    bases: dict[torch.nn.Module, type] = {}  # of the swapped layers, torch.nn's class
     parts: set[torch.nn.Module] = set()  # of layers of other libraries; they need no line of their own
     for name, module in model.named_modules():
         kind, compiled = _own_class(module), _script_reason(module)
@@ -96,6 +99,7 @@ def convert(model: torch.nn.Module) -> Report:
             if why is None:
                 _change_class(module, kind, TO_FAST[kind] if kind in TO_FAST else over_fast(kind))
                 report.swapped.append(name)
+                bases[module] = base_of(kind)
             else:
                 report.left[name] = why
         elif isinstance(module, torch.nn.RNNBase):
@@ -105,16 +109,36 @@ def convert(model: torch.nn.Module) -> Report:
             if why is not None:
                 report.left[name] = why
                 parts.update(module.modules())
-    for name, module in model.named_modules():
-        holds = (
-            name not in report.notes
-            and not isinstance(module, Recurrent)
-            and any(swapped.startswith(f"{name}." if name else "") for swapped in report.swapped)
-        )
-        method = asks_for_class(module) if holds else None
-        if method is not None:
-            report.notes[name] = f"{method} looks at the class of layers; fastrnn's are no instances of torch.nn's"
+    _note_questions(report, bases)
     return report
+
+
+def _asked_for(owner: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """The layers that an owner's code asks for the class of, where another answer would send it another way.
+
+    With an LSTM's pair of states taken for a GRU's state it may well run, and wrong.
+    """
+    kept = {}
+    for layer in held_layers(owner):
+        base = base_of(_own_class(layer))
+        for method in asking_methods(owner) if base is not None else ():
+            if base in method.classes and not method.initialises:
+                kept[layer] = (
+                    f"{method.method} asks whether it is a torch.nn.{base.__name__}, which fastrnn's layer is not; "
+                    "ask for layer.mode there, which both have, or convert the layer itself"
+                )
+    return kept
+
+
+def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
+    """Name the modules around swapped layers with a method that looks for layers of their former class."""
+    for name, module in report.model.named_modules():
+        below = set(module.modules()) - {module}
+        inside = {base for layer, base in bases.items() if layer in below}
+        for method in asking_methods(module) if inside and name not in report.notes else ():
+            if inside & method.classes:
+                report.notes[name] = f"{method.method} looks for layers of torch.nn's class, which it no longer finds"
+                break
 
 
 def revert(model: torch.nn.Module) -> Report:

@@ -430,21 +430,32 @@ def test_recurrent_layers_of_others_are_named():
 
 
 class Asking(torch.nn.Module):
-    """An owner that looks at the class of its layer, in forward."""
+    """An owner that looks at the class of its layers, in forward and in a method that initialises."""
 
-    def __init__(self):
+    def __init__(self, kind, initialised=torch.nn.RNN):
         super().__init__()
-        self.layer = torch.nn.GRU(3, 4)
-        assert isinstance(self.layer, torch.nn.GRU)
+        self.layers = torch.nn.ModuleList([kind(3, 4)])
+        self.initialised = initialised(3, 4)
+        assert not isinstance(self.layers[0], torch.nn.RNN)
+
+    def init_weights(self, module):
+        if isinstance(module, torch.nn.RNN):
+            module.reset_parameters()
 
     def forward(self, x):
-        return self.layer(x)[0] if isinstance(self.layer, torch.nn.GRU) else x
+        last = self.layers[0](x)[1]
+        return last[0] if isinstance(self.layers[0], torch.nn.LSTM) else last
 
 
-def test_owners_that_ask_for_the_class_are_named():
-    report = fastrnn.convert(torch.nn.Sequential(Asking(), Tagger()))
-    assert list(report.notes) == ["0"] and "Asking.forward looks at the class" in report.notes["0"]
+def test_owners_that_ask_for_the_class_keep_it():
+    """With another answer forward would return both states; a GRU is no torch.nn.LSTM before and after."""
+    model = torch.nn.Sequential(Asking(torch.nn.LSTM), Asking(torch.nn.GRU), Tagger())
+    report = fastrnn.convert(model)
+    assert set(report.left) == {"0.layers.0"} and "0.initialised" in report.swapped and "1.layers.0" in report.swapped
+    assert "Asking.forward asks whether it is a torch.nn.LSTM" in report.left["0.layers.0"]
+    assert set(report.notes) == {"0", "1"} and "init_weights looks for layers of torch.nn's class" in report.notes["0"]
     assert "note on 0: " in str(report)
+    assert fastrnn.convert(model[0].layers[0]).swapped == [""]
 
 
 def owner(module, name, attribute):
