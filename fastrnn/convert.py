@@ -78,12 +78,14 @@ def convert(model: torch.nn.Module) -> Report:
     kept: dict[torch.nn.Module, str] = {}  # layers whose owner needs torch.nn's
     for name, module in model.named_modules():
         owner = known_owner(module)
-        if owner is not None and not owner.keeps:
-            report.notes[name] = owner.advice
-        elif owner is not None:
-            kept |= {layer: owner.advice for layer in held_layers(module)}
-        else:
+        if owner is None:
             kept |= _asked_for(module)
+            continue
+        layers = list(held_layers(module))
+        if owner.keeps:
+            kept |= dict.fromkeys(layers, owner.advice)
+        if not owner.keeps or any(isinstance(layer, Recurrent) for layer in layers):
+            report.notes[name] = owner.advice
     bases: dict[torch.nn.Module, type] = {}  # of the swapped layers, torch.nn's class
     parts: set[torch.nn.Module] = set()  # of layers of other libraries; they need no line of their own
     for name, module in model.named_modules():

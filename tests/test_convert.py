@@ -476,6 +476,13 @@ def test_owners_that_need_torchs_layers_keep_them():
     assert all("use fastrnn.contrib.torchrl.convert" in reason for reason in report.left.values())
 
 
+def test_owners_that_were_given_fastrnns_layer_are_noted():
+    owning = owner("torchrl.modules.tensordict_module.rnn", "GRUModule", "gru")()
+    owning.gru = fastrnn.GRU(3, 4)
+    report = fastrnn.convert(owning)
+    assert not report.swapped and not report.left and "fastrnn.contrib.torchrl.GRUModule" in report.notes[""]
+
+
 def test_owners_that_have_an_adapter_are_noted():
     kind = owner("sb3_contrib.common.recurrent.policies", "RecurrentActorCriticPolicy", "lstm_actor")
     report = fastrnn.convert(torch.nn.Sequential(kind()))
