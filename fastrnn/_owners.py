@@ -3,7 +3,9 @@ recurrent layers of other libraries. Known by name, so that no library is import
 
 from __future__ import annotations
 
+import dis
 import re
+import types
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -57,18 +59,34 @@ class Asking(NamedTuple):
 
 
 def asking_methods(module: torch.nn.Module) -> list[Asking]:
-    """The methods of a module that look at the class of recurrent layers; not the constructor, which has run."""
+    """The methods of a module that look at the class of recurrent layers."""
     found = []
-    for cls in type(module).__mro__:
-        if cls.__module__.partition(".")[0] in ("torch", "fastrnn", "builtins"):
-            continue
-        for name, value in vars(cls).items():
-            for function in functions_of(value) if name != "__init__" else ():
-                classes = torch_classes_in(function, tuple(TO_FAST))
-                if classes and names_in(function.__code__) & {"isinstance", "type", "__class__"}:
-                    initialises = "weight" in name or "param" in name
-                    found.append(Asking(f"{name_of(cls)}.{name}", classes, initialises))
+    for method, function in _own_functions(module):
+        classes = torch_classes_in(function, tuple(TO_FAST))
+        if classes and names_in(function.__code__) & {"isinstance", "type", "__class__"}:
+            name = method.rpartition(".")[2]
+            found.append(Asking(method, classes, "weight" in name or "param" in name))
     return found
+
+
+def method_that_fills(module: torch.nn.Module) -> str | None:
+    """The method of a module that puts weights into a layer's ``_flat_weights``, from which torch.nn's layers run."""
+    for method, function in _own_functions(module):
+        if "_flat_weights" in function.__code__.co_names:
+            steps = list(dis.get_instructions(function))
+            assigned = any(step.opname == "STORE_ATTR" and step.argval == "_flat_weights" for step in steps)
+            if assigned or any(step.opname == "STORE_SUBSCR" for step in steps):
+                return method
+    return None
+
+
+def _own_functions(module: torch.nn.Module) -> Iterator[tuple[str, types.FunctionType]]:
+    """Functions of a module's methods with the methods' names; not the constructor, which has run."""
+    for cls in type(module).__mro__:
+        if cls.__module__.partition(".")[0] not in ("torch", "fastrnn", "builtins"):
+            for name, value in vars(cls).items():
+                if name != "__init__":
+                    yield from ((f"{name_of(cls)}.{name}", function) for function in functions_of(value))
 
 
 def held_layers(owner: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from . import modules
-from ._owners import asking_methods, held_layers, known_owner, looks_recurrent
+from ._owners import asking_methods, held_layers, known_owner, looks_recurrent, method_that_fills
 from ._recurrent import Recurrent
 from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import STORAGE_CODES
@@ -79,7 +79,7 @@ def convert(model: torch.nn.Module) -> Report:
     for name, module in model.named_modules():
         owner = known_owner(module)
         if owner is None:
-            kept |= _asked_for(module)
+            kept |= _needed_by(module)
             continue
         layers = list(held_layers(module))
         if owner.keeps:
@@ -115,20 +115,25 @@ def convert(model: torch.nn.Module) -> Report:
     return report
 
 
-def _asked_for(owner: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """The layers that an owner's code asks for the class of, where another answer would send it another way.
+def _needed_by(owner: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """The layers that an owner's code needs as torch.nn's, and why.
 
-    With an LSTM's pair of states taken for a GRU's state it may well run, and wrong.
+    Code that asks for a layer's class is sent another way by another answer: with an LSTM's pair of states taken for
+    a GRU's state it may well run, and wrong.
     """
+    layers = {layer: base_of(_own_class(layer)) for layer in held_layers(owner)}
+    asking = asking_methods(owner) if layers else ()
+    filling = method_that_fills(owner) if layers else None
     kept = {}
-    for layer in held_layers(owner):
-        base = base_of(_own_class(layer))
-        for method in asking_methods(owner) if base is not None else ():
+    for layer, base in layers.items():
+        for method in asking:
             if base in method.classes and not method.initialises:
                 kept[layer] = (
                     f"{method.method} asks whether it is a torch.nn.{base.__name__}, which fastrnn's layer is not; "
                     "ask for layer.mode there, which both have, or convert the layer itself"
                 )
+        if filling is not None:
+            kept[layer] = f"{filling} fills its _flat_weights, which fastrnn's layer does not read; set the attributes"
     return kept
 
 

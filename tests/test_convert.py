@@ -458,6 +458,35 @@ def test_owners_that_ask_for_the_class_keep_it():
     assert fastrnn.convert(model[0].layers[0]).swapped == [""]
 
 
+class Filling(torch.nn.Module):
+    """An owner that drops weights where torch.nn's layer, and no other, takes them from."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = torch.nn.GRU(3, 4)
+
+    def forward(self, x):
+        self.rnn._flat_weights[1] = torch.nn.functional.dropout(self.rnn.weight_hh_l0)
+        return self.rnn(x)[0]
+
+
+def test_owners_that_fill_torchs_list_of_weights_keep_the_layer():
+    report = fastrnn.convert(torch.nn.Sequential(Filling(), torch.nn.GRU(4, 3)))
+    assert report.swapped == ["1"] and "Filling.forward fills its _flat_weights" in report.left["0.rnn"]
+
+
+def test_reading_torchs_list_of_weights_is_no_reason():
+    class Looking(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = torch.nn.GRU(3, 4)
+
+        def forward(self, x):
+            return self.rnn(x.to(self.rnn._flat_weights[0].device))[0]
+
+    assert fastrnn.convert(Looking()).swapped == ["rnn"]
+
+
 def owner(module, name, attribute):
     """A module of another library's class, by name, that holds one layer."""
 
