@@ -174,6 +174,17 @@ PYBIND11_MODULE(_C, m) {
   gradient_args.def_readwrite("range_bytes", &fr::GradientArgs::range_bytes);
   gradient_args.def_readwrite("threads", &fr::GradientArgs::threads);
 
+  m.def("cells", [] {
+    py::list cells;
+    for (const fr::CellFacts& cell : fr::kCells) {
+      using namespace py::literals;
+      cells.append(py::dict("name"_a = cell.name, "code"_a = static_cast<int>(cell.code), "gates"_a = cell.gates, "cells"_a = cell.cells,
+                            "saved"_a = cell.saved, "split_gate"_a = cell.split_gate < 0 ? py::object(py::none()) : py::int_(cell.split_gate),
+                            "phases"_a = cell.phases, "first_gates"_a = cell.phase[0].gates, "carried"_a = cell.carried(),
+                            "projects"_a = cell.projects()));
+    }
+    return cells;
+  }, "What csrc/cells/cells.h says of each cell.");
   m.def("cpu_forward", &fr::cpu_forward, py::call_guard<py::gil_scoped_release>());
   m.def("cpu_backward", &fr::cpu_backward, py::call_guard<py::gil_scoped_release>());
   fr::bind_cuda(m);

@@ -14,13 +14,9 @@
 #include <cstdint>
 #include <string>
 
-namespace fr {
+#include "cells/cells.h"
 
-enum class Cell : int {
-#define FR_CELL(name, Type) name,
-#include "cells/cells.inc"
-#undef FR_CELL
-};
+namespace fr {
 
 enum class Type : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
 

@@ -188,7 +188,7 @@ class _InRanges:
             self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
         self.found: list[Tensor | None] = [None] * len(operands)
         split = layout.hidden if spec.split_gate is not None else 0
-        inner = layout.hidden if spec.has_inner else 0
+        inner = layout.hidden if spec.phases == 2 else 0
         projected = layout.width if config.has_projection else 0
         self.widths = (spec.gates * layout.hidden, split, layout.width, inner, projected)
         # The copy of a range of a strided input counts too.
@@ -196,9 +196,9 @@ class _InRanges:
         if spec.saved and self.result.gates is None:
             # Rebuilt gates, old states, a second product's operands (csrc/cuda/layout.h), the input part of the gates.
             in_storage = spec.saved * layout.hidden + layout.width
-            in_state = (spec.gates + spec.states - 1) * layout.hidden
-            if spec.has_inner and not config.has_projection:
-                in_storage, in_state = in_storage + layout.hidden, in_state + layout.hidden
+            in_state = (spec.gates + spec.cells) * layout.hidden
+            if spec.phases == 2 and not spec.projects:
+                in_storage, in_state = in_storage + layout.hidden, in_state + spec.carried * layout.hidden
             self.row_bytes += in_storage * x.element_size() + in_state * self.states.itemsize
 
     def run(self) -> list[Tensor | None]:

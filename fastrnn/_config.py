@@ -41,7 +41,7 @@ class Config(NamedTuple):
 
     @property
     def has_projection(self) -> bool:
-        return self.spec.name == "lstm_projected"
+        return self.spec.projects
 
     @property
     def first_state(self) -> int:

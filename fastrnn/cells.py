@@ -1,7 +1,7 @@
 """The cells: one description each, and the readable reference of its mathematics in plain torch.
 
-The C++ counterpart is csrc/cells/; ``code`` is the enumerator's place in csrc/cells/cells.inc. Gate order is
-torch.nn's: LSTM i, f, g, o; GRU r, z, n.
+The C++ counterpart is csrc/cells/, whose table of facts (cells.h) gives codes and counts. Gate order is torch.nn's:
+LSTM i, f, g, o; GRU r, z, n.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from ._extension import _C
 
 
 @dataclass(frozen=True)
@@ -39,29 +41,42 @@ class Clips:
 
 @dataclass(frozen=True)
 class CellSpec:
-    """What the rest of the package needs to know of a cell.
+    """What the rest of the package needs to know of a cell; all but the step is csrc/cells/cells.h's.
 
     Attributes:
         name: the key in :data:`CELLS`.
-        code: place in csrc/cells/cells.inc.
-        gates: rows of weight_ih and weight_hh per hidden unit.
-        states: 1 (h) or 2 (h, c).
-        saved: values per hidden unit kept for backward, in storage type (the cell state is kept apart).
-        first_gates: gates whose recurrent part is a product with h; the others' is a product with ``inner``.
-        split_gate: the gate whose recurrent part has its own gradient, or None.
-        has_inner: the step has a second product, of ``inner`` (o*tanh(c), or r*h).
         step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states.
+        code: place in csrc/cells/cells.inc.
+        gates: G, rows of weight_ih and weight_hh per hidden unit.
+        cells: cell states per hidden unit, beside h.
+        saved: values per hidden unit kept for backward, in storage type (the cell states are kept apart).
+        phases: of a step, 1 or 2; the second begins with a product of ``inner`` (o*tanh(c), or r*h).
+        first_gates: gates of the first phase, whose recurrent part is a product with h.
+        carried: values per hidden unit that the first phase hands to the second.
+        projects: the second product is with weight_hr.
+        split_gate: the gate whose recurrent part has its own gradient, the last one, or None.
     """
 
     name: str
+    step: Step
     code: int
     gates: int
-    states: int
+    cells: int
     saved: int
+    phases: int
     first_gates: int
+    carried: int
+    projects: bool
     split_gate: int | None
-    has_inner: bool
-    step: Step
+
+    @property
+    def states(self) -> int:
+        """Tensors of state: h, and with cell states a second one that holds them side by side."""
+        return 2 if self.cells else 1
+
+    def state_widths(self, width: int, hidden: int) -> tuple[int, ...]:
+        """Values a row of each of these tensors, for R and H."""
+        return (width, self.cells * hidden) if self.cells else (width,)
 
 
 def _clip(value: Tensor, bound: float) -> Tensor:
@@ -106,20 +121,15 @@ def _rnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips:
     return ((gates + linear(states[0], parameters.weight_hh, parameters.bias_hh)).relu(),)
 
 
-# fmt: off
-CELLS: dict[str, CellSpec] = {
-    spec.name: spec
-    for spec in (
-        #         name              code gates states saved first split  inner  step
-        CellSpec("lstm",             0,   4,    2,     4,    4,   None, False, _lstm_step),
-        CellSpec("lstm_projected",   1,   4,    2,     4,    4,   None, True,  _lstm_step),
-        CellSpec("gru",              2,   3,    1,     4,    3,   2,    False, _gru_step),
-        CellSpec("gru_reset_before", 3,   3,    1,     3,    2,   None, True,  _gru_reset_before_step),
-        CellSpec("rnn_tanh",         4,   1,    1,     0,    1,   None, False, _rnn_tanh_step),
-        CellSpec("rnn_relu",         5,   1,    1,     0,    1,   None, False, _rnn_relu_step),
-    )
+_STEPS: dict[str, Step] = {
+    "lstm": _lstm_step,
+    "lstm_projected": _lstm_step,
+    "gru": _gru_step,
+    "gru_reset_before": _gru_reset_before_step,
+    "rnn_tanh": _rnn_tanh_step,
+    "rnn_relu": _rnn_relu_step,
 }
-# fmt: on
+CELLS: dict[str, CellSpec] = {facts["name"]: CellSpec(step=_STEPS[facts["name"]], **facts) for facts in _C.cells()}
 
 STORAGE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 

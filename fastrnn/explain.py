@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ._device import rnn_allows_tf32
 from ._extension import _C, build_info, has_cuda
+from ._recurrent import Recurrent
 from .cells import CELLS, STORAGE_CODES
 
 _PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "pointwise")
@@ -167,11 +168,7 @@ def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> 
         x: [T, B, I], or [B, T, I] if the module has the batch first.
         card: see :func:`explain_layer`; None: the GPU that ``x`` is on or the first of this machine, else an H100.
     """
-    kind = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}[module.mode]
-    if module.proj_size:
-        kind = "lstm_projected"
-    if kind == "gru" and not getattr(module, "reset_after", True):
-        kind = "gru_reset_before"
+    kind = module.cell if isinstance(module, Recurrent) else module.mode.lower() + "_projected" * bool(module.proj_size)
     if card is None:
         card = f"cuda:{x.device.index}" if x.is_cuda else "cuda:0" if has_cuda() else "H100"
     steps, batch = (x.shape[1], x.shape[0]) if module.batch_first else (x.shape[0], x.shape[1])

@@ -83,8 +83,8 @@ def layer(
     for own in parameters:
         if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):
             raise ValueError("both biases or none must be given, in every direction alike")
-        if (own.weight_hr is None) == (cell == "lstm_projected"):
-            raise ValueError(f"weight_hr belongs to lstm_projected and to no other cell, got cell {cell}")
+        if (own.weight_hr is None) == spec.projects:
+            raise ValueError(f"weight_hr belongs to the cells that project and to no other, got cell {cell}")
         operands += flatten(own, has_bias)
     config = Config(
         spec,

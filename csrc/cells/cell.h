@@ -1,30 +1,39 @@
-// What a cell is: the contract that cells/lstm.h, gru.h and rnn.h fulfil and every backend is written over.
+// What a cell is: the contract that lstm.h, gru.h and rnn.h fulfil and every backend is written over. cells.h has them all.
 //
 // A cell is a type without data, used on the CPU (V = a vector of units), in CUDA kernels and in the emulated kernels
-// (V = float or double, one unit). All functions work on one hidden unit of one row, through the fields of `Unit<V>`.
+// (V = float or double, one unit). All functions work on one hidden unit of one row, through the fields of `Unit<V, Cell>`.
 //
-// A step has one or two recurrent products (kProducts). Each product is followed by a pointwise phase:
+// A step is one phase or two (kPhases). Each begins with what it waits for (Before), nearly always a product with recurrent
+// weights, and goes on with a pointwise part, a function of the cell:
 //
-//   one product (LSTM, GRU reset-after, RNN)
-//     recurrent[g] = W_hh[g] h_prev + b_hh[g] for all kGates gates;     forward0 -> h (and c)
-//     backward:  backward0: d_h, d_c -> d_input[g], d_recurrent[g], d_h_prev (the elementwise path), d_c
-//                then d_h_prev += sum_g d_recurrent[g] W_hh[g]          (the product, transposed)
+//   one phase (LSTM, GRU reset-after, RNN)
+//     recurrent[g] = W_hh[g] h_prev + b_hh[g] for all gates;            forward0 -> h (and c)
+//     backward:  backward0: d_h, d_c -> d_input, d_split, d_h_prev (the elementwise path), d_c
+//                then d_h_prev += sum_g d_recurrent[g] W_hh[g]          (the product, transposed; d_recurrent is d_input but for
+//                                                                        the split gate)
 //
-//   two products
+//   two phases
 //     GRU reset-before: forward0 over gates r, z -> inner = r*h_prev;  recurrent[2] = W_hn inner + b_hn;  forward1 -> h
-//       backward1: d_h -> d_recurrent[2], d_recurrent[1], d_h_prev (z*d_h);  d_inner = d_recurrent[2] W_hn;
-//       backward0: d_inner -> d_recurrent[0], d_h_prev += d_inner*r;    then d_h_prev += d_recurrent[0..1] W_h[0..1]
+//       backward1: d_h -> d_input[1..2], d_h_prev (z*d_h);             d_inner = d_input[2] W_hn;
+//       backward0: d_inner -> d_input[0], d_h_prev += d_inner*r;       then d_h_prev += d_input[0..1] W_h[0..1]
 //     LSTM with projection: forward0 over i, f, g, o -> inner = o*tanh(c) [H];  projected = W_hr inner [P];  forward1 -> h [P]
 //       backward1 (over P): d_h -> d_projected;  d_inner = d_projected W_hr [H];  backward0 (over H): d_inner, d_c -> d_input;
-//       then d_h_prev [P] = d_recurrent W_hh
+//       then d_h_prev [P] = d_input W_hh
 //
-// kFirstGates   gates whose recurrent part comes from the first product (the others come from the second)
-// kSaved        values per unit kept for backward in storage type; the cell state is kept apart, in state type
-// kStates       1 (h) or 2 (h, c)
-// kSplitGate    the gate whose d_recurrent differs from d_input, or -1
-// kReadsHidden  the pointwise part reads h_prev
-// kReadsOutput  backward0 reads h (saved nowhere else: it is the output)
+// What a cell says of itself:
+//   kName         as Python names it
+//   kPhases       its phases in order: gates, saved and carried values are numbered through them
+//   kCells        values of state a unit beside h: they do not recur through a product, and are kept in the state type
+//   kSplitGate    the gate whose recurrent part has another gradient than its input part (d_split), or -1
+//   kReadsHidden  the pointwise parts read h_prev
+//   kReadsOutput  backward0 reads h (saved nowhere else: it is the output)
+//
+// Rules: the cell states are the first phase's, forward and backward. What the first phase hands to the second is `inner`, the
+// operand of the second product, and the `carried` values. With a projection the second phase runs over the P units of the
+// projected state and has nothing of a hidden unit's.
 #pragma once
+
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define FR_HD __host__ __device__ __forceinline__
@@ -34,20 +43,74 @@
 
 namespace fr {
 
-// One hidden unit of one row at one step. Which fields hold what is said by the phases above; a field a phase does not name
-// is neither read nor written by it.
-template <class V>
+// What a phase waits for.
+enum class Before : int {
+  kProduct,     // the phase's gates of W_hh times h_prev, or in a second phase times `inner`
+  kProjection,  // W_hr times `inner`
+};
+
+struct CellPhase {
+  Before before;
+  int gates;      // whose parts the pointwise part reads: rows of W_ih and W_hh a unit
+  int saved;      // values a unit that it keeps for backward, in the storage type
+  int carried;    // values a unit that it hands to the next phase, in the state type: at most as many as it has gates
+  int gradients;  // gates whose gradient its backward gives; the phases' lie one after the other
+};
+
+constexpr int kMostPhases = 2, kMostGates = 4;  // gates: of a phase
+
+template <class Cell>
+constexpr int sum_over_phases(int CellPhase::* field) {
+  int sum = 0;
+  for (const CellPhase& phase : Cell::kPhases) sum += phase.*field;
+  return sum;
+}
+
+// A cell's numbers, from its phases.
+template <class Cell>
+struct Numbers {
+  static constexpr int kPhases = sizeof Cell::kPhases / sizeof(CellPhase);
+  static constexpr CellPhase kFirst = Cell::kPhases[0], kLast = Cell::kPhases[kPhases - 1];
+  static constexpr bool kTwoPhases = kPhases == 2, kProjects = kLast.before == Before::kProjection;
+  static constexpr int kFirstGates = kFirst.gates, kFirstSaved = kFirst.saved, kFirstGradients = kFirst.gradients;
+  static constexpr int kSecondRows = kProjects ? 1 : kTwoPhases ? kLast.gates : 0;  // of weights a unit, of the second product
+  static constexpr int kGates = sum_over_phases<Cell>(&CellPhase::gates), kSaved = sum_over_phases<Cell>(&CellPhase::saved);
+  static constexpr int kCarried = kFirst.carried;
+  static_assert(kPhases <= kMostPhases && kFirst.before == Before::kProduct && kLast.carried * (kPhases - 1) == 0);
+  static_assert(sum_over_phases<Cell>(&CellPhase::gradients) == kGates && kCarried <= kFirst.gates && (kTwoPhases || !kCarried));
+  static_assert(kFirst.gates > 0 && kFirst.gates <= kMostGates && kSecondRows <= kMostGates && (!kTwoPhases || kSecondRows > 0));
+  static_assert(Cell::kSplitGate < 0 || (Cell::kSplitGate == kGates - 1 && !kTwoPhases));  // the last one
+  static_assert(!kProjects || (kTwoPhases && !kCarried && !kLast.gates && !kLast.saved && !kLast.gradients));
+};
+
+// A field that the cell does not have.
+struct Absent {};
+template <class V, int kCount>
+using Values = std::conditional_t<(kCount > 0), V[(kCount > 0) ? kCount : 1], Absent>;
+template <class V, bool kPresent>
+using Value = std::conditional_t<kPresent, V, Absent>;
+
+// One hidden unit of one row at one step, with the fields that the cell has. Which hold when is said by the phases above; a field
+// that a phase does not name is neither read nor written by it.
+template <class V, class Cell>
 struct Unit {
-  V input[4];        // input part of each gate: x W_ih^T + b_ih
-  V recurrent[4];    // recurrent part of each gate, bias included
-  V saved[4];        // what backward needs
-  V h_prev, c_prev;  // old states
-  V h, c;            // new states
-  V inner;           // operand of the second product
-  V d_h, d_c;        // gradients of the new states; d_c comes back as the gradient of c_prev
-  V d_inner;
-  V d_input[4], d_recurrent[4];
-  V d_h_prev;        // gradient of h_prev through elementwise paths only
+  using N = Numbers<Cell>;
+  Values<V, N::kGates> input;              // input part of each gate: x W_ih^T + b_ih
+  Values<V, N::kGates> recurrent;          // recurrent part of each gate, bias included
+  Value<V, N::kProjects> projected;        // W_hr inner
+  Values<V, N::kSaved> saved;              // what backward needs
+  Values<V, N::kCarried> carried;
+  Value<V, Cell::kReadsHidden> h_prev;
+  V h;
+  Values<V, Cell::kCells> c_prev, c;       // cell states, old and new
+  Value<V, N::kTwoPhases> inner;           // operand of the second product
+  V d_h;                                   // gradients of the new states;
+  Values<V, Cell::kCells> d_c;             // d_c comes back as the gradient of c_prev
+  Value<V, N::kTwoPhases> d_inner;
+  Value<V, N::kProjects> d_projected;
+  Values<V, N::kGates> d_input;
+  Value<V, (Cell::kSplitGate >= 0)> d_split;  // gradient of the split gate's recurrent part
+  V d_h_prev;                              // gradient of h_prev through elementwise paths only
 };
 
 // Run-time values of a cell in the vector type: the clips (0: off).

@@ -9,11 +9,13 @@
 namespace fr {
 
 struct Gru {
-  static constexpr int kGates = 3, kFirstGates = 3, kStates = 1, kSaved = 4, kProducts = 1, kSplitGate = 2;
+  static constexpr const char* kName = "gru";
+  static constexpr CellPhase kPhases[] = {{Before::kProduct, 3, 4, 0, 3}};
+  static constexpr int kCells = 0, kSplitGate = 2;
   static constexpr bool kReadsHidden = true, kReadsOutput = false;
 
   template <class V>
-  FR_HD static void forward0(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void forward0(Unit<V, Gru>& u, const Clips<V>&) {
     const V r = fr_sigmoid(u.input[0] + u.recurrent[0]);
     const V z = fr_sigmoid(u.input[1] + u.recurrent[1]);
     const V n = fr_tanh(u.input[2] + r * u.recurrent[2]);
@@ -21,47 +23,49 @@ struct Gru {
     u.saved[0] = r, u.saved[1] = z, u.saved[2] = n, u.saved[3] = u.recurrent[2];
   }
   template <class V>
-  FR_HD static void backward0(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void backward0(Unit<V, Gru>& u, const Clips<V>&) {
     const V r = u.saved[0], z = u.saved[1], n = u.saved[2];
     const V d_n = u.d_h * (V(1) - z) * (V(1) - n * n);
-    u.d_input[0] = u.d_recurrent[0] = d_n * u.saved[3] * r * (V(1) - r);
-    u.d_input[1] = u.d_recurrent[1] = u.d_h * (u.h_prev - n) * z * (V(1) - z);
+    u.d_input[0] = d_n * u.saved[3] * r * (V(1) - r);
+    u.d_input[1] = u.d_h * (u.h_prev - n) * z * (V(1) - z);
     u.d_input[2] = d_n;
-    u.d_recurrent[2] = d_n * r;
+    u.d_split = d_n * r;
     u.d_h_prev = u.d_h * z;
   }
 };
 
 struct GruResetBefore {
-  static constexpr int kGates = 3, kFirstGates = 2, kStates = 1, kSaved = 3, kProducts = 2, kSplitGate = -1;
+  static constexpr const char* kName = "gru_reset_before";
+  static constexpr CellPhase kPhases[] = {{Before::kProduct, 2, 2, 1, 1}, {Before::kProduct, 1, 1, 0, 2}};
+  static constexpr int kCells = 0, kSplitGate = -1;
   static constexpr bool kReadsHidden = true, kReadsOutput = false;
 
   template <class V>
-  FR_HD static void forward0(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void forward0(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     u.saved[0] = fr_sigmoid(u.input[0] + u.recurrent[0]);
-    u.saved[1] = fr_sigmoid(u.input[1] + u.recurrent[1]);
+    u.saved[1] = u.carried[0] = fr_sigmoid(u.input[1] + u.recurrent[1]);
     u.inner = u.saved[0] * u.h_prev;
   }
-  // Reads saved[1] = z of the first phase and recurrent[2].
+  // carried[0]: z, not rounded to storage.
   template <class V>
-  FR_HD static void forward1(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void forward1(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V n = fr_tanh(u.input[2] + u.recurrent[2]);
     u.saved[2] = n;
-    u.h = n + u.saved[1] * (u.h_prev - n);
+    u.h = n + u.carried[0] * (u.h_prev - n);
   }
   template <class V>
-  FR_HD static void backward1(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void backward1(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V z = u.saved[1], n = u.saved[2];
-    u.d_input[2] = u.d_recurrent[2] = u.d_h * (V(1) - z) * (V(1) - n * n);
-    u.d_input[1] = u.d_recurrent[1] = u.d_h * (u.h_prev - n) * z * (V(1) - z);
+    u.d_input[2] = u.d_h * (V(1) - z) * (V(1) - n * n);
+    u.d_input[1] = u.d_h * (u.h_prev - n) * z * (V(1) - z);
     u.d_h_prev = u.d_h * z;
   }
   // d_h_prev comes in from backward1. Also rebuilds `inner`, which W_hn's gradient needs.
   template <class V>
-  FR_HD static void backward0(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void backward0(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V r = u.saved[0];
     u.inner = r * u.h_prev;
-    u.d_input[0] = u.d_recurrent[0] = u.d_inner * u.h_prev * r * (V(1) - r);
+    u.d_input[0] = u.d_inner * u.h_prev * r * (V(1) - r);
     u.d_h_prev = u.d_h_prev + u.d_inner * r;
   }
 };

@@ -6,30 +6,35 @@
 namespace fr {
 
 struct PlainRnn {
-  static constexpr int kGates = 1, kFirstGates = 1, kStates = 1, kSaved = 0, kProducts = 1, kSplitGate = -1;
+  static constexpr CellPhase kPhases[] = {{Before::kProduct, 1, 0, 0, 1}};
+  static constexpr int kCells = 0, kSplitGate = -1;
   static constexpr bool kReadsHidden = false, kReadsOutput = true;
 };
 
 struct RnnTanh : PlainRnn {
+  static constexpr const char* kName = "rnn_tanh";
+
   template <class V>
-  FR_HD static void forward0(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void forward0(Unit<V, RnnTanh>& u, const Clips<V>&) {
     u.h = fr_tanh(u.input[0] + u.recurrent[0]);
   }
   template <class V>
-  FR_HD static void backward0(Unit<V>& u, const Clips<V>&) {
-    u.d_input[0] = u.d_recurrent[0] = u.d_h * (V(1) - u.h * u.h);
+  FR_HD static void backward0(Unit<V, RnnTanh>& u, const Clips<V>&) {
+    u.d_input[0] = u.d_h * (V(1) - u.h * u.h);
     u.d_h_prev = V(0);
   }
 };
 
 struct RnnRelu : PlainRnn {
+  static constexpr const char* kName = "rnn_relu";
+
   template <class V>
-  FR_HD static void forward0(Unit<V>& u, const Clips<V>&) {
+  FR_HD static void forward0(Unit<V, RnnRelu>& u, const Clips<V>&) {
     u.h = fr_max(V(0), u.input[0] + u.recurrent[0]);
   }
   template <class V>
-  FR_HD static void backward0(Unit<V>& u, const Clips<V>&) {
-    u.d_input[0] = u.d_recurrent[0] = fr_if_less(V(0), u.h, u.d_h, V(0));
+  FR_HD static void backward0(Unit<V, RnnRelu>& u, const Clips<V>&) {
+    u.d_input[0] = fr_if_less(V(0), u.h, u.d_h, V(0));
     u.d_h_prev = V(0);
   }
 };

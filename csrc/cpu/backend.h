@@ -15,7 +15,8 @@ struct Backend {
   int64_t tile_bytes;         // of two tiles
   int64_t (*input_bytes)(const MatrixSource&);       // packed sizes
   int64_t (*first_bytes)(const MatrixSource&);
-  int64_t (*plain_bytes)(const MatrixSource&);       // second, and both transposed
+  int64_t (*second_bytes)(const MatrixSource&);
+  int64_t (*plain_bytes)(const MatrixSource&);       // transposed
   void (*pack_forward)(const Call&, const DirectionWork&, const void* h0, int index, int count);
   void (*pack_backward)(const DirectionWork&, int index, int count);
   void (*forward)(const Call&, const ForwardDirection&, const DirectionWork&, const Part&, const Scratch&, bool gates_only);

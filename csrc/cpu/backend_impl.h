@@ -20,6 +20,7 @@ const Backend* backend() {
       F::Input::bytes,
       F::First::bytes,
       F::Second::bytes,
+      B::Transposed::bytes,
       F::pack,
       B::pack,
       F::run,

@@ -16,13 +16,13 @@ struct Backward {
   using O = Operand<Isa, S>;
   using V = Vec<T, Isa>;
   using Transposed = Product<Isa, S, 1>;
-  static constexpr int kLanes = V::kLanes, kGates = Cell::kGates, kFirstGates = Cell::kFirstGates;
-  static constexpr bool kProjected = std::is_same_v<Cell, LstmProjected>;
+  using N = Numbers<Cell>;
+  static constexpr int kLanes = V::kLanes, kGates = N::kGates, kCells = Cell::kCells;
 
   static void pack(const DirectionWork& work, int index, int count) {
     pack_share<Transposed>(work.first_transposed, index, count);
     pack_share<Transposed>(work.input_transposed, index, count);
-    if constexpr (Cell::kProducts == 2) pack_share<Transposed>(work.second_transposed, index, count);
+    if constexpr (N::kTwoPhases) pack_share<Transposed>(work.second_transposed, index, count);
   }
 
   static void run(const Call& call, const GradientDirection& direction, const DirectionWork& work, const Part& part,
@@ -60,7 +60,7 @@ struct Backward {
     return at<const Element>(rows, call.offset(rows, t, b));
   }
   T* d_h(int64_t b) const { return static_cast<T*>(work.d_h) + b * width; }
-  T* d_c(int64_t b) const { return static_cast<T*>(work.d_c) + b * hidden; }
+  T* d_c(int64_t b) const { return static_cast<T*>(work.d_c) + b * kCells * hidden; }
   static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
   void run() {
@@ -118,7 +118,7 @@ struct Backward {
       for (int64_t row = 0; row < count; ++row)
         for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes) first_phase(t, rows[row], unit);
     });
-    if constexpr (Cell::kProducts == 2) {
+    if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) second[row] = second_operand(t, rows[row]);
       for_each_tile<Transposed>(work.second_transposed, units, second, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
@@ -144,100 +144,104 @@ struct Backward {
   // The row's gradients, which begin with the operand of the first product.
   O* gradients(int64_t t, int64_t b) const { return static_cast<O*>(work.gradients) + call.range_row(t, b) * work.columns.stride; }
   O* second_operand(int64_t t, int64_t b) const {
-    return gradients(t, b) + (kProjected ? work.columns.projected : work.columns.gates + kFirstGates * hidden);
+    return gradients(t, b) + (N::kProjects ? work.columns.projected : work.columns.gates + N::kFirstGates * hidden);
   }
 
-  // One product: the whole of a unit's gradient. Two: backward1, over R.
+  // The last phase's backward, over R: with one phase the whole of a unit's gradient.
   void first_phase(int64_t t, int64_t b, int64_t unit) {
     const int n = lanes_left(width - unit);
-    Unit<V> u;
+    Unit<V, Cell> u;
     u.d_h = load<V>(d_h(b) + unit, n);
     if (direction.d_output.data) u.d_h = u.d_h + load<V>(in_all<S>(direction.d_output, t, b) + unit, n);
-    if constexpr (Cell::kReadsHidden) load_previous(t, b, unit, n, u);
-    if constexpr (Cell::kReadsOutput || kProjected) u.h = load<V>(in_all<S>(direction.output, t, b) + unit, n);
-    if constexpr (!kProjected) load_saved(t, b, unit, n, u);
-    if constexpr (Cell::kProducts == 1) {
-      load_cell(t, b, unit, n, u);
+    if constexpr (!N::kProjects) load_previous(t, b, unit, n, u);
+    if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load<V>(in_all<S>(direction.output, t, b) + unit, n);
+    if constexpr (!N::kProjects) load_saved(t, b, unit, n, u);
+    if constexpr (!N::kTwoPhases) {
+      load_cells(t, b, unit, n, u);
       Cell::backward0(u, clips);
-      store_gates(t, b, unit, n, u, 0, kGates);
-      pass_cell_on(t, b, unit, n, u);
-    } else if constexpr (kProjected) {
-      Cell::backward1(u, clips);
-      store(second_operand(t, b) + unit, u.d_recurrent[0], n);
+      store_gates<0, kGates>(t, b, unit, n, u);
+      pass_cells_on(t, b, unit, n, u);
     } else {
       Cell::backward1(u, clips);
-      store_gates(t, b, unit, n, u, 1, kGates);
+      if constexpr (N::kProjects) store(second_operand(t, b) + unit, u.d_projected, n);
+      store_gates<N::kFirstGradients, kGates>(t, b, unit, n, u);
     }
     pass_hidden_on(t, b, unit, n, u.d_h_prev);
   }
 
-  // Two products: backward0, over H, once d_inner is known.
+  // The first of two phases, over H, once d_inner is known.
   void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) {
-    if constexpr (Cell::kProducts == 2) {
-      const int n = lanes_left(hidden - unit);
-      Unit<V> u;
-      u.d_inner = load_full<V>(sums);
-      load_saved(t, b, unit, n, u);
-      if constexpr (kProjected) {
-        load_cell(t, b, unit, n, u);
-      } else {
-        load_previous(t, b, unit, n, u);
-        u.d_h_prev = load<V>(d_h(b) + unit, n);
-      }
-      Cell::backward0(u, clips);
-      store_operand<S>(gradients(t, b) + work.columns.inner + unit, u.inner, n);
-      store_gates(t, b, unit, n, u, 0, kProjected ? kGates : 1);
-      if constexpr (kProjected) pass_cell_on(t, b, unit, n, u);
-      else pass_hidden_on(t, b, unit, n, u.d_h_prev);
-    }
+    const int n = lanes_left(hidden - unit);
+    Unit<V, Cell> u;
+    u.d_inner = load_full<V>(sums);
+    load_saved(t, b, unit, n, u);
+    load_previous(t, b, unit, n, u);
+    load_cells(t, b, unit, n, u);
+    if constexpr (!N::kProjects) u.d_h_prev = load<V>(d_h(b) + unit, n);
+    Cell::backward0(u, clips);
+    store_operand<S>(gradients(t, b) + work.columns.inner + unit, u.inner, n);
+    store_gates<0, N::kFirstGradients>(t, b, unit, n, u);
+    pass_cells_on(t, b, unit, n, u);
+    if constexpr (!N::kProjects) pass_hidden_on(t, b, unit, n, u.d_h_prev);
   }
 
   // ---- loads ----
 
-  void load_previous(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
-    const Origin origin = call.origin(direction.reverse, t, b);
-    if (origin == Origin::kStep) u.h_prev = load<V>(in_all<S>(direction.output, direction.reverse ? t + 1 : t - 1, b) + unit, n);
-    else if (origin == Origin::kZero || !direction.h0) u.h_prev = V(0);
-    else u.h_prev = load<V>(static_cast<const S*>(direction.h0) + b * width + unit, n);
-  }
-  void load_saved(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
-    const S* gates = direction.gates.data
-                         ? in_all<S>(direction.gates, t, b)
-                         : static_cast<const S*>(work.rebuilt_gates) + call.range_row(t, b) * Cell::kSaved * hidden;
-    for (int value = 0; value < Cell::kSaved; ++value) u.saved[value] = load<V>(gates + value * hidden + unit, n);
-  }
-  void load_cell(int64_t t, int64_t b, int64_t unit, int n, Unit<V>& u) const {
-    if constexpr (Cell::kStates == 2) {
-      u.c = load<V>(in_all<T>(direction.cells, t, b) + unit, n);
-      u.d_c = load<V>(d_c(b) + unit, n);
+  void load_previous(int64_t t, int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (Cell::kReadsHidden) {
       const Origin origin = call.origin(direction.reverse, t, b);
-      if (origin == Origin::kStep)
-        u.c_prev = load<V>(in_all<T>(direction.cells, direction.reverse ? t + 1 : t - 1, b) + unit, n);
-      else if (origin == Origin::kZero || !direction.c0) u.c_prev = V(0);
-      else u.c_prev = load<V>(static_cast<const T*>(direction.c0) + b * hidden + unit, n);
+      if (origin == Origin::kStep) u.h_prev = load<V>(in_all<S>(direction.output, direction.reverse ? t + 1 : t - 1, b) + unit, n);
+      else if (origin == Origin::kZero || !direction.h0) u.h_prev = V(0);
+      else u.h_prev = load<V>(static_cast<const S*>(direction.h0) + b * width + unit, n);
+    }
+  }
+  void load_saved(int64_t t, int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (N::kSaved > 0) {
+      const S* gates = direction.gates.data
+                           ? in_all<S>(direction.gates, t, b)
+                           : static_cast<const S*>(work.rebuilt_gates) + call.range_row(t, b) * N::kSaved * hidden;
+      for (int value = 0; value < N::kSaved; ++value) u.saved[value] = load<V>(gates + value * hidden + unit, n);
+    }
+  }
+  void load_cells(int64_t t, int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (kCells > 0) {
+      const Origin origin = call.origin(direction.reverse, t, b);
+      const T* const before =
+          origin == Origin::kStep ? in_all<T>(direction.cells, direction.reverse ? t + 1 : t - 1, b)
+          : origin == Origin::kZero || !direction.c0 ? nullptr
+                                                     : static_cast<const T*>(direction.c0) + b * kCells * hidden;
+      for (int value = 0; value < kCells; ++value) {
+        u.c[value] = load<V>(in_all<T>(direction.cells, t, b) + value * hidden + unit, n);
+        u.d_c[value] = load<V>(d_c(b) + value * hidden + unit, n);
+        u.c_prev[value] = before ? load<V>(before + value * hidden + unit, n) : V(0);
+      }
     }
   }
 
   // ---- stores ----
 
-  void store_gates(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u, int begin, int end) const {
+  template <int kBegin, int kEnd>
+  void store_gates(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
     O* const to = gradients(t, b) + unit;
-    for (int gate = begin; gate < end; ++gate) store(to + work.columns.gates + gate * hidden, u.d_input[gate], n);
-    if constexpr (Cell::kSplitGate >= 0) store(to, u.d_recurrent[Cell::kSplitGate], n);
+    for (int gate = kBegin; gate < kEnd; ++gate) store(to + work.columns.gates + gate * hidden, u.d_input[gate], n);
+    if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(to, u.d_split, n);
   }
   // What reaches the old state on elementwise paths; the product's part follows with the next step.
   void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
     const bool cut = call.origin(direction.reverse, t, b) == Origin::kZero;
     store(d_h(b) + unit, cut ? V(0) : d_h_prev, n);
   }
-  void pass_cell_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u) const {
-    if constexpr (Cell::kStates == 2) {
+  void pass_cells_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
+    if constexpr (kCells > 0) {
       const bool cut = call.is_cut(direction.reverse, t, b);
-      if (cut && call.options.reset_to_initial && work.d_c0_reset) {
-        T* d_c0 = static_cast<T*>(work.d_c0_reset) + b * hidden + unit;
-        store(d_c0, load<V>(d_c0, n) + u.d_c, n);
+      const bool to_initial = cut && call.options.reset_to_initial && work.d_c0_reset;
+      for (int value = 0; value < kCells; ++value) {
+        if (to_initial) {
+          T* d_c0 = static_cast<T*>(work.d_c0_reset) + (b * kCells + value) * hidden + unit;
+          store(d_c0, load<V>(d_c0, n) + u.d_c[value], n);
+        }
+        store(d_c(b) + value * hidden + unit, cut ? V(0) : u.d_c[value], n);
       }
-      store(d_c(b) + unit, cut ? V(0) : u.d_c, n);
     }
   }
 

@@ -55,15 +55,15 @@ struct DirectionWork {
   void* operands;   // [2][B][R] operand type: states in turn, where the output itself cannot serve (16 bit without native dot)
   void* initial;    // [B][R] operand type: h0 converted, likewise
   void* inner;      // [B][H] operand type: operand of the second product
-  void* cell;       // [B][H] state type
-  void* zeros;      // [max(R, H)] of any type
+  void* cell;       // [B][kCells*H] state type
+  void* zeros;      // [max(R, H, kCells*H)] of any type
   void* rebuilt_gates;  // [range rows][kSaved*H] storage, where the caller saved none
   void* gradients;      // [range rows][columns.stride] operand type, written where a row is active
   GradientColumns columns;
   void* d_h;         // [B][R] state type, in: gradient of the state after the range; out: of the state before it
-  void* d_c;         // [B][H] likewise
+  void* d_c;         // [B][kCells*H] likewise
   void* d_h0_reset;  // [B][R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null
-  void* d_c0_reset;  // [B][H] likewise
+  void* d_c0_reset;  // [B][kCells*H] likewise
   bool wants_initial;  // d_h is wanted after the range; else a product is saved
   Barrier* barrier;
 };

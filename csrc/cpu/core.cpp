@@ -1,11 +1,8 @@
 // Instruction sets, checks and the sharing of work: core.h.
 #include "core.h"
 
+#include <algorithm>
 #include <atomic>
-
-#include "../cells/gru.h"
-#include "../cells/lstm.h"
-#include "../cells/rnn.h"
 
 namespace fr {
 namespace cpu {
@@ -57,29 +54,6 @@ int current_instruction_set() {
 const Backend& choose_backend(Cell cell, Type type) {
   for (int index = current_instruction_set();; ++index)
     if (const Backend* found = kInstructionSets[index].find(cell, type)) return *found;
-}
-
-// ---- what a cell needs ----
-
-namespace {
-
-template <class CellType>
-constexpr CellFacts facts() {
-  return {CellType::kGates, CellType::kFirstGates, CellType::kStates, CellType::kSaved, CellType::kProducts,
-          CellType::kSplitGate >= 0};
-}
-
-}  // namespace
-
-CellFacts facts_of(Cell cell) {
-  switch (cell) {
-#define FR_CELL(name, Type) \
-  case Cell::name:          \
-    return facts<Type>();
-#include "../cells/cells.inc"
-#undef FR_CELL
-  }
-  throw std::invalid_argument("cell: unknown code " + std::to_string(static_cast<int>(cell)));
 }
 
 // ---- the contract ----
@@ -181,7 +155,7 @@ bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows
 
 void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
                   const Weights& w, bool pack, bool pack_input) {
-  const int64_t width = s.width(), second_row = cell.first_gates * s.hidden;
+  const int64_t width = s.width(), second_row = cell.phase[0].gates * s.hidden;
   const auto element = [&](const void* base, int64_t offset) -> const void* {
     return base ? static_cast<const char*>(base) + offset * bytes_of(s.type) : nullptr;
   };
@@ -189,26 +163,26 @@ void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, con
   work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, width);
   if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
   if (pack) arena.want(work.first.panels, backend.first_bytes(work.first.source));
-  if (cell.products == 2) {
+  if (cell.two_phases()) {
     work.second.source =
         s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)
-                     : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, 0, element(w.bias_hh, second_row), s.hidden, s.hidden);
-    if (pack) arena.want(work.second.panels, backend.plain_bytes(work.second.source));
+                     : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, s.hidden, element(w.bias_hh, second_row), s.hidden, s.hidden);
+    if (pack) arena.want(work.second.panels, backend.second_bytes(work.second.source));
     arena.want(work.inner, s.batch * s.hidden * backend.operand_bytes);
   }
   if (!backend.output_is_operand) {
     arena.want(work.operands, 2 * s.batch * width * backend.operand_bytes);
     arena.want(work.initial, s.batch * width * backend.operand_bytes);
   }
-  if (cell.states == 2) arena.want(work.cell, s.batch * s.hidden * backend.state_bytes);
+  if (cell.cells) arena.want(work.cell, s.batch * cell.cells * s.hidden * backend.state_bytes);
 }
 
-void want_zeros(Arena& arena, DirectionWork& work, const Shape& s) {
-  arena.want(work.zeros, (s.hidden > s.width() ? s.hidden : s.width()) * 8);
-}
-void clear_zeros(const DirectionWork& work, const Shape& s) {
-  std::memset(work.zeros, 0, (s.hidden > s.width() ? s.hidden : s.width()) * 8);
-}
+namespace {
+int64_t zeros_bytes(const Shape& s) { return std::max(s.width(), std::max(facts_of(s.cell).cells, 1) * s.hidden) * 8; }
+}  // namespace
+
+void want_zeros(Arena& arena, DirectionWork& work, const Shape& s) { arena.want(work.zeros, zeros_bytes(s)); }
+void clear_zeros(const DirectionWork& work, const Shape& s) { std::memset(work.zeros, 0, zeros_bytes(s)); }
 
 Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most) {
   const int64_t rows = team.call.shape.batch;

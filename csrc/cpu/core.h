@@ -17,13 +17,6 @@ namespace fr::cpu {
 // The instruction set's table that serves a cell and type.
 const Backend& choose_backend(Cell cell, Type type);
 
-// What a cell needs.
-struct CellFacts {
-  int gates, first_gates, states, saved, products;
-  bool split_gate;
-};
-CellFacts facts_of(Cell cell);
-
 int64_t bytes_of(Type type);
 
 // ---- the contract ----
@@ -33,14 +26,14 @@ void check_address(const void* data, int64_t alignment, const char* argument, bo
 
 // What forward and backward have in common.
 template <class Args>
-CellFacts check(const Args& args) {
+const CellFacts& check(const Args& args) {
   const Shape& s = args.shape;
-  const CellFacts cell = facts_of(s.cell);
+  const CellFacts& cell = facts_of(s.cell);
   const int type = static_cast<int>(s.type);
   require(type >= 0 && type <= 3, "type", "a code from 0 to 3, got " + std::to_string(type));
   require(s.steps >= 0 && s.batch >= 0 && s.input >= 0 && s.hidden > 0 && s.projection >= 0, "shape",
           "sizes that are not negative and hidden > 0");
-  require((s.cell == Cell::kLstmProjected) == (s.projection > 0), "projection",
+  require(cell.projects() == (s.projection > 0), "projection",
           "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection));
   require(args.directions == 1 || args.directions == 2, "direction", "1 or 2 of them, got " + std::to_string(args.directions));
   require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");

@@ -4,9 +4,6 @@
 // Sync: parts that share rows (units split) meet at the barrier after each product's phase; parts with rows of their own never.
 #pragma once
 
-#include "../cells/gru.h"
-#include "../cells/lstm.h"
-#include "../cells/rnn.h"
 #include "call.h"
 
 namespace fr::cpu {
@@ -16,18 +13,18 @@ struct Forward {
   using T = StateOf<S>;
   using O = Operand<Isa, S>;
   using V = Vec<T, Isa>;
-  using Input = Product<Isa, S, Cell::kGates>;
-  using First = Product<Isa, S, Cell::kFirstGates>;
-  using Second = Product<Isa, S, 1>;
-  static constexpr int kLanes = V::kLanes, kGates = Cell::kGates;
-  static constexpr bool kProjected = std::is_same_v<Cell, LstmProjected>;
+  using N = Numbers<Cell>;
+  using Input = Product<Isa, S, N::kGates>;
+  using First = Product<Isa, S, N::kFirstGates>;
+  using Second = Product<Isa, S, N::kTwoPhases ? N::kSecondRows : 1>;
+  static constexpr int kLanes = V::kLanes, kGates = N::kGates, kCells = Cell::kCells;
   static constexpr bool kOutputIsOperand = std::is_same_v<O, S>;
 
   // One thread's share of what must be ready before any step: packed weights, and the initial state as operands.
   static void pack(const Call& call, const DirectionWork& work, const void* h0, int index, int count) {
     pack_share<Input>(work.input, index, count);
     pack_share<First>(work.first, index, count);
-    if constexpr (Cell::kProducts == 2) pack_share<Second>(work.second, index, count);
+    if constexpr (N::kTwoPhases) pack_share<Second>(work.second, index, count);
     if constexpr (!kOutputIsOperand) {
       const int64_t size = call.shape.batch * call.shape.width();
       if (h0)
@@ -75,7 +72,7 @@ struct Forward {
     return direction.h0 ? static_cast<const O*>(base) + b * width : static_cast<const O*>(work.zeros);
   }
   const T* initial_c(int64_t b) const {
-    return direction.c0 ? static_cast<const T*>(direction.c0) + b * hidden : static_cast<const T*>(work.zeros);
+    return direction.c0 ? static_cast<const T*>(direction.c0) + b * kCells * hidden : static_cast<const T*>(work.zeros);
   }
   O* state_buffer(int64_t t, int64_t b) const {
     return static_cast<O*>(work.operands) + ((t & 1) * batch + b) * width;
@@ -85,7 +82,7 @@ struct Forward {
   void run() {
     for (int64_t b = part.row_begin; b < part.row_end; ++b) {
       current[b] = initial_h(b);
-      if constexpr (Cell::kStates == 2) c_current[b] = initial_c(b);
+      if constexpr (kCells > 0) c_current[b] = initial_c(b);
     }
     const int64_t steps = call.last_step - call.first_step;
     for (int64_t index = 0; index < steps; index += scratch.chunk_steps) {
@@ -160,7 +157,7 @@ struct Forward {
         }
       }
     }, t & 1);
-    if constexpr (Cell::kProducts == 2) {
+    if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
       for_each_tile<Second>(work.second, out_units, inner_operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
@@ -169,7 +166,7 @@ struct Forward {
           for (int group = 0; group < Second::kGroups; ++group) {
             const int64_t unit = panel * Second::kUnits + group * kLanes;
             if (unit >= out_units.end) break;
-            second_phase(t, b, unit, tile + row * Second::kColumns + group * kLanes, gates + (row0 + row) * own);
+            second_phase(t, b, unit, group, tile + row * Second::kColumns, gates + (row0 + row) * own);
           }
         }
       }, t & 1);
@@ -178,7 +175,7 @@ struct Forward {
       const int64_t b = rows[row];
       if constexpr (kOutputIsOperand) current[b] = at<const O>(direction.output, call.offset(direction.output, t, b));
       else current[b] = state_buffer(t, b);
-      if constexpr (Cell::kStates == 2) c_current[b] = static_cast<const T*>(work.cell) + b * hidden;
+      if constexpr (kCells > 0) c_current[b] = static_cast<const T*>(work.cell) + b * kCells * hidden;
     }
     work.barrier->wait(part.parts);
     return count;
@@ -189,10 +186,10 @@ struct Forward {
     const Origin origin = call.origin(direction.reverse, t, b);
     if (origin == Origin::kInitial) {
       current[b] = initial_h(b);
-      if constexpr (Cell::kStates == 2) c_current[b] = initial_c(b);
+      if constexpr (kCells > 0) c_current[b] = initial_c(b);
     } else if (origin == Origin::kZero) {
       current[b] = static_cast<const O*>(work.zeros);
-      if constexpr (Cell::kStates == 2) c_current[b] = static_cast<const T*>(work.zeros);
+      if constexpr (kCells > 0) c_current[b] = static_cast<const T*>(work.zeros);
     } else if (gates_only) {
       const int64_t before = direction.reverse ? t + 1 : t - 1;
       const S* saved = at<const S>(direction.output, call.offset(direction.output, before, b));
@@ -207,55 +204,77 @@ struct Forward {
         }
         current[b] = to;
       }
-      if constexpr (Cell::kStates == 2)
+      if constexpr (kCells > 0)
         c_current[b] = at<const T>(direction.cells, call.offset(direction.cells, before, b));
+    }
+  }
+
+  void load_cells(int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (kCells > 0)
+      for (int value = 0; value < kCells; ++value) u.c_prev[value] = load<V>(c_current[b] + value * hidden + unit, n);
+  }
+  void store_cells(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
+    if constexpr (kCells > 0) {
+      if (gates_only) return;
+      for (int value = 0; value < kCells; ++value) {
+        store(static_cast<T*>(work.cell) + (b * kCells + value) * hidden + unit, u.c[value], n);
+        if (direction.cells.data)
+          store(at<T>(direction.cells, call.offset(direction.cells, t, b)) + value * hidden + unit, u.c[value], n);
+      }
     }
   }
 
   void first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
     const int n = lanes_left(hidden - unit);
-    Unit<V> u;
-    for (int gate = 0; gate < kGates; ++gate) u.input[gate] = load_full<V>(input + place(unit, gate));
-    for (int gate = 0; gate < First::kGates; ++gate)
+    Unit<V, Cell> u;
+    for (int gate = 0; gate < First::kGates; ++gate) {
+      u.input[gate] = load_full<V>(input + place(unit, gate));
       u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
-    if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
-    if constexpr (Cell::kStates == 2) u.c_prev = load<V>(c_current[b] + unit, n);
-    Cell::forward0(u, clips);
-    if constexpr (Cell::kStates == 2) {
-      if (!gates_only) {
-        store(static_cast<T*>(work.cell) + b * hidden + unit, u.c, n);
-        if (direction.cells.data) store(at<T>(direction.cells, call.offset(direction.cells, t, b)) + unit, u.c, n);
-      }
     }
-    save(t, b, unit, n, u, 0, Cell::kProducts == 2 && !kProjected ? First::kGates : Cell::kSaved);
-    if constexpr (Cell::kProducts == 2) {
+    if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
+    load_cells(b, unit, n, u);
+    Cell::forward0(u, clips);
+    store_cells(t, b, unit, n, u);
+    save<0, N::kFirstSaved>(t, b, unit, n, u);
+    if constexpr (N::kTwoPhases) {
       store_operand<S>(static_cast<O*>(work.inner) + b * hidden + unit, u.inner, n);
-      // The second phase needs z again: it takes the place of the gate's input part, which is spent.
-      if constexpr (!kProjected) store_full(input + place(unit, 1), u.saved[1]);
+      // What the second phase needs again takes the place of gates' input parts, which are spent.
+      if constexpr (N::kCarried > 0)
+        for (int value = 0; value < N::kCarried; ++value) store_full(input + place(unit, value), u.carried[value]);
     } else {
       finish_unit(t, b, unit, n, u.h);
     }
   }
 
-  void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums, const T* input) {
+  void second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input) {
     const int n = lanes_left(width - unit);
-    Unit<V> u;
-    u.recurrent[kProjected ? 0 : 2] = load_full<V>(sums);
-    if constexpr (!kProjected) {
-      u.input[2] = load_full<V>(input + place(unit, 2));
-      u.saved[1] = load_full<V>(input + place(unit, 1));
-      u.h_prev = load<V>(current[b] + unit, n);
+    Unit<V, Cell> u;
+    const auto sum = [&](int gate) { return load_full<V>(sums + (gate * Second::kGroups + group) * kLanes); };
+    if constexpr (N::kProjects) {
+      u.projected = sum(0);
+    } else {
+      constexpr int kBefore = N::kFirstGates;
+      for (int gate = kBefore; gate < kGates; ++gate) {
+        u.input[gate] = load_full<V>(input + place(unit, gate));
+        u.recurrent[gate] = sum(gate - kBefore);
+      }
+      if constexpr (N::kCarried > 0)
+        for (int value = 0; value < N::kCarried; ++value) u.carried[value] = load_full<V>(input + place(unit, value));
+      if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
     }
-    if constexpr (Cell::kProducts == 2) Cell::forward1(u, clips);
-    if constexpr (!kProjected) save(t, b, unit, n, u, First::kGates, Cell::kSaved);
+    Cell::forward1(u, clips);
+    save<N::kFirstSaved, N::kSaved>(t, b, unit, n, u);
     finish_unit(t, b, unit, n, u.h);
   }
 
-  void save(int64_t t, int64_t b, int64_t unit, int n, const Unit<V>& u, int begin, int end) {
-    if (!direction.gates.data) return;
-    const int64_t offset = gates_only ? call.range_row(t, b) * direction.gates.row_stride : call.offset(direction.gates, t, b);
-    S* to = at<S>(direction.gates, offset) + unit;
-    for (int value = begin; value < end; ++value) store(to + value * hidden, u.saved[value], n);
+  template <int kBegin, int kEnd>
+  void save(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) {
+    if constexpr (kBegin < kEnd) {
+      if (!direction.gates.data) return;
+      const int64_t offset = gates_only ? call.range_row(t, b) * direction.gates.row_stride : call.offset(direction.gates, t, b);
+      S* to = at<S>(direction.gates, offset) + unit;
+      for (int value = kBegin; value < kEnd; ++value) store(to + value * hidden, u.saved[value], n);
+    }
   }
 
   void finish_unit(int64_t t, int64_t b, int64_t unit, int n, V h) {
@@ -271,10 +290,12 @@ struct Forward {
         const int n = lanes_left(width - unit);
         store(static_cast<S*>(direction.h_n) + b * width + unit, load<V>(current[b] + unit, n), n);
       }
-      if constexpr (Cell::kStates == 2)
+      if constexpr (kCells > 0)
         for (int64_t unit = units.begin; unit < units.end; unit += kLanes) {
           const int n = lanes_left(hidden - unit);
-          store(static_cast<T*>(direction.c_n) + b * hidden + unit, load<V>(c_current[b] + unit, n), n);
+          for (int64_t value = 0; value < kCells; ++value)
+            store(static_cast<T*>(direction.c_n) + (b * kCells + value) * hidden + unit,
+                  load<V>(c_current[b] + value * hidden + unit, n), n);
         }
     }
   }

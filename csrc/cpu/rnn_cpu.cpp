@@ -9,13 +9,13 @@ namespace fr {
 
 void cpu_forward(const ForwardArgs& args) {
   using namespace cpu;
-  const CellFacts cell = check(args);
+  const CellFacts& cell = check(args);
   const Shape& s = args.shape;
   const bool rows = s.steps > 0 && s.batch > 0;
   for (int d = 0; d < args.directions; ++d) {
     check_address(args.direction[d].input.data, bytes_of(s.type), "input", rows && s.input > 0);
     check_address(args.direction[d].h_n, bytes_of(s.type), "h_n", s.batch > 0);
-    check_address(args.direction[d].c_n, 4, "c_n", s.batch > 0 && cell.states == 2);
+    check_address(args.direction[d].c_n, 4, "c_n", s.batch > 0 && cell.cells > 0);
   }
   const Backend& backend = choose_backend(s.cell, s.type);
   Team team;
@@ -86,8 +86,8 @@ std::vector<Range> cut(const Shape& s, int64_t most_rows) {
 }
 
 GradientColumns columns_of(const CellFacts& cell, const Shape& s, const Backend& backend) {
-  const int64_t gates = cell.split_gate ? s.hidden : 0, inner = gates + cell.gates * s.hidden;
-  const int64_t projected = inner + (cell.products == 2 ? s.hidden : 0), size = projected + s.projection;
+  const int64_t gates = cell.split_gate >= 0 ? s.hidden : 0, inner = gates + cell.gates * s.hidden;
+  const int64_t projected = inner + (cell.two_phases() ? s.hidden : 0), size = projected + s.projection;
   // Rows an odd number of cache lines apart: those of one product then never compete for the same few lines of a cache.
   const int64_t line = 64 / backend.operand_bytes;
   return {gates, inner, projected, ((size + line - 1) / line | 1) * line};
@@ -153,16 +153,18 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
   const auto bias_ih = [&](int64_t gate) { return at(sums.bias_ih, gate * hidden); };
   const auto bias_hh = [&](int64_t gate) { return at(sums.bias_hh, gate * hidden); };
   const void* const* left = rows.gradients;
-  const int64_t first = columns.gates, third = columns.gates + 2 * hidden;
-  if (cell.split_gate)
-    return {{left, first, 2 * hidden, {input(0), previous(0)}, {bias_ih(0), bias_hh(0)}},
-            {left, third, hidden, {input(2), {}}, {bias_ih(2), nullptr}},
-            {left, 0, hidden, {previous(2), {}}, {bias_hh(2), nullptr}}};
-  if (cell.first_gates < cell.gates)
-    return {{left, first, 2 * hidden, {input(0), previous(0)}, {bias_ih(0), bias_hh(0)}},
-            {left, third, hidden, {input(2), inner(sums.weight_hh, 2)}, {bias_ih(2), bias_hh(2)}}};
-  std::vector<Outer> products{{left, first, cell.gates * hidden, {input(0), previous(0)}, {bias_ih(0), bias_hh(0)}}};
-  if (s.projection) products.push_back({left, columns.projected, s.projection, {inner(sums.weight_hr, 0), {}}, {}});
+  const auto gates = [&](int gate) { return columns.gates + gate * hidden; };
+  // Of the gates before this one input and recurrent part have the same gradient, and both products the same left rows.
+  const int joint = cell.split_gate >= 0 ? cell.split_gate : cell.phase[0].gates, others = cell.gates - joint;
+  std::vector<Outer> products{{left, gates(0), joint * hidden, {input(0), previous(0)}, {bias_ih(0), bias_hh(0)}}};
+  if (cell.split_gate >= 0) {
+    products.push_back({left, gates(joint), hidden, {input(joint), {}}, {bias_ih(joint), nullptr}});
+    products.push_back({left, 0, hidden, {previous(joint), {}}, {bias_hh(joint), nullptr}});
+  } else if (cell.second_gates()) {
+    products.push_back({left, gates(joint), others * hidden, {input(joint), inner(sums.weight_hh, joint)}, {bias_ih(joint), bias_hh(joint)}});
+  } else if (s.projection) {
+    products.push_back({left, columns.projected, s.projection, {inner(sums.weight_hr, 0), {}}, {}});
+  }
   return products;
 }
 
@@ -240,16 +242,16 @@ class BackwardPass {
       const GradientDirection& x = args_.direction[d];
       const Weights& w = x.weights;
       DirectionWork& work = work_[d];
-      const int64_t second_row = cell_.first_gates * s_.hidden;
+      const int64_t second_row = cell_.phase[0].gates * s_.hidden;
       work.barrier = &team_.barriers[d];
       work.columns = columns_of(cell_, s_, backend_);
       work.first_transposed.source = transposed_source(w.hh, w.hh_stride, width, second_row);
-      if (cell_.split_gate) work.first_transposed.source.first_k = 2 * s_.hidden;
+      if (cell_.split_gate >= 0) work.first_transposed.source.first_k = cell_.split_gate * s_.hidden;
       want_packed(work.first_transposed);
-      if (cell_.products == 2) {
+      if (cell_.two_phases()) {
         const char* second = static_cast<const char*>(w.hh) + second_row * w.hh_stride * storage_;
         work.second_transposed.source = s_.projection ? transposed_source(w.hr, w.hr_stride, s_.hidden, s_.projection)
-                                                      : transposed_source(second, w.hh_stride, s_.hidden, s_.hidden);
+                                                      : transposed_source(second, w.hh_stride, s_.hidden, cell_.phase[1].gates * s_.hidden);
         want_packed(work.second_transposed);
       }
       if (x.d_input) {
@@ -263,9 +265,9 @@ class BackwardPass {
       want_zeros(arena_, work, s_);
       arena_.want(work.gradients, most_rows_ * work.columns.stride * backend_.operand_bytes);
       arena_.want(work.d_h, batch * width * state);
-      if (cell_.states == 2) arena_.want(work.d_c, batch * s_.hidden * state);
+      if (cell_.cells) arena_.want(work.d_c, batch * cell_.cells * s_.hidden * state);
       if (args_.options.reset_to_initial && s_.resets && x.d_h0) arena_.want(work.d_h0_reset, batch * width * state);
-      if (args_.options.reset_to_initial && s_.resets && x.d_c0) arena_.want(work.d_c0_reset, batch * s_.hidden * state);
+      if (args_.options.reset_to_initial && s_.resets && x.d_c0) arena_.want(work.d_c0_reset, batch * cell_.cells * s_.hidden * state);
       if (rebuild_) {
         want_forward(arena_, work, backend_, s_, cell_, w, pack_, pack_ && packs_input(team_, chunk));
         arena_.want(work.rebuilt_gates, most_rows_ * cell_.saved * s_.hidden * storage_);
@@ -296,14 +298,14 @@ class BackwardPass {
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];
       DirectionWork& work = work_[d];
-      const int64_t size = s_.batch * s_.width(), cells = s_.batch * s_.hidden, state = backend_.state_bytes;
+      const int64_t size = s_.batch * s_.width(), cells = s_.batch * cell_.cells * s_.hidden, state = backend_.state_bytes;
       const auto fill = [&](const void* from, void* to, int64_t elements) {
         if (from) backend_.widen(from, to, elements);
         else if (to) std::memset(to, 0, elements * state);
       };
       clear_zeros(work, s_);
       fill(x.d_h_n, work.d_h, size);
-      if (cell_.states == 2) fill(x.d_c_n, work.d_c, cells);
+      if (cell_.cells) fill(x.d_c_n, work.d_c, cells);
       fill(nullptr, work.d_h0_reset, size), fill(nullptr, work.d_c0_reset, cells);
       products_[d] = products_of(cell_, s_, work.columns, rows_[d], sums_[d], state);
       if (!rebuild_) continue;
@@ -363,7 +365,7 @@ class BackwardPass {
       const GradientDirection& x = args_.direction[d];
       const DirectionWork& work = work_[d];
       if (x.d_h0) backend_.narrow(work.d_h, work.d_h0_reset, x.d_h0, s_.batch * s_.width());
-      if (x.d_c0) backend_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * s_.hidden);
+      if (x.d_c0) backend_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * cell_.cells * s_.hidden);
     }
     if (backend_.state_bytes == storage_) return;
     team([this](int index, int count) {
@@ -384,7 +386,7 @@ class BackwardPass {
 
 void cpu_backward(const GradientArgs& args) {
   using namespace cpu;
-  const CellFacts cell = check(args);
+  const CellFacts& cell = check(args);
   const Shape& s = args.shape;
   const bool rows = s.steps > 0 && s.batch > 0;
   const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;
@@ -392,14 +394,14 @@ void cpu_backward(const GradientArgs& args) {
   int64_t row_bytes = 0;
   for (int d = 0; d < args.directions; ++d) {
     const GradientDirection& x = args.direction[d];
-    check_address(x.cells.data, state, "cells", rows && cell.states == 2);
+    check_address(x.cells.data, state, "cells", rows && cell.cells > 0);
     check_address(x.input.data, storage, "input", rows && s.input > 0);
     check_address(x.d_output.data, storage, "d_output", false);
     for (const auto& [data, name] : {std::pair<const void*, const char*>{x.d_h_n, "d_h_n"}, {x.d_c_n, "d_c_n"}, {x.d_input, "d_input"},
                                      {x.d_h0, "d_h0"}, {x.d_c0, "d_c0"}, {x.d_weight_ih, "d_weight_ih"}, {x.d_weight_hh, "d_weight_hh"},
                                      {x.d_weight_hr, "d_weight_hr"}, {x.d_bias_ih, "d_bias_ih"}, {x.d_bias_hh, "d_bias_hh"}})
       check_address(data, storage, name, false);
-    require(cell.states == 2 || (!x.d_c_n && !x.d_c0), "d_c0", "null: the cell has one state");
+    require(cell.cells || (!x.d_c_n && !x.d_c0), "d_c0", "null: the cell has one state");
     require(s.projection || !x.d_weight_hr, "d_weight_hr", "null: the cell has no projection");
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
     row_bytes += columns_of(cell, s, backend).stride * backend.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);

@@ -4,9 +4,6 @@
 // phases with step.cuh, and so every option.
 #pragma once
 
-#include "../cells/gru.h"
-#include "../cells/lstm.h"
-#include "../cells/rnn.h"
 #include "launch.cuh"
 #include "step_phases.cuh"
 #include "tile.cuh"
@@ -212,8 +209,9 @@ struct BlockKernel {
         switch (step.cell) {
 #define FR_CELL(name, Type)                                                                             \
   case Cell::name:                                                                                      \
-    if constexpr (Type::kProducts == 1 && kBackward) element.template backward_first<Type>();           \
-    else if constexpr (Type::kProducts == 1 && Type::kFirstGates == kGates) element.template forward_first<Type>(); \
+    if constexpr (Numbers<Type>::kTwoPhases) break;                                                     \
+    else if constexpr (kBackward) element.template backward_first<Type>();                              \
+    else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>();         \
     break;
 #include "../cells/cells.inc"
 #undef FR_CELL

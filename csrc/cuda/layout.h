@@ -29,11 +29,11 @@ class Workspace {
 // Time, sizes and types shared by forward and backward.
 struct Layout {
   const Shape& shape;
-  CellTraits cell;
+  const CellFacts& cell;
   int64_t element, state, width;
 
   explicit Layout(const Shape& s)
-      : shape(s), cell(cell_traits(s.cell)), element(storage_bytes(s.type)), state(state_bytes(s.type)), width(s.width()) {}
+      : shape(s), cell(facts_of(s.cell)), element(storage_bytes(s.type)), state(state_bytes(s.type)), width(s.width()) {}
 
   int64_t batch_at(int64_t t) const {
     if (t < 0 || t >= shape.steps) return 0;
@@ -87,10 +87,10 @@ struct InnerBuffers {
   void* carry = nullptr;
   InnerBuffers() = default;
   InnerBuffers(const Layout& l, int64_t rows, Workspace& workspace) {
-    if (l.cell.products == 1) return;
+    if (!l.cell.two_phases()) return;
     const int64_t stride = l.padded(l.shape.hidden);
     inner = {workspace.take(rows * stride * l.element), stride};
-    if (l.cell.reads_hidden) carry = workspace.take(rows * l.shape.hidden * l.state);
+    if (l.cell.carried()) carry = workspace.take(rows * l.cell.carried() * l.shape.hidden * l.state);
   }
 };
 
@@ -112,8 +112,8 @@ inline StepProduct forward_first_product(const Layout& l, const Weights& weights
 // W_hn inner, or W_hr inner. Needs d.inner.
 inline StepProduct forward_second_product(const Layout& l, const Weights& weights, const StepDirection& d) {
   StepProduct product;
-  const int64_t skipped = l.cell.first_gates * l.shape.hidden;
-  const bool projects = l.cell.first_gates == l.cell.gates;
+  const int64_t skipped = l.cell.phase[0].gates * l.shape.hidden;
+  const bool projects = l.cell.projects();
   product.segments = 1;
   product.weight_stride[0] = projects ? weights.hr_stride : weights.hh_stride;
   product.weight[0] = projects ? weights.hr : l.column(weights.hh, skipped * weights.hh_stride, l.element);
@@ -138,12 +138,11 @@ struct BackwardWeights {
 
   BackwardWeights(const Layout& l, Workspace& workspace) {
     const int64_t hidden = l.shape.hidden;
-    const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.first_gates;
+    const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.phase[0].gates;
     first[0] = piece(l, workspace, l.width, whole * hidden);
     if (l.cell.split_gate >= 0) first[1] = piece(l, workspace, l.width, hidden);
-    if (l.cell.products == 2) second = piece(l, workspace, hidden, projects(l) ? l.width : hidden);
+    if (l.cell.two_phases()) second = piece(l, workspace, hidden, l.cell.projects() ? l.width : l.cell.phase[1].gates * hidden);
   }
-  static bool projects(const Layout& l) { return l.cell.first_gates == l.cell.gates; }
 
   void fill(const Layout& l, const Weights& weights, const StepKernels& kernels, void* stream) const {
     const auto transpose = [&](const Piece& to, const void* from, int64_t from_stride, int64_t columns) {
@@ -151,8 +150,8 @@ struct BackwardWeights {
     };
     transpose(first[0], weights.hh, weights.hh_stride, l.width);
     transpose(first[1], l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
-    if (l.cell.products == 1) return;
-    if (projects(l)) transpose(second, weights.hr, weights.hr_stride, l.shape.hidden);
+    if (!l.cell.two_phases()) return;
+    if (l.cell.projects()) transpose(second, weights.hr, weights.hr_stride, l.shape.hidden);
     else transpose(second, l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
   }
 
@@ -163,7 +162,7 @@ struct BackwardWeights {
   }
 };
 
-// States that rows of a range started from: [rows, R] storage, [rows, H] state type.
+// States that rows of a range started from: [rows, R] storage, [rows, kCells*H] state type.
 struct GatheredStates {
   void* h = nullptr;
   void* c = nullptr;
@@ -181,8 +180,8 @@ struct BackwardBuffers {
     const int64_t columns = l.cell.saved * l.shape.hidden, rows = l.rows_between(args.first_step, args.last_step);
     gates = {workspace.take(rows * columns * l.element), l.shape.batch * columns, columns};
     states.h = workspace.take(rows * l.width * l.element);
-    if (l.cell.states == 2) states.c = workspace.take(rows * l.shape.hidden * l.state);
-    if (l.cell.saved != l.cell.first_gates) inner = InnerBuffers(l, rows, workspace);
+    if (l.cell.cells) states.c = workspace.take(rows * l.cell.cells * l.shape.hidden * l.state);
+    if (l.cell.two_phases() && l.cell.phase[1].saved) inner = InnerBuffers(l, rows, workspace);
   }
 };
 

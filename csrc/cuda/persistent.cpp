@@ -80,7 +80,8 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
     phase.operand_pending = call.backward && i == 0;
     // Of forward the state comes from a step's last phase; of backward the first gate's gradient.
     const bool last = i + 1 == partition.phases;
-    if (call.backward) phase.told_first = last ? 0 : 1, phase.told_last = last && i > 0 ? 1 : l.cell.gates;
+    const int gradients = l.cell.phase[0].gradients;  // of the phase that backward comes to last
+    if (call.backward) phase.told_first = last ? 0 : gradients, phase.told_last = last && i > 0 ? gradients : l.cell.gates;
     else phase.told_first = last ? 0 : 1, phase.told_last = phase.told_first + 1;
   }
   params.count = static_cast<int>(call.count), params.last = static_cast<int>(call.last);
@@ -91,7 +92,7 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
   params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
   params.cluster = partition.cluster;
   params.split_gate = call.backward ? l.cell.split_gate : -1;
-  params.second_gate = partition.phases == 1 ? -1 : call.backward ? l.cell.first_gates : 1;
+  params.second_gate = partition.phases == 1 ? -1 : call.backward ? l.cell.phase[0].gates : 1;
   for (int i = 0; i < 2; ++i)
     for (int odd = 0; odd < 2; ++odd) params.operand_at[i][odd] = static_cast<int>(partition.operand_at[i][odd]);
   params.operand_bytes = static_cast<int>(partition.partial_offset - partition.ring_offset);
@@ -156,7 +157,7 @@ Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direct
     rows[1] = rows[2] = output;
     rows[3] = moving(l, from.gates, l.element);
     rows[4] = cells;
-    rows[5] = cells.base ? cells : standing({from.c_n, l.shape.hidden});
+    rows[5] = cells.base ? cells : standing({from.c_n, l.cell.cells * l.shape.hidden});
     if (partition.slots == 0) rows[11] = standing(d.inner);
     PersistentPhase* phase = params.phase;
     phase[0].product[i] = forward_first_product(l, from.weights, d);
@@ -197,9 +198,9 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
     if (l.cell.split_gate >= 0) segment(0, 1, buffer.weights.first[1], d_recurrent);
     if (partition.phases == 1) continue;
     MovingRows operand = d_projected;
-    if (!BackwardWeights::projects(l)) {
+    if (!l.cell.projects()) {
       operand = d_gates;
-      operand.base += static_cast<uintptr_t>(l.cell.first_gates * l.shape.hidden * l.element);
+      operand.base += static_cast<uintptr_t>(l.cell.phase[0].gates * l.shape.hidden * l.element);
     }
     segment(1, 0, buffer.weights.second, operand);
   }
@@ -238,6 +239,7 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
   params.call.resets = l.shape.resets, params.call.offsets = memory.offsets;
   params.first_row = first_row, params.rows = rows;
   params.first_step = args.first_step, params.last_step = args.last_step;
+  params.cells = l.cell.cells * l.shape.hidden;
   for (int i = 0; i < args.directions; ++i) {
     params.call.rows[i][kOutputBefore] = moving(l, args.direction[i].output, l.element);
     params.call.rows[i][kCellsBefore] = moving(l, args.direction[i].cells, l.state);

@@ -4,9 +4,6 @@
 // step.cuh, and so every option.
 #pragma once
 
-#include "../cells/gru.h"
-#include "../cells/lstm.h"
-#include "../cells/rnn.h"
 #include "launch.cuh"
 #include "persistent_cluster.cuh"
 #include "persistent_wait.cuh"
@@ -75,14 +72,15 @@ struct PersistentKernel {
 
   template <int kPhase, class Element>
   FR_DEVICE static void pointwise(const Element& element, Cell cell) {
-    switch (cell) {  // the projected cell has a kernel of its own: projected.cuh
-#define FR_CELL(name, Type)                                                                     \
-  case Cell::name:                                                                              \
-    if constexpr (Type::kProducts == 2 && Type::kFirstGates == Type::kGates) break;             \
-    else if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>();            \
-    else if constexpr (kBackward && Type::kProducts == 2) element.template backward_second<Type>(); \
-    else if constexpr (!kBackward && kPhase == 0 && Type::kFirstGates == kGates) element.template forward_first<Type>(); \
-    else if constexpr (!kBackward && Type::kProducts == 2 && Type::kFirstGates == kGates) element.template forward_second<Type>(); \
+    switch (cell) {  // a cell that projects has a kernel of its own: projected.cuh
+#define FR_CELL(name, Type)                                                                                             \
+  case Cell::name:                                                                                                      \
+    if constexpr (Numbers<Type>::kProjects) break;                                                                      \
+    else if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>();                               \
+    else if constexpr (kBackward && Numbers<Type>::kTwoPhases) element.template backward_second<Type>();                \
+    else if constexpr (!kBackward && kPhase == 0 && Numbers<Type>::kFirstGates == kGates) element.template forward_first<Type>(); \
+    else if constexpr (!kBackward && kPhase == 1 && Numbers<Type>::kTwoPhases && Numbers<Type>::kFirstGates == kGates) \
+      element.template forward_second<Type>();                                                                          \
     break;
 #include "../cells/cells.inc"
 #undef FR_CELL

@@ -100,7 +100,8 @@ struct StatesBeforeParams {
   int64_t first_row, rows;  // of the range, and of the sequence the row that is its first
   int64_t first_step, last_step;  // steps among which the rows lie
   void* h[2];               // of each direction: [rows, R] storage
-  void* c[2];               // [rows, H] state type, or null
+  void* c[2];               // [rows, cells] state type, or null
+  int64_t cells;            // cell states a row: kCells*H
 };
 
 // Before a persistent launch: zeroes the flags and stores a part of the steps' offsets, which come as parameters so that no

@@ -177,12 +177,12 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
 
 // tiles: of the first phase.
 inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
-  const CellTraits cell = cell_traits(request.cell);
+  const CellFacts& cell = facts_of(request.cell);
   const int64_t element = storage_bytes(request.type), hidden = request.hidden;
   const int64_t width = request.projection > 0 ? request.projection : hidden;
-  const bool projects = request.projection > 0, tensor = request.type != Type::kFloat32 || request.tf32;
+  const bool projects = cell.projects(), tensor = request.type != Type::kFloat32 || request.tf32;
   PersistentPartition p;
-  p.phases = cell.products, p.directions = request.directions;
+  p.phases = cell.phases, p.directions = request.directions;
   p.warps = limits.warps;
   const auto refuse = [&](std::string why) {
     p.refusal = std::move(why);
@@ -192,19 +192,23 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   if (limits.sms < request.directions) return refuse("fewer SMs than directions");
   p.cluster = limits.max_cluster > 0;
   if (p.cluster && projects) return refuse("the projected LSTM has no kernel at cluster scope");
+  if (projects && request.cell != Cell::kLstmProjected) return refuse("projected.cuh serves the projected LSTM alone");
   if (projects) return projected_partition(request, limits);
+  if (cell.two_phases() && (cell.phase[0].gates != 2 || cell.phase[1].gates != 1))
+    return refuse("of cells with two products those with 2 gate rows and 1 have a persistent kernel, this one has " +
+                  std::to_string(cell.phase[0].gates) + " and " + std::to_string(cell.phase[1].gates));
 
   const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& first = p.phase[0];
   PhasePartition& second = p.phase[1];
   if (request.backward) {
-    const int whole = cell.split_gate >= 0 ? cell.split_gate : cell.first_gates;
+    const int whole = cell.split_gate >= 0 ? cell.split_gate : cell.phase[0].gates;
     first.units = width;
     first.first_slices = slices(whole * hidden);
     first.slices = first.first_slices + (cell.split_gate >= 0 ? slices(hidden) : 0);
     second.units = hidden, second.first_slices = second.slices = slices(hidden);
   } else {
-    first.gates = cell.first_gates;
+    first.gates = cell.phase[0].gates;
     first.units = hidden, first.first_slices = first.slices = slices(width);
     second.units = width, second.first_slices = second.slices = slices(hidden);
   }
@@ -297,7 +301,7 @@ inline PersistentPartition partition_of_launch(const PersistentRequest& request,
 
 // Bytes of partial sums that any launch of such a call writes, whatever the device: a part of the call's scratch memory.
 inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, int64_t projection, int directions) {
-  if (cell != Cell::kLstmProjected || batch < 1) return 0;
+  if (!facts_of(cell).projects() || batch < 1) return 0;
   const int64_t blocks = detail::persistent_divide_up(hidden, persistent_units(false)) *
                          detail::persistent_divide_up(batch, persistent_row_tile(false)) * directions;
   return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) * detail::sums_bytes_of_block(projection);

@@ -41,10 +41,10 @@ std::string kib(int64_t bytes) {
 // Sizes of a request in the terms of the model.
 struct Work {
   const PlanRequest& r;
-  CellTraits cell;
+  const CellFacts& cell;
   int64_t element, width, weight_elements, weight_bytes;
 
-  explicit Work(const PlanRequest& request) : r(request), cell(cell_traits(request.cell)) {
+  explicit Work(const PlanRequest& request) : r(request), cell(facts_of(request.cell)) {
     element = storage_bytes(r.type);
     width = r.projection > 0 ? r.projection : r.hidden;
     weight_elements = cell.gates * r.hidden * width + r.projection * r.hidden;
@@ -64,9 +64,9 @@ struct Work {
   }
   // Bytes of a step's rows in DRAM: input part read, output written; in training gates and cells written, or read again.
   double row_bytes(bool backward) const {
-    const double state = state_bytes(r.type), per_unit = cell.saved * element + (cell.states == 2 ? state : 0);
+    const double state = state_bytes(r.type), per_unit = cell.saved * element + cell.cells * state;
     const double rows = static_cast<double>(r.batch) * r.directions;
-    if (backward) return rows * r.hidden * (per_unit + state * (cell.states == 2) + cell.gates * element + 3 * element);
+    if (backward) return rows * r.hidden * (per_unit + state * cell.cells + cell.gates * element + 3 * element);
     return rows * (r.hidden * (cell.gates * state + (r.training ? per_unit : 0)) + width * element);
   }
 };
@@ -74,8 +74,8 @@ struct Work {
 // The most registers of any kernel of a call.
 int most_registers(Strategy strategy, const Work& work) {
   const Math math = math_of(work.r.type, work.r.tf32);
-  int most = planned_registers(strategy, math, work.cell.first_gates, false);
-  if (work.cell.products == 2) most = std::max(most, planned_registers(strategy, math, 1, false));
+  int most = planned_registers(strategy, math, work.cell.phase[0].gates, false);
+  if (work.cell.two_phases()) most = std::max(most, planned_registers(strategy, math, 1, false));
   if (work.r.training) most = std::max(most, planned_registers(strategy, math, 1, true));
   return most;
 }
@@ -107,8 +107,8 @@ struct Product {
 };
 std::vector<Product> products(const Work& work, bool backward) {
   const int64_t hidden = work.r.hidden, width = work.width;
-  std::vector<Product> list{backward ? Product{1, width, work.cell.gates * hidden} : Product{work.cell.first_gates, hidden, width}};
-  if (work.cell.products == 2) list.push_back(backward ? Product{1, hidden, width} : Product{1, width, hidden});
+  std::vector<Product> list{backward ? Product{1, width, work.cell.gates * hidden} : Product{work.cell.phase[0].gates, hidden, width}};
+  if (work.cell.two_phases()) list.push_back(backward ? Product{1, hidden, width} : Product{1, width, hidden});
   return list;
 }
 
@@ -450,7 +450,7 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   if (request.steps < 0 || request.batch < 1 || request.hidden < 1 || request.projection < 0)
     throw std::invalid_argument("plan: steps >= 0, batch >= 1, hidden >= 1 and projection >= 0 expected");
   if (request.directions != 1 && request.directions != 2) throw std::invalid_argument("plan: 1 or 2 directions expected");
-  if ((request.cell == Cell::kLstmProjected) != (request.projection > 0))
+  if (facts_of(request.cell).projects() != (request.projection > 0))
     throw std::invalid_argument("plan: projection > 0 expected with lstm_projected, and only there");
   Plan plan;
   plan.request = request;

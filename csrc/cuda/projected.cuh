@@ -157,7 +157,7 @@ struct ProjectedKernel {
   static constexpr bool kCooperative = true;
   static constexpr int kGates = kBackward ? 1 : 4, kOwn = kBackward ? 1 : 0, kShared = 1 - kOwn;  // products in the order of StepParams
   using Params = PersistentParams;
-  using Cell = LstmProjected;
+  using Cell = LstmProjected;  // the cell that projects: persistent_partition.h
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   using V = Scalar<State>;

@@ -8,7 +8,7 @@
 namespace fr::FR_TARGET {
 
 // work    grid (rows / 8, 1, directions): a warp copies the two old states of a row, or zeros where the row rests.
-// memory  global alone: R + H elements read and written a row. sync: none.
+// memory  global alone: R + kCells*H elements read and written a row. sync: none.
 // H, C: unsigned integers of the size of an element of storage and of state; the bits are copied.
 template <class H, class C>
 struct StatesBeforeKernel {
@@ -51,7 +51,7 @@ struct StatesBeforeKernel {
     };
     copy(static_cast<H*>(p.h[block_z()]) + r * call.step.width, from(H(), kOutputBefore, d.h0, call.step.width), call.step.width);
     if (p.c[block_z()])
-      copy(static_cast<C*>(p.c[block_z()]) + r * call.step.hidden, from(C(), kCellsBefore, d.c0, call.step.hidden), call.step.hidden);
+      copy(static_cast<C*>(p.c[block_z()]) + r * p.cells, from(C(), kCellsBefore, d.c0, p.cells), p.cells);
   }
 };
 

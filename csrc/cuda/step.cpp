@@ -7,25 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "../cells/gru.h"
-#include "../cells/lstm.h"
-#include "../cells/rnn.h"
 #include "layout.h"
 #include "persistent.h"
 
 namespace fr {
-
-CellTraits cell_traits(Cell cell) {
-  switch (cell) {
-#define FR_CELL(name, Type)                                                                                    \
-  case Cell::name:                                                                                             \
-    return {Type::kGates, Type::kFirstGates, Type::kStates, Type::kSaved, Type::kProducts, Type::kSplitGate,   \
-            Type::kReadsHidden};
-#include "../cells/cells.inc"
-#undef FR_CELL
-  }
-  throw std::invalid_argument("cell: no such code: " + std::to_string(static_cast<int>(cell)));
-}
 
 Math math_of(Type type, bool tf32) {
   switch (type) {
@@ -166,21 +151,22 @@ void check_shape(const Shape& shape, int directions) {
   check(directions == 1 || directions == 2, "directions: expected 1 or 2");
   check(shape.steps >= 0 && shape.batch >= 0 && shape.hidden > 0, "steps, batch, hidden: expected sizes");
   check(!shape.batch_sizes == !shape.step_offset, "batch_sizes and step_offset: expected both or none");
-  check((shape.cell == Cell::kLstmProjected) == (shape.projection > 0), "projection: expected with lstm_projected, and only there");
+  check(facts_of(shape.cell).projects() == (shape.projection > 0), "projection: expected with a cell that projects, and only there");
 }
 
 }  // namespace
 
 int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
-  const int gates = cell_traits(cell).gates;
+  const int gates = facts_of(cell).gates;
   const int64_t units = divide_up(hidden, 16) * 16, slices = divide_up(hidden * storage_bytes(type), kRowBytes);
   return std::max(block_shared_bytes(false, gates, units, slices), block_shared_bytes(true, gates, units, slices * gates));
 }
 
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
-  const CellTraits traits = cell_traits(cell);
+  const CellFacts& facts = facts_of(cell);
   const int64_t bytes = hidden * storage_bytes(type);
-  if (traits.products != 1) return "cells with two products a step have no block kernel: a cluster of one block serves those that it can hold";
+  if (facts.two_phases()) return "cells with two products a step have no block kernel: a cluster of one block serves those that it can hold";
+  if (facts.gates == 2) return "cells of two gates have no block kernel, a cluster of one block serves them";
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel, a cluster of one block serves them";
   if (hidden > kBlockUnits || bytes > kBlockStateBytes)
     return "a state of " + std::to_string(hidden) + " units and " + std::to_string(bytes) + " bytes a row, block serves " +
@@ -212,8 +198,8 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
     check(from.weights.hh && from.input_gates.data && from.output.data && from.h_n, "weight_hh, input_gates, output, h_n: expected");
-    check(l.cell.states == 1 || from.c_n, "c_n: expected for a cell with a cell state");
-    check((l.cell.saved == 0 || !from.gates.data) || l.cell.states == 1 || from.cells.data, "cells: expected with gates");
+    check(!l.cell.cells || from.c_n, "c_n: expected for a cell with a cell state");
+    check((l.cell.saved == 0 || !from.gates.data) || !l.cell.cells || from.cells.data, "cells: expected with gates");
     StepDirection& d = p.direction[i];
     d.reverse = from.reverse;
     d.h0 = from.h0, d.c0 = from.c0, d.h_n = from.h_n, d.c_n = from.c_n;
@@ -232,7 +218,7 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
       d.output_before = l.at(from.output, l.element, before);
       d.gates = l.at(from.gates, l.element, t);
       d.cells = l.at(from.cells, l.state, t);
-      d.cells_before = from.cells.data ? l.at(from.cells, l.state, before) : Matrix{from.c_n, args.shape.hidden};
+      d.cells_before = from.cells.data ? l.at(from.cells, l.state, before) : Matrix{from.c_n, l.cell.cells * args.shape.hidden};
       d.product = forward_first_product(l, from.weights, d);
     }
     if (run.block && serves_block(l, run)) {
@@ -243,11 +229,11 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
                           {from.gates, l.element}, {from.cells, l.state}, {from.cells, l.state}}};
       });
     }
-    launch(p, Phase::kForwardFirst, l.cell.first_gates, args.shape.hidden);
-    if (l.cell.products == 1) continue;
+    launch(p, Phase::kForwardFirst, l.cell.phase[0].gates, args.shape.hidden);
+    if (!l.cell.two_phases()) continue;
     for (int i = 0; i < args.directions; ++i)
       p.direction[i].product = forward_second_product(l, args.direction[i].weights, p.direction[i]);
-    launch(p, Phase::kForwardSecond, 1, l.width);
+    launch(p, Phase::kForwardSecond, l.cell.second_rows(), l.width);
   }
 }
 
@@ -271,20 +257,20 @@ void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<
     p.lengths = nullptr;
     for (int i = 0; i < args.directions; ++i) {
       const BackwardBuffers& to = buffers[i];
-      states[i] = {state_at(to.states.h, row * l.width, l.element), state_at(to.states.c, row * hidden, l.state)};
+      states[i] = {state_at(to.states.h, row * l.width, l.element), state_at(to.states.c, row * l.cell.cells * hidden, l.state)};
       StepDirection& d = p.direction[i];
       d.here.step = 0, d.here.rows = rows;
       d.h0 = states[i].h, d.c0 = states[i].c;
       d.input_gates = at({args.direction[i].input_gates.data, args.direction[i].input_gates.row_stride}, row, l.state);
       d.gates = at({to.gates.data, to.gates.row_stride}, row, l.element);
-      d.inner = at(to.inner.inner, row, l.element), d.carry = state_at(to.inner.carry, row * hidden, l.state);
+      d.inner = at(to.inner.inner, row, l.element), d.carry = state_at(to.inner.carry, row * l.cell.carried() * hidden, l.state);
       d.product = forward_first_product(l, args.direction[i].weights, d);
     }
     gather_states_before(l, args, first_row + row, rows, states, call, memory, launch.kernels, launch.stream);
-    launch(p, Phase::kForwardFirst, l.cell.first_gates, hidden);
-    if (l.cell.saved == l.cell.first_gates || l.cell.products == 1) continue;
+    launch(p, Phase::kForwardFirst, l.cell.phase[0].gates, hidden);
+    if (!l.cell.two_phases() || !l.cell.phase[1].saved) continue;
     for (int i = 0; i < args.directions; ++i) p.direction[i].product = forward_second_product(l, args.direction[i].weights, p.direction[i]);
-    launch(p, Phase::kForwardSecond, 1, l.width);
+    launch(p, Phase::kForwardSecond, l.cell.second_rows(), l.width);
   }
 }
 
@@ -308,7 +294,6 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   Workspace workspace(run.workspace);
   const PersistentBuffers memory(l, args.directions, workspace);
   const bool block = run.block && serves_block(l, run);
-  const bool projects = BackwardWeights::projects(l) && l.cell.products == 2;
   std::vector<BackwardBuffers> buffers;
   for (int i = 0; i < args.directions; ++i) buffers.emplace_back(l, args, args.direction[i], workspace);
   StepParams p = l.params(args.options);
@@ -316,9 +301,9 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   for (int i = 0; i < args.directions; ++i) {
     const BackwardDirection& from = args.direction[i];
     check(from.weights.hh && from.output.data && from.d_gates.data && from.d_h, "weight_hh, output, d_gates, d_h: expected");
-    check(l.cell.states == 1 || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
+    check(!l.cell.cells || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
     check(l.cell.split_gate < 0 || from.d_recurrent.data, "d_recurrent: expected for this cell");
-    check(!projects || from.d_projected.data, "d_projected: expected with projection");
+    check(!l.cell.projects() || from.d_projected.data, "d_projected: expected with projection");
     const bool rebuilt = buffers[i].gates.data != nullptr;
     check(!rebuilt || from.input_gates.data, "input_gates: expected where gates are rebuilt");
     check(!rebuilt || l.shape.step_offset || args.last_step - args.first_step < 2 || from.input_gates.step_stride == l.shape.batch * from.input_gates.row_stride,
@@ -336,7 +321,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   const int64_t count = args.last_step - args.first_step, hidden = args.shape.hidden;
   // s == count: only what the last step left to do, for a state before it that somebody wants. d_c is wanted always: there a
   // reset before the last step is still to be seen to.
-  bool finish = l.cell.states == 2 && args.shape.resets;
+  bool finish = l.cell.cells && args.shape.resets;
   for (int i = 0; i < args.directions; ++i) finish = finish || args.direction[i].wants_initial;
   if (run.persistent && count > 0 && persistent_backward(l, args, finish, run, kernels, memory, buffers, p)) return;
   for (int64_t s = 0; s < count + (finish ? 1 : 0) && count > 0; ++s) {
@@ -379,15 +364,15 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
       });
     }
     launch(p, Phase::kBackwardFirst, 1, l.width);
-    if (l.cell.products == 1 || (s == count && l.cell.states == 1)) continue;
+    if (!l.cell.two_phases() || (s == count && !l.cell.cells)) continue;
     for (int i = 0; i < args.directions; ++i) {
       StepDirection& d = p.direction[i];
       d.product = StepProduct{};
       if (s == count) continue;  // only the cell state's reset is left to see to
       d.product.operand_rows = d.here.rows;
-      const Matrix operand = projects ? d.d_projected
-                                      : Matrix{static_cast<char*>(d.d_gates.data) + l.cell.first_gates * hidden * l.element,
-                                               d.d_gates.row_stride};
+      const Matrix operand = l.cell.projects() ? d.d_projected
+                                               : Matrix{static_cast<char*>(d.d_gates.data) + l.cell.phase[0].gates * hidden * l.element,
+                                                        d.d_gates.row_stride};
       set_segment(l, d.product, 0, buffers[i].weights.second, operand);
     }
     launch(p, Phase::kBackwardSecond, 1, hidden);

@@ -2,9 +2,6 @@
 // a step by step.cpp through launch_step (end of this file; one inst/*.cu per arithmetic).
 #pragma once
 
-#include "../cells/gru.h"
-#include "../cells/lstm.h"
-#include "../cells/rnn.h"
 #include "launch.cuh"
 #include "step_phases.cuh"
 #include "tile.cuh"
@@ -195,7 +192,7 @@ struct StepKernel {
   }
 };
 
-// gates: gate rows of the product: kFirstGates of the cell for Phase::kForwardFirst, else 1.
+// gates: gate rows of the product: forward those of the cell's phase, else 1.
 template <class Math>
 void launch_step(int gates, const LaunchShape& shape, const StepParams& params, void* stream) {
   switch (gates) {

@@ -44,13 +44,6 @@ struct Run {
 void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels);
 void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels);
 
-// What the host needs to know of a cell (cells/*.h).
-struct CellTraits {
-  int gates, first_gates, states, saved, products, split_gate;
-  bool reads_hidden;
-};
-CellTraits cell_traits(Cell cell);
-
 inline int64_t storage_bytes(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
 inline int64_t state_bytes(Type type) { return type == Type::kFloat64 ? 8 : 4; }
 Math math_of(Type type, bool tf32);

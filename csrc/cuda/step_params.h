@@ -15,9 +15,9 @@ constexpr int kMathCount = 5;
 
 enum class Phase : int {
   kForwardFirst,    // W_hh h_prev, forward0
-  kForwardSecond,   // the second product of a two-product cell, forward1
-  kBackwardFirst,   // d_h of this step from the d_gates of the step after it, then backward0 (backward1 if two products)
-  kBackwardSecond,  // d_inner, then backward0 of a two-product cell
+  kForwardSecond,   // the second product of a cell with two phases, forward1
+  kBackwardFirst,   // d_h of this step from the d_gates of the step after it, then backward0 (backward1 if two phases)
+  kBackwardSecond,  // d_inner, then backward0 of a cell with two phases
 };
 
 // Rows of one step: row b lies at data + b * row_stride (elements of the matrix's own type).
@@ -64,7 +64,7 @@ struct StepDirection {
   const void* c0 = nullptr;
   void* h_n = nullptr;
   void* c_n = nullptr;
-  void* carry = nullptr;  // [B, H] state type: saved[1] between the two phases of a cell that reads the hidden state
+  void* carry = nullptr;  // [B, kCarried*H] state type: what the first of two phases hands to the second
   void* d_h = nullptr;
   void* d_c = nullptr;
   void* d_h0_reset = nullptr;

@@ -65,10 +65,6 @@ struct Element {
     const Storage* from = old_row<Storage>(row, p.reset_to_initial, d.output_before, d.h0, p.width, b);
     return from ? V(to_state(from[j])) : V(0);
   }
-  FR_DEVICE V c_prev(const RowState& row) const {
-    const State* from = old_row<State>(row, p.reset_to_initial, d.cells_before, d.c0, p.hidden, b);
-    return from ? V(from[j]) : V(0);
-  }
 
   FR_DEVICE void store_h(const RowState& row, V h) const {
     kept = h;
@@ -86,190 +82,224 @@ struct Element {
     set(static_cast<Storage*>(d.h_n)[i], d.h0 ? to_state(static_cast<const Storage*>(d.h0)[i]) : State(0));
   }
 
+  // Cell states of the unit in a row of them.
+  template <class Cell>
+  FR_DEVICE void load_old_cells(Unit<V, Cell>& u, const RowState& row) const {
+    if constexpr (Cell::kCells > 0) {
+      const State* from = old_row<State>(row, p.reset_to_initial, d.cells_before, d.c0, Cell::kCells * p.hidden, b);
+      for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = from ? V(from[i * p.hidden + j]) : V(0);
+    }
+  }
+  template <class Cell>
+  FR_DEVICE State& cell_of(void* states, int i) const {
+    return static_cast<State*>(states)[(b * Cell::kCells + i) * p.hidden + j];
+  }
+
   template <class Cell>
   FR_DEVICE void forward_first() const {
+    using N = Numbers<Cell>;
     const RowState row = row_state(d.here, d.reverse, p.lengths, b);
     if (!row.active) {
-      if constexpr (Cell::kProducts == 1) rest_h();
-      if constexpr (Cell::kStates == 2) {
+      if constexpr (!N::kTwoPhases) rest_h();
+      if constexpr (Cell::kCells > 0) {
         if (d.c_n && d.here.step == 0)
-          static_cast<State*>(d.c_n)[b * p.hidden + j] = d.c0 ? static_cast<const State*>(d.c0)[b * p.hidden + j] : State(0);
+          for (int i = 0; i < Cell::kCells; ++i)
+            cell_of<Cell>(d.c_n, i) = d.c0 ? cell_of<Cell>(const_cast<void*>(d.c0), i) : State(0);
       }
       return;
     }
-    Unit<V> u;
-    for (int gate = 0; gate < Cell::kFirstGates; ++gate) {
+    Unit<V, Cell> u;
+    for (int gate = 0; gate < N::kFirstGates; ++gate) {
       u.input[gate] = load_state(d.input_gates, gate * p.hidden + j);
       u.recurrent[gate] = recurrent(gate);
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
-    if constexpr (Cell::kStates == 2) u.c_prev = c_prev(row);
+    load_old_cells(u, row);
     Cell::forward0(u, clips);
-    constexpr int kSavedHere = Cell::kProducts == 1 ? Cell::kSaved : Cell::kFirstGates;
-    if (d.gates.data)
-      for (int i = 0; i < kSavedHere; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
-    if constexpr (Cell::kStates == 2) {
-      if (d.cells.data) element<State>(d.cells, b, j) = u.c.value;
-      if (d.c_n && (row.last || !d.cells.data)) static_cast<State*>(d.c_n)[b * p.hidden + j] = u.c.value;
+    if constexpr (N::kFirstSaved > 0) {
+      if (d.gates.data)
+        for (int i = 0; i < N::kFirstSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
     }
-    if constexpr (Cell::kProducts == 1) {
+    if constexpr (Cell::kCells > 0)
+      for (int i = 0; i < Cell::kCells; ++i) {
+        if (d.cells.data) element<State>(d.cells, b, i * p.hidden + j) = u.c[i].value;
+        if (d.c_n && (row.last || !d.cells.data)) cell_of<Cell>(d.c_n, i) = u.c[i].value;
+      }
+    if constexpr (!N::kTwoPhases) {
       store_h(row, u.h);
     } else {
       store_if(d.inner, u.inner);  // null: not wanted in memory
       sums.keep(1, u.inner.value);
-      if constexpr (Cell::kReadsHidden) static_cast<State*>(d.carry)[b * p.hidden + j] = u.saved[1].value;
+      if constexpr (N::kCarried > 0)
+        for (int i = 0; i < N::kCarried; ++i) carried<Cell>(i) = u.carried[i].value;
     }
+  }
+  template <class Cell>
+  FR_DEVICE State& carried(int i) const {
+    return static_cast<State*>(d.carry)[(b * Numbers<Cell>::kCarried + i) * p.hidden + j];
   }
 
   template <class Cell>
   FR_DEVICE void forward_second() const {
+    using N = Numbers<Cell>;
     const RowState row = row_state(d.here, d.reverse, p.lengths, b);
     if (!row.active) {
       rest_h();
       return;
     }
-    Unit<V> u;
-    if constexpr (Cell::kReadsHidden) {
-      u.h_prev = h_prev(row);
-      u.saved[1] = V(static_cast<const State*>(d.carry)[b * p.hidden + j]);
-    }
-    if constexpr (Cell::kFirstGates == Cell::kGates) {
-      u.recurrent[0] = recurrent(0);
+    Unit<V, Cell> u;
+    if constexpr (N::kProjects) {
+      u.projected = recurrent(0);
     } else {
-      for (int gate = Cell::kFirstGates; gate < Cell::kGates; ++gate) {
+      if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
+      if constexpr (N::kCarried > 0)
+        for (int i = 0; i < N::kCarried; ++i) u.carried[i] = V(carried<Cell>(i));
+      for (int gate = N::kFirstGates; gate < N::kGates; ++gate) {
         u.input[gate] = load_state(d.input_gates, gate * p.hidden + j);
-        u.recurrent[gate] = recurrent(gate - Cell::kFirstGates);
+        u.recurrent[gate] = recurrent(gate - N::kFirstGates);
       }
     }
     Cell::forward1(u, clips);
-    if (d.gates.data)
-      for (int i = Cell::kFirstGates; i < Cell::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
+    if constexpr (N::kFirstSaved < N::kSaved) {
+      if (d.gates.data)
+        for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
+    }
     store_h(row, u.h);
   }
 
-  // kSplitGate: the gate whose gradient is not what the product reads.
-  template <int kSplitGate>
-  FR_DEVICE void store_gate_gradient(int gate, V v) const {
-    store(d.d_gates, gate * p.hidden + j, v);
-    if (gate != kSplitGate) sums.keep(gate, v.value);
+  // The gradients of the gates [kBegin, kEnd). The split gate's is not what the product reads: its recurrent part's is.
+  template <int kBegin, int kEnd, class Cell>
+  FR_DEVICE void store_gate_gradients(const Unit<V, Cell>& u) const {
+    for (int gate = kBegin; gate < kEnd; ++gate) {
+      store(d.d_gates, gate * p.hidden + j, u.d_input[gate]);
+      if (gate != Cell::kSplitGate) sums.keep(gate, u.d_input[gate].value);
+    }
+    if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) {
+      store(d.d_recurrent, j, u.d_split);
+      sums.keep(Cell::kSplitGate, u.d_split.value);
+    }
+  }
+  template <int kBegin, int kEnd, class Cell>
+  FR_DEVICE void clear_gate_gradients() const {
+    for (int gate = kBegin; gate < kEnd; ++gate) store(d.d_gates, gate * p.hidden + j, V(0));
+    if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(d.d_recurrent, j, V(0));
   }
 
   // The gradient that arrives at the state between the pending step and this one; a reset between them sends it to the
   // initial state, or nowhere.
-  FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t width, State product) const {
-    V gradient = V(static_cast<const State*>(buffer)[b * width + j]);
+  FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t place, State product) const {
+    V gradient = V(static_cast<const State*>(buffer)[place]);
     if (d.pending.step < 0) return gradient;
     const RowState after = row_state(d.pending, d.reverse, p.lengths, b);
     if (!after.active) return gradient;
     gradient = gradient + V(product);
     if (!after.cut) return gradient;
-    if (reset_buffer) static_cast<State*>(reset_buffer)[b * width + j] += gradient.value;
+    if (reset_buffer) static_cast<State*>(reset_buffer)[place] += gradient.value;
     return V(0);
   }
-  FR_DEVICE void leave(void* buffer, int64_t width, V gradient) const {
-    static_cast<State*>(buffer)[b * width + j] = gradient.value;
-  }
+  FR_DEVICE void leave_h(V gradient) const { static_cast<State*>(d.d_h)[b * p.width + j] = gradient.value; }
   FR_DEVICE void store_if(const Matrix& matrix, V v) const {
     if (matrix.data) store(matrix, j, v);
   }
 
   template <class Cell>
-  FR_DEVICE void load_saved(Unit<V>& u, const RowState& row) const {
-    for (int i = 0; i < Cell::kSaved; ++i) u.saved[i] = load(d.gates, i * p.hidden + j);
+  FR_DEVICE void load_saved(Unit<V, Cell>& u, const RowState& row) const {
+    if constexpr (Numbers<Cell>::kSaved > 0)
+      for (int i = 0; i < Numbers<Cell>::kSaved; ++i) u.saved[i] = load(d.gates, i * p.hidden + j);
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
   }
   template <class Cell>
-  FR_DEVICE void load_cells(Unit<V>& u, const RowState& row) const {
-    u.c = load_state(d.cells, j);
-    u.c_prev = c_prev(row);
+  FR_DEVICE void load_cells(Unit<V, Cell>& u, const RowState& row) const {
+    if constexpr (Cell::kCells > 0)
+      for (int i = 0; i < Cell::kCells; ++i) u.c[i] = load_state(d.cells, i * p.hidden + j);
+    load_old_cells(u, row);
+  }
+  template <class Cell>
+  FR_DEVICE void arriving_at_cells(Unit<V, Cell>& u) const {
+    if constexpr (Cell::kCells > 0)
+      for (int i = 0; i < Cell::kCells; ++i)
+        u.d_c[i] = arriving(d.d_c, d.d_c0_reset, (b * Cell::kCells + i) * p.hidden + j, State(0));
+  }
+  template <class Cell>
+  FR_DEVICE void leave_cells(const Unit<V, Cell>& u) const {
+    if constexpr (Cell::kCells > 0)
+      for (int i = 0; i < Cell::kCells; ++i) cell_of<Cell>(d.d_c, i) = u.d_c[i].value;
   }
 
+  // The last phase's backward, over R; the cell states are the first phase's.
   template <class Cell>
   FR_DEVICE void backward_first() const {
-    Unit<V> u;
-    u.d_h = arriving(d.d_h, d.d_h0_reset, p.width, sums(0));
-    constexpr bool kHasCell = Cell::kStates == 2 && Cell::kProducts == 1;
-    if constexpr (kHasCell) u.d_c = arriving(d.d_c, d.d_c0_reset, p.hidden, State(0));
+    using N = Numbers<Cell>;
+    constexpr int kBegin = N::kTwoPhases ? N::kFirstGradients : 0;
+    Unit<V, Cell> u;
+    u.d_h = arriving(d.d_h, d.d_h0_reset, b * p.width + j, sums(0));
+    if constexpr (!N::kTwoPhases) arriving_at_cells(u);
     const bool exists = d.here.step >= 0 && b < d.here.rows;
     RowState row{};
     if (exists) row = row_state(d.here, d.reverse, p.lengths, b);
     if (!row.active) {
-      leave(d.d_h, p.width, u.d_h);
-      if constexpr (kHasCell) leave(d.d_c, p.hidden, u.d_c);
+      leave_h(u.d_h);
+      if constexpr (!N::kTwoPhases) leave_cells(u);
       if (!exists) return;
       store_if(d.h_prev, V(0));
-      if constexpr (Cell::kProducts == 1) {
-        for (int gate = 0; gate < Cell::kGates; ++gate) store(d.d_gates, gate * p.hidden + j, V(0));
-        if constexpr (Cell::kSplitGate >= 0) store(d.d_recurrent, j, V(0));
-      } else if constexpr (Cell::kFirstGates == Cell::kGates) {
-        store(d.d_projected, j, V(0));
-      } else {
-        for (int gate = 1; gate < Cell::kGates; ++gate) store(d.d_gates, gate * p.hidden + j, V(0));
-      }
+      if constexpr (N::kProjects) store(d.d_projected, j, V(0));
+      clear_gate_gradients<kBegin, N::kGates, Cell>();
       return;
     }
     if (d.d_output.data) u.d_h = u.d_h + load(d.d_output, j);
     if (d.h_prev.data) store(d.h_prev, j, h_prev(row));
-    if constexpr (Cell::kProducts == 1) {
-      load_saved<Cell>(u, row);
-      if constexpr (Cell::kReadsOutput) u.h = load(d.output, j);
-      if constexpr (kHasCell) load_cells<Cell>(u, row);
+    if constexpr (!N::kProjects) load_saved(u, row);
+    if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.output, j);
+    if constexpr (!N::kTwoPhases) {
+      load_cells(u, row);
       Cell::backward0(u, clips);
-      for (int gate = 0; gate < Cell::kGates; ++gate) store_gate_gradient<Cell::kSplitGate>(gate, u.d_input[gate]);
-      if constexpr (Cell::kSplitGate >= 0) {
-        store(d.d_recurrent, j, u.d_recurrent[Cell::kSplitGate]);
-        sums.keep(Cell::kSplitGate, u.d_recurrent[Cell::kSplitGate].value);
-      }
-      if constexpr (kHasCell) leave(d.d_c, p.hidden, u.d_c);
-    } else if constexpr (Cell::kFirstGates == Cell::kGates) {  // projection
-      u.h = load(d.output, j);
-      Cell::backward1(u, clips);
-      store(d.d_projected, j, u.d_recurrent[0]);
     } else {
-      load_saved<Cell>(u, row);
       Cell::backward1(u, clips);
-      for (int gate = 1; gate < Cell::kGates; ++gate) store_gate_gradient<Cell::kSplitGate>(gate, u.d_input[gate]);
+      if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
     }
-    leave(d.d_h, p.width, u.d_h_prev);
+    store_gate_gradients<kBegin, N::kGates>(u);
+    if constexpr (!N::kTwoPhases) leave_cells(u);
+    leave_h(u.d_h_prev);
   }
 
+  // The first of two phases, once d_inner is known.
   template <class Cell>
   FR_DEVICE void backward_second() const {
-    constexpr bool kHasCell = Cell::kStates == 2;
-    Unit<V> u;
-    if constexpr (kHasCell) u.d_c = arriving(d.d_c, d.d_c0_reset, p.hidden, State(0));
+    using N = Numbers<Cell>;
+    Unit<V, Cell> u;
+    arriving_at_cells(u);
     const bool exists = d.here.step >= 0 && b < d.here.rows;
     RowState row{};
     if (exists) row = row_state(d.here, d.reverse, p.lengths, b);
-    constexpr int kGatesHere = kHasCell ? Cell::kGates : 1;
     if (!row.active) {
-      if constexpr (kHasCell) leave(d.d_c, p.hidden, u.d_c);
+      leave_cells(u);
       if (!exists) return;
       store_if(d.inner, V(0));
-      for (int gate = 0; gate < kGatesHere; ++gate) store(d.d_gates, gate * p.hidden + j, V(0));
+      clear_gate_gradients<0, N::kFirstGradients, Cell>();
       return;
     }
-    load_saved<Cell>(u, row);
+    load_saved(u, row);
     u.d_inner = V(sums(0));
-    if constexpr (kHasCell) load_cells<Cell>(u, row);
-    else u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
+    load_cells(u, row);
+    if constexpr (!N::kProjects) u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
     Cell::backward0(u, clips);
-    for (int gate = 0; gate < kGatesHere; ++gate) store_gate_gradient<Cell::kSplitGate>(gate, u.d_input[gate]);
+    store_gate_gradients<0, N::kFirstGradients>(u);
     store_if(d.inner, u.inner);
-    if constexpr (kHasCell) leave(d.d_c, p.hidden, u.d_c);
-    else leave(d.d_h, p.width, u.d_h_prev);
+    leave_cells(u);
+    if constexpr (!N::kProjects) leave_h(u.d_h_prev);
   }
 
   template <class Cell, int kGates>
   FR_DEVICE void run() const {
-    if constexpr (Cell::kFirstGates == kGates)
+    using N = Numbers<Cell>;
+    if constexpr (N::kFirstGates == kGates)
       if (p.phase == Phase::kForwardFirst) return forward_first<Cell>();
+    if constexpr (N::kSecondRows == kGates)
+      if (p.phase == Phase::kForwardSecond) return forward_second<Cell>();
     if constexpr (kGates == 1) {
       if (p.phase == Phase::kBackwardFirst) return backward_first<Cell>();
-      if constexpr (Cell::kProducts == 2) {
-        if (p.phase == Phase::kForwardSecond) return forward_second<Cell>();
+      if constexpr (N::kTwoPhases)
         if (p.phase == Phase::kBackwardSecond) return backward_second<Cell>();
-      }
     }
     expect(false, "a phase that this kernel has");
   }

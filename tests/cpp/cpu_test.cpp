@@ -7,20 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "cells/gru.h"
-#include "cells/lstm.h"
-#include "cells/rnn.h"
 #include "check.h"
 #include "cpu/storage.h"
+#include "plain_step.h"
 #include "rnn.h"
 
 using fr::Cell;
 
 namespace {
-
-// The cells in plain double: what csrc/cells/ asks for.
-double fr_sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double fr_tanh(double x) { return std::tanh(x); }
 
 struct Case {
   Cell cell;
@@ -30,19 +24,12 @@ struct Case {
   double cell_clip, proj_clip;
 };
 
-int gates_of(Cell cell) {
-  return cell == Cell::kLstm || cell == Cell::kLstmProjected ? 4 : cell == Cell::kGru || cell == Cell::kGruResetBefore ? 3 : 1;
-}
-int saved_of(Cell cell) {
-  return cell == Cell::kGruResetBefore ? 3 : gates_of(cell) == 1 ? 0 : 4;
-}
-bool has_cell_state(Cell cell) { return gates_of(cell) == 4; }
-
 template <class S>
 struct Problem {
   using T = fr::StateOf<S>;
   Case c;
-  int64_t rows, width, gates;
+  const fr::CellFacts& cell;
+  int64_t rows, width, gates, cell_states, kept;  // the last three: times H
   std::vector<int64_t> batch_sizes, offsets, lengths, active;
   std::vector<uint8_t> resets;
   struct Direction {
@@ -61,7 +48,9 @@ struct Problem {
     return v;
   }
 
-  Problem(const Case& which, uint64_t seed) : c(which), width(c.projection ? c.projection : c.hidden), gates(gates_of(c.cell)) {
+  Problem(const Case& which, uint64_t seed)
+      : c(which), cell(fr::facts_of(c.cell)), width(c.projection ? c.projection : c.hidden), gates(cell.gates), cell_states(cell.cells),
+        kept(cell.saved) {
     Random r{seed * 7919 + 12345};
     active.assign(c.batch, c.steps);
     rows = 0;
@@ -88,7 +77,7 @@ struct Problem {
       d[i].hh = random(r, gates * c.hidden * width, k), d[i].hr = random(r, c.projection * c.hidden, k);
       d[i].bias_ih = random(r, gates * c.hidden, k), d[i].bias_hh = random(r, gates * c.hidden, k);
       d[i].h0 = random(r, c.batch * width, 1);
-      for (int64_t j = 0; j < c.batch * c.hidden; ++j) d[i].c0.push_back(static_cast<T>(r.uniform(-1, 1)));
+      for (int64_t j = 0; j < c.batch * cell_states * c.hidden; ++j) d[i].c0.push_back(static_cast<T>(r.uniform(-1, 1)));
     }
   }
 
@@ -115,15 +104,15 @@ struct Problem {
     fr::ForwardArgs args{};
     args.shape = shape(), args.options = options(), args.directions = c.directions, args.threads = threads;
     for (int i = 0; i < c.directions; ++i) {
-      h_n[i].assign(c.batch * width, S{}), c_n[i].assign(has_cell_state(c.cell) ? c.batch * c.hidden : 0, T{});
-      saved[i].assign(save ? rows * saved_of(c.cell) * c.hidden : 0, S{});
-      cells[i].assign(save && has_cell_state(c.cell) ? rows * c.hidden : 0, T{});
+      h_n[i].assign(c.batch * width, S{}), c_n[i].assign(c.batch * cell_states * c.hidden, T{});
+      saved[i].assign(save ? rows * kept * c.hidden : 0, S{});
+      cells[i].assign(save ? rows * cell_states * c.hidden : 0, T{});
       fr::ForwardDirection& x = args.direction[i];
       x.reverse = reverse(i), x.weights = weights(i), x.input = in_rows(d[i].input.data(), c.input);
       x.output = {output.data() + i * width, c.batch * width * c.directions, width * c.directions};
-      x.h0 = d[i].h0.data(), x.c0 = has_cell_state(c.cell) ? d[i].c0.data() : nullptr;
+      x.h0 = d[i].h0.data(), x.c0 = cell_states ? d[i].c0.data() : nullptr;
       x.h_n = h_n[i].data(), x.c_n = c_n[i].data();
-      if (save) x.gates = in_rows(saved[i].data(), saved_of(c.cell) * c.hidden), x.cells = in_rows(cells[i].data(), c.hidden);
+      if (save) x.gates = in_rows(saved[i].data(), kept * c.hidden), x.cells = in_rows(cells[i].data(), cell_states * c.hidden);
     }
     fr::cpu_forward(args);
   }
@@ -164,11 +153,11 @@ struct Problem {
       x.reverse = reverse(i), x.weights = weights(i), x.input = in_rows(d[i].input.data(), c.input);
       x.output = {output.data() + i * width, c.batch * width * c.directions, width * c.directions};
       x.d_output = {ones.data() + i * width, c.batch * width * c.directions, width * c.directions};
-      x.h0 = d[i].h0.data(), x.c0 = has_cell_state(c.cell) ? d[i].c0.data() : nullptr;
-      if (!rebuild) x.gates = in_rows(saved[i].data(), saved_of(c.cell) * c.hidden);
-      if (has_cell_state(c.cell)) x.cells = in_rows(cells[i].data(), c.hidden);
+      x.h0 = d[i].h0.data(), x.c0 = cell_states ? d[i].c0.data() : nullptr;
+      if (!rebuild) x.gates = in_rows(saved[i].data(), kept * c.hidden);
+      if (cell_states) x.cells = in_rows(cells[i].data(), cell_states * c.hidden);
       x.d_input = fresh(g[i].input, rows * c.input), x.d_h0 = fresh(g[i].h0, c.batch * width);
-      x.d_c0 = fresh(g[i].c0, has_cell_state(c.cell) ? c.batch * c.hidden : 0);
+      x.d_c0 = fresh(g[i].c0, c.batch * cell_states * c.hidden);
       x.d_weight_ih = fresh(g[i].weight_ih, gates * c.hidden * c.input);
       x.d_weight_hh = fresh(g[i].weight_hh, gates * c.hidden * width);
       x.d_weight_hr = fresh(g[i].weight_hr, c.projection * c.hidden);
@@ -179,64 +168,30 @@ struct Problem {
 
   // The output by a plain double loop.
   std::vector<double> reference(int i) const {
-    const auto value = [](const auto& x) { return static_cast<double>(fr::to_float(x)); };
-    std::vector<double> out(rows * width, 0), h(width), inner(c.hidden), cell(c.hidden);
+    const auto values = [](const auto& from) {
+      std::vector<double> to;
+      for (const auto& x : from) to.push_back(static_cast<double>(fr::to_float(x)));
+      return to;
+    };
+    const std::vector<double> x = values(d[i].input), ih = values(d[i].ih), hh = values(d[i].hh), hr = values(d[i].hr);
+    const std::vector<double> bias_ih = values(d[i].bias_ih), bias_hh = values(d[i].bias_hh), h0 = values(d[i].h0);
+    const PlainWeights weights{c.hidden, width, hh, bias_hh, hr, c.cell_clip, c.proj_clip};
+    std::vector<double> out(rows * width, 0), input(gates * c.hidden);
     for (int64_t b = 0; b < c.batch; ++b) {
-      const auto initial = [&] {
-        for (int64_t u = 0; u < width; ++u) h[u] = value(d[i].h0[b * width + u]);
-        for (int64_t u = 0; u < c.hidden; ++u) cell[u] = static_cast<double>(d[i].c0[b * c.hidden + u]);
-      };
-      initial();
+      const std::vector<double> first(h0.begin() + b * width, h0.begin() + (b + 1) * width);
+      const int64_t size = cell_states * c.hidden;
+      const std::vector<double> first_cells(d[i].c0.begin() + b * size, d[i].c0.begin() + (b + 1) * size);
+      std::vector<double> h = first, states = first_cells;
       for (int64_t s = 0; s < active[b]; ++s) {
         const int64_t t = reverse(i) ? active[b] - 1 - s : s;
         const bool cut = c.resets && (reverse(i) ? s > 0 && resets[row(t + 1, b)] : resets[row(t, b)]);
-        if (cut && c.to_initial) initial();
-        else if (cut) std::fill(h.begin(), h.end(), 0), std::fill(cell.begin(), cell.end(), 0);
-        const auto part = [&](int gate, int64_t u, const std::vector<double>& state, bool input) {
-          const int64_t k = gate * c.hidden + u;
-          double sum = value(input ? d[i].bias_ih[k] : d[i].bias_hh[k]);
-          if (input)
-            for (int64_t j = 0; j < c.input; ++j) sum += value(d[i].ih[k * c.input + j]) * value(d[i].input[row(t, b) * c.input + j]);
-          else
-            for (int64_t j = 0; j < static_cast<int64_t>(state.size()); ++j) sum += value(d[i].hh[k * width + j]) * state[j];
-          return sum;
-        };
-        std::vector<double> next(width);
-        if (gates == 1) {
-          for (int64_t u = 0; u < width; ++u) {
-            const double a = part(0, u, h, true) + part(0, u, h, false);
-            next[u] = c.cell == Cell::kRnnTanh ? fr_tanh(a) : a > 0 ? a : 0;
-          }
-        } else if (gates == 3) {
-          const bool before = c.cell == Cell::kGruResetBefore;
-          std::vector<double> r(width), z(width);
-          for (int64_t u = 0; u < width; ++u) {
-            r[u] = fr_sigmoid(part(0, u, h, true) + part(0, u, h, false));
-            z[u] = fr_sigmoid(part(1, u, h, true) + part(1, u, h, false));
-            inner[u] = r[u] * h[u];
-          }
-          for (int64_t u = 0; u < width; ++u) {
-            const double n = fr_tanh(part(2, u, h, true) + (before ? part(2, u, inner, false) : r[u] * part(2, u, h, false)));
-            next[u] = (1 - z[u]) * n + z[u] * h[u];
-          }
-        } else {
-          for (int64_t u = 0; u < c.hidden; ++u) {
-            double a[4];
-            for (int gate = 0; gate < 4; ++gate) a[gate] = part(gate, u, h, true) + part(gate, u, h, false);
-            cell[u] = fr_sigmoid(a[1]) * cell[u] + fr_sigmoid(a[0]) * fr_tanh(a[2]);
-            if (c.cell_clip > 0) cell[u] = std::fmax(-c.cell_clip, std::fmin(c.cell_clip, cell[u]));
-            inner[u] = fr_sigmoid(a[3]) * fr_tanh(cell[u]);
-          }
-          next.assign(inner.begin(), inner.end());
-          if (c.projection) {
-            next.assign(width, 0);
-            for (int64_t p = 0; p < width; ++p) {
-              for (int64_t u = 0; u < c.hidden; ++u) next[p] += value(d[i].hr[p * c.hidden + u]) * inner[u];
-              if (c.proj_clip > 0) next[p] = std::fmax(-c.proj_clip, std::fmin(c.proj_clip, next[p]));
-            }
-          }
+        if (cut && c.to_initial) h = first, states = first_cells;
+        else if (cut) std::fill(h.begin(), h.end(), 0), std::fill(states.begin(), states.end(), 0);
+        for (int64_t k = 0; k < gates * c.hidden; ++k) {
+          input[k] = bias_ih[k];
+          for (int64_t j = 0; j < c.input; ++j) input[k] += ih[k * c.input + j] * x[row(t, b) * c.input + j];
         }
-        h = next;
+        plain_step(c.cell, weights, input.data(), h, states);
         for (int64_t u = 0; u < width; ++u) out[row(t, b) * width + u] = h[u];
       }
     }
@@ -354,7 +309,6 @@ void check_gradient(const Case& c, uint64_t seed, const char* name) {
 }  // namespace
 
 int main() {
-  const Cell cells[] = {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh, Cell::kRnnRelu};
   std::string sets = fr::cpu_instruction_sets();
   while (!sets.empty()) {
     const std::string set = sets.substr(0, sets.find(' '));
@@ -366,9 +320,10 @@ int main() {
       continue;
     }
     uint64_t seed = 0;
-    for (Cell cell : cells) {
-      const bool clip = has_cell_state(cell);
-      const int64_t projection = cell == Cell::kLstmProjected ? 37 : 0;
+    for (const fr::CellFacts& facts : fr::kCells) {
+      const Cell cell = facts.code;
+      const bool clip = facts.cells > 0;
+      const int64_t projection = facts.projects() ? 37 : 0;
       const Case list[] = {
           {cell, 1, 1, 1, 1, projection ? 1 : 0, 1, false, false, false, false, 0, 0},
           {cell, 5, 3, 7, 17, projection ? 5 : 0, 2, true, true, true, false, clip ? .3 : 0, projection ? .1 : 0},
@@ -378,7 +333,7 @@ int main() {
           {cell, 1, 4, 40, 300, projection ? 290 : 0, 1, false, false, true, false, 0, 0},
       };
       for (const Case& c : list) {
-        const std::string name = set + " cell " + std::to_string(static_cast<int>(cell));
+        const std::string name = set + " " + facts.name;
         ++seed;
         check_case<float>(c, seed, (name + " float32").c_str(), false);
         check_case<fr::BFloat16>(c, seed, (name + " bfloat16").c_str(), set == "avx512_bf16");

@@ -13,6 +13,7 @@
 
 #include "../../csrc/emulation/rnn_emulated.h"
 #include "buffer.h"
+#include "plain_step.h"
 
 namespace {
 
@@ -37,9 +38,8 @@ struct Case {
   bool discard = false;  // nobody wants d_h0
   int64_t pad = 0, offset = 0;
   std::string text() const {
-    static const char* const cells[] = {"lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh", "rnn_relu"};
     static const char* const types[] = {"float32", "float64", "bfloat16", "float16"};
-    std::string t = std::string(cells[int(cell)]) + " " + (tf32 ? "tf32" : types[int(type)]) + " T" + std::to_string(steps) + " B" +
+    std::string t = std::string(fr::facts_of(cell).name) + " " + (tf32 ? "tf32" : types[int(type)]) + " T" + std::to_string(steps) + " B" +
                     std::to_string(batch) + " H" + std::to_string(hidden) + " P" + std::to_string(projection) + " D" +
                     std::to_string(directions);
     const auto flag = [&](bool on, const char* name) { if (on) t += std::string(" ") + name; };
@@ -60,7 +60,7 @@ struct Inputs {
 
 struct Problem {
   Case c;
-  fr::CellTraits cell;
+  fr::CellFacts cell;
   int64_t R, N;
   std::vector<int64_t> lengths, batch_sizes, step_offset;
   std::vector<uint8_t> resets;
@@ -78,16 +78,13 @@ struct Result {
   Values output, h_n, c_n;
 };
 
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double clip(double x, double bound) { return bound > 0 ? std::fmax(-bound, std::fmin(bound, x)) : x; }
-
 // The plain loop: one row, one step after the other.
 Result reference(const Problem& p, const Inputs& in, bool reverse) {
-  const int64_t H = p.c.hidden, R = p.R;
-  const int G = p.cell.gates;
-  Result result{Values(p.N * R, 0.0), Values(p.c.batch * R), Values(p.c.batch * H)};
+  const int64_t H = p.c.hidden, R = p.R, C = p.cell.cells * H, G = p.cell.gates;
+  const PlainWeights weights{H, R, in.hh, in.bias, in.hr, p.c.cell_clip, p.c.proj_clip};
+  Result result{Values(p.N * R, 0.0), Values(p.c.batch * R), Values(p.c.batch * C)};
   for (int64_t b = 0; b < p.c.batch; ++b) {
-    const Values h0(in.h0.begin() + b * R, in.h0.begin() + (b + 1) * R), c0(in.c0.begin() + b * H, in.c0.begin() + (b + 1) * H);
+    const Values h0(in.h0.begin() + b * R, in.h0.begin() + (b + 1) * R), c0(in.c0.begin() + b * C, in.c0.begin() + (b + 1) * C);
     Values h = h0, c = c0;
     bool started = false;
     for (int64_t s = 0; s < p.c.steps; ++s) {
@@ -97,53 +94,13 @@ Result reference(const Problem& p, const Inputs& in, bool reverse) {
       started = true;
       if (cut) {
         h = p.c.to_initial ? h0 : Values(R, 0.0);
-        c = p.c.to_initial ? c0 : Values(H, 0.0);
+        c = p.c.to_initial ? c0 : Values(C, 0.0);
       }
-      const double* x = &in.gates[p.row(t, b) * G * H];
-      const auto recurrent = [&](int gate, int64_t j, const Values& operand) {
-        double sum = in.bias[gate * H + j];
-        for (int64_t k = 0; k < int64_t(operand.size()); ++k) sum += in.hh[(gate * H + j) * R + k] * operand[k];
-        return sum;
-      };
-      Values next(R), inner(H);
-      for (int64_t j = 0; j < H; ++j) {
-        const auto gate = [&](int g) { return x[g * H + j] + recurrent(g, j, h); };
-        switch (p.c.cell) {
-          case Cell::kLstm:
-          case Cell::kLstmProjected: {
-            const double i = sigmoid(gate(0)), f = sigmoid(gate(1)), g = std::tanh(gate(2)), o = sigmoid(gate(3));
-            c[j] = clip(f * c[j] + i * g, p.c.cell_clip);
-            inner[j] = o * std::tanh(c[j]);
-            if (p.c.cell == Cell::kLstm) next[j] = inner[j];
-            break;
-          }
-          case Cell::kGru: {
-            const double r = sigmoid(gate(0)), z = sigmoid(gate(1));
-            const double n = std::tanh(x[2 * H + j] + r * recurrent(2, j, h));
-            next[j] = (1 - z) * n + z * h[j];
-            break;
-          }
-          case Cell::kGruResetBefore: inner[j] = sigmoid(gate(0)) * h[j]; break;
-          case Cell::kRnnTanh: next[j] = std::tanh(gate(0)); break;
-          case Cell::kRnnRelu: next[j] = std::fmax(0.0, gate(0)); break;
-        }
-      }
-      if (p.c.cell == Cell::kGruResetBefore)
-        for (int64_t j = 0; j < H; ++j) {
-          const double z = sigmoid(x[H + j] + recurrent(1, j, h)), n = std::tanh(x[2 * H + j] + recurrent(2, j, inner));
-          next[j] = (1 - z) * n + z * h[j];
-        }
-      if (p.c.cell == Cell::kLstmProjected)
-        for (int64_t q = 0; q < R; ++q) {
-          double sum = 0;
-          for (int64_t k = 0; k < H; ++k) sum += in.hr[q * H + k] * inner[k];
-          next[q] = clip(sum, p.c.proj_clip);
-        }
-      h = next;
+      plain_step(p.c.cell, weights, &in.gates[p.row(t, b) * G * H], h, c);
       for (int64_t q = 0; q < R; ++q) result.output[p.row(t, b) * R + q] = h[q];
     }
     for (int64_t q = 0; q < R; ++q) result.h_n[b * R + q] = h[q];
-    for (int64_t j = 0; j < H; ++j) result.c_n[b * H + j] = c[j];
+    for (int64_t j = 0; j < C; ++j) result.c_n[b * C + j] = c[j];
   }
   return result;
 }
@@ -157,7 +114,7 @@ double dot(const Values& a, const Values& b) {
 double loss(const Problem& p, int d, const Inputs& in) {
   const Result r = reference(p, in, p.reverse(d));
   double sum = dot(r.output, p.d_output[d]) + dot(r.h_n, p.d_h[d]);
-  if (p.cell.states == 2) sum += dot(r.c_n, p.d_c[d]);
+  if (p.cell.cells) sum += dot(r.c_n, p.d_c[d]);
   return sum;
 }
 
@@ -171,7 +128,7 @@ struct Got {
 Problem make_problem(const Case& c, unsigned seed) {
   Problem p;
   p.c = c;
-  p.cell = fr::cell_traits(c.cell);
+  p.cell = fr::facts_of(c.cell);
   p.R = c.projection ? c.projection : c.hidden;
   std::mt19937 random(seed);
   const auto integer = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
@@ -206,16 +163,16 @@ Problem make_problem(const Case& c, unsigned seed) {
     if (c.projection) in.hr = normal(c.projection * c.hidden, 1.5 * scale);
     in.bias = c.bias ? normal(p.cell.gates * c.hidden, 0.3) : Values(p.cell.gates * c.hidden, 0.0);
     in.h0 = c.initial ? normal(c.batch * p.R, 0.7) : Values(c.batch * p.R, 0.0);
-    in.c0 = c.initial ? normal(c.batch * c.hidden, 0.7) : Values(c.batch * c.hidden, 0.0);
+    in.c0 = c.initial ? normal(c.batch * p.cell.cells * c.hidden, 0.7) : Values(c.batch * p.cell.cells * c.hidden, 0.0);
     p.d_output[d] = normal(p.N * p.R, 1.0);
-    p.d_h[d] = normal(c.batch * p.R, 1.0), p.d_c[d] = normal(c.batch * c.hidden, 1.0);
+    p.d_h[d] = normal(c.batch * p.R, 1.0), p.d_c[d] = normal(c.batch * p.cell.cells * c.hidden, 1.0);
   }
   return p;
 }
 
 std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const Case& c = p.c;
-  const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, saved = p.cell.saved * H;
+  const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, saved = p.cell.saved * H;
   fr::EmulationOptions options = g_options;
   options.seed = seed, options.tf32 = c.tf32;
   const auto options_of = [&](Pass pass) {
@@ -240,13 +197,13 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   for (int d = 0; d < c.directions; ++d) {
     Inputs& in = p.inputs[d];
     all.push_back({state(p.N, GH, c.pad), storage(GH, R), storage(c.projection, H), plain(1, GH), plain(c.batch, R),
-                   state(c.batch, H), storage(p.N, R), plain(c.batch, R), state(c.batch, H), plain(p.N, saved), state(p.N, H, c.pad),
-                   storage(p.N, R), state(c.batch, R), state(c.batch, H), state(c.batch, R), state(c.batch, H)});
+                   state(c.batch, CH), storage(p.N, R), plain(c.batch, R), state(c.batch, CH), plain(p.N, saved), state(p.N, CH, c.pad),
+                   storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R), state(c.batch, CH)});
     Direction& x = all.back();
     x.gates.put(in.gates), x.hh.put(in.hh), x.bias.put(in.bias), x.h0.put(in.h0), x.c0.put(in.c0);
     if (c.projection) x.hr.put(in.hr);
     x.d_output.put(p.d_output[d]), x.d_h.put(p.d_h[d]), x.d_c.put(p.d_c[d]);
-    Values zero_h(c.batch * R, 0.0), zero_c(c.batch * H, 0.0);
+    Values zero_h(c.batch * R, 0.0), zero_c(c.batch * CH, 0.0);
     x.d_h0r.put(zero_h), x.d_c0r.put(zero_c);
   }
   for (int d = 0; d < c.directions; ++d) {
@@ -258,7 +215,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     f.output = x.output.as_rows(c.batch);
     if (c.initial) f.h0 = x.h0.data, f.c0 = x.c0.data;
     f.h_n = x.h_n.data, f.c_n = x.c_n.data;
-    if (!c.inference && p.cell.states == 2) f.cells = x.cells.as_rows(c.batch);
+    if (!c.inference && p.cell.cells) f.cells = x.cells.as_rows(c.batch);
     if (!c.inference && !c.recompute && p.cell.saved) f.gates = x.kept.as_rows(c.batch);
   }
   fr::emulated_forward(forward, options_of(Pass::kForward));
@@ -309,7 +266,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
         b.d_gates = r.d_gates.as_rows(c.batch);
         if (p.cell.split_gate >= 0) b.d_recurrent = r.d_recurrent.as_rows(c.batch);
         b.h_prev = r.h_prev.as_rows(c.batch);
-        if (p.cell.products == 2) b.inner = r.inner.as_rows(c.batch);
+        if (p.cell.two_phases()) b.inner = r.inner.as_rows(c.batch);
         if (c.projection) b.d_projected = r.d_projected.as_rows(c.batch);
       }
       fr::emulated_backward(backward, options_of(Pass::kBackward));
@@ -323,7 +280,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
             const double d_recurrent = gate == p.cell.split_gate ? r.d_recurrent.get(n, j % H) : d_input;
             g.gates[(row0 + n) * GH + j] = d_input;
             g.bias[j] += d_recurrent;
-            const bool second = gate >= p.cell.first_gates;
+            const bool second = gate >= p.cell.phase[0].gates;
             for (int64_t k = 0; k < R; ++k) g.hh[j * R + k] += d_recurrent * (second ? r.inner.get(n, k) : r.h_prev.get(n, k));
           }
         for (int64_t n = 0; n < rows && c.projection; ++n)
@@ -403,7 +360,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     const Result want = reference(p, p.inputs[d], p.reverse(d));
     test("output", distance(got[d].output, want.output), forward_bound);
     test("h_n", distance(got[d].h_n, want.h_n), forward_bound);
-    if (p.cell.states == 2) test("c_n", distance(got[d].c_n, want.c_n), 2 * forward_bound);
+    if (p.cell.cells) test("c_n", distance(got[d].c_n, want.c_n), 2 * forward_bound);
     if (c.inference) continue;
     test("rows that must be zero", got[d].zero_where_inactive ? 0 : 1, 0);
     Inputs& g = got[d].gradient;
@@ -416,7 +373,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
       test("d_bias", distance(g.bias, e.bias), bound);
       if (!c.discard) test("d_h0", distance(g.h0, e.h0), bound);
       if (c.projection) test("d_weight_hr", distance(g.hr, e.hr), bound);
-      if (p.cell.states == 2) test("d_c0", distance(g.c0, e.c0), bound);
+      if (p.cell.cells) test("d_c0", distance(g.c0, e.c0), bound);
       continue;
     }
     // Directional derivatives of the plain loop, one tensor at a time.
@@ -424,7 +381,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     std::normal_distribution<double> normal;
     const std::pair<const char*, std::pair<Values Inputs::*, bool>> members[] = {
         {"d_gates", {&Inputs::gates, true}}, {"d_weight_hh", {&Inputs::hh, true}}, {"d_weight_hr", {&Inputs::hr, c.projection > 0}},
-        {"d_bias", {&Inputs::bias, true}},   {"d_h0", {&Inputs::h0, !c.discard}},        {"d_c0", {&Inputs::c0, p.cell.states == 2}}};
+        {"d_bias", {&Inputs::bias, true}},   {"d_h0", {&Inputs::h0, !c.discard}},        {"d_c0", {&Inputs::c0, p.cell.cells}}};
     for (const auto& [name, entry] : members) {
       if (!entry.second) continue;
       const auto member = entry.first;

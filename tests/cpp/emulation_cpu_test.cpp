@@ -25,9 +25,8 @@ struct Case {
 };
 
 std::string text(const Case& c) {
-  static const char* const cells[] = {"lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh", "rnn_relu"};
   static const char* const types[] = {"float32", "float64", "bfloat16", "float16"};
-  return std::string(cells[int(c.cell)]) + " " + (c.tf32 ? "tf32" : types[int(c.type)]) + " T" + std::to_string(c.steps) + " B" +
+  return std::string(fr::facts_of(c.cell).name) + " " + (c.tf32 ? "tf32" : types[int(c.type)]) + " T" + std::to_string(c.steps) + " B" +
          std::to_string(c.batch) + " H" + std::to_string(c.hidden) + (c.directions == 2 ? " both" : c.first_reverse ? " reverse" : " forward") +
          (c.masked ? " masked" : "") + (c.packed ? " packed" : "") + (c.recompute ? " recompute" : "");
 }
@@ -58,8 +57,8 @@ struct Direction {
 struct Test {
   const Case& c;
   const uint64_t seed;
-  const fr::CellTraits cell;
-  const int64_t H, R, GH, saved;
+  const fr::CellFacts& cell;
+  const int64_t H, R, GH, CH, saved;
   static constexpr int64_t kInput = 3;
   int64_t N = 0;
   std::vector<int64_t> lengths, batch_sizes, step_offset;
@@ -69,8 +68,8 @@ struct Test {
   double worst = 0;
 
   Test(const Case& which, uint64_t s)
-      : c(which), seed(s), cell(fr::cell_traits(c.cell)), H(c.hidden), R(c.projection ? c.projection : c.hidden), GH(cell.gates * H),
-        saved(cell.saved * H) {}
+      : c(which), seed(s), cell(fr::facts_of(c.cell)), H(c.hidden), R(c.projection ? c.projection : c.hidden), GH(cell.gates * H),
+        CH(cell.cells * H), saved(cell.saved * H) {}
 
   int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); }
   int64_t batch_at(int64_t t) const { return c.packed ? batch_sizes[t] : c.batch; }
@@ -98,11 +97,11 @@ struct Test {
     };
     const int64_t B = c.batch;
     Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H), storage(1, GH),
-                storage(1, GH), storage(B, R), state(B, H), storage(N, R), storage(B, R), state(B, H), storage(N, saved), state(N, H),
-                storage(N, R), storage(B, R), storage(B, H),
-                state(B, R), state(B, H), state(B, R), state(B, H), storage(N, GH), storage(N, H), storage(N, R), storage(N, H),
+                storage(1, GH), storage(B, R), state(B, CH), storage(N, R), storage(B, R), state(B, CH), storage(N, saved), state(N, CH),
+                storage(N, R), storage(B, R), storage(B, CH),
+                state(B, R), state(B, CH), state(B, R), state(B, CH), storage(N, GH), storage(N, H), storage(N, R), storage(N, H),
                 storage(N, c.projection),
-                storage(N, kInput), storage(B, R), storage(B, H), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
+                storage(N, kInput), storage(B, R), storage(B, CH), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
                 storage(1, GH), storage(1, GH)};
     const double scale = 1 / std::sqrt(double(H));
     fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3), fill(d.bias_hh, 0.3);
@@ -137,7 +136,7 @@ struct Test {
   void set_common(Args& args) const {
     args.shape = {c.cell, c.type, c.steps, c.batch, kInput, H, c.projection, c.packed ? batch_sizes.data() : nullptr,
                   c.packed ? step_offset.data() : nullptr, c.masked ? lengths.data() : nullptr, c.masked ? resets.data() : nullptr};
-    args.options = {cell.states == 2 ? 0.9 : 0.0, c.projection ? 0.8 : 0.0, c.masked};
+    args.options = {cell.cells ? 0.9 : 0.0, c.projection ? 0.8 : 0.0, c.masked};
     args.directions = c.directions;
   }
   fr::Weights weights(const Direction& d) const {
@@ -158,7 +157,7 @@ struct Test {
       else to.input_gates = d.input_gates.as_rows(c.batch);
       to.output = d.output.as_rows(c.batch);
       to.h0 = d.h0.data, to.h_n = d.h_n.data;
-      if (cell.states == 2) to.c0 = d.c0.data, to.c_n = d.c_n.data, to.cells = d.cells.as_rows(c.batch);
+      if (cell.cells) to.c0 = d.c0.data, to.c_n = d.c_n.data, to.cells = d.cells.as_rows(c.batch);
       if (saved && !c.recompute) to.gates = d.gates.as_rows(c.batch);
     }
     return args;
@@ -170,7 +169,7 @@ struct Test {
     to.weights = weights(d);
     to.output = d.output.as_rows(c.batch), to.d_output = d.d_output.as_rows(c.batch);
     to.h0 = d.h0.data;
-    if (cell.states == 2) to.c0 = d.c0.data, to.cells = d.cells.as_rows(c.batch);
+    if (cell.cells) to.c0 = d.c0.data, to.cells = d.cells.as_rows(c.batch);
     if (saved && !c.recompute) to.gates = d.gates.as_rows(c.batch);
   }
 
@@ -184,12 +183,12 @@ struct Test {
       set_backward(to, d, i);
       to.input_gates = d.input_gates.as_rows(c.batch);
       to.d_h = d.d_h.data, to.wants_initial = true;
-      if (cell.states == 2) to.d_c = d.d_c.data;
+      if (cell.cells) to.d_c = d.d_c.data;
       if (c.masked) to.d_h0_reset = d.d_h0_reset.data;
-      if (c.masked && cell.states == 2) to.d_c0_reset = d.d_c0_reset.data;
+      if (c.masked && cell.cells) to.d_c0_reset = d.d_c0_reset.data;
       to.d_gates = d.d_gates.as_rows(c.batch), to.h_prev = d.h_prev.as_rows(c.batch);
       if (cell.split_gate >= 0) to.d_recurrent = d.d_recurrent.as_rows(c.batch);
-      if (cell.products == 2) to.inner = d.inner.as_rows(c.batch);
+      if (cell.two_phases()) to.inner = d.inner.as_rows(c.batch);
       if (c.projection) to.d_projected = d.d_projected.as_rows(c.batch);
     }
     return args;
@@ -204,7 +203,7 @@ struct Test {
       fr::GradientDirection& to = args.direction[i];
       set_backward(to, d, i);
       to.input = d.input.as_rows(c.batch), to.d_h_n = d.d_h_n.data, to.d_input = d.d_input.data, to.d_h0 = d.d_h0.data;
-      if (cell.states == 2) to.d_c_n = d.d_c_n.data, to.d_c0 = d.d_c0.data;
+      if (cell.cells) to.d_c_n = d.d_c_n.data, to.d_c0 = d.d_c0.data;
       if (c.projection) to.d_weight_hr = d.d_weight_hr.data;
       to.d_weight_ih = d.d_weight_ih.data, to.d_weight_hh = d.d_weight_hh.data;
       to.d_bias_ih = d.d_bias_ih.data, to.d_bias_hh = d.d_bias_hh.data;
@@ -229,11 +228,11 @@ struct Test {
         to.set(0, column + j, sum);
       }
     };
-    const bool split = cell.split_gate >= 0, second = cell.products == 2 && !c.projection;
-    const int64_t joint = split || second ? 2 * H : GH;
+    const bool split = cell.split_gate >= 0, second = cell.second_gates();
+    const int64_t joint = split ? cell.split_gate * H : cell.phase[0].gates * H;
     sum_rows(d.d_gates, 0, GH, d.input, d.d_weight_ih, 0), sum_rows(d.d_gates, 0, joint, d.h_prev, d.d_weight_hh, 0);
     if (split) sum_rows(d.d_recurrent, 0, H, d.h_prev, d.d_weight_hh, joint);
-    if (second) sum_rows(d.d_gates, joint, H, d.inner, d.d_weight_hh, joint);
+    if (second) sum_rows(d.d_gates, joint, GH - joint, d.inner, d.d_weight_hh, joint);
     if (c.projection) sum_rows(d.d_projected, 0, c.projection, d.inner, d.d_weight_hr, 0);
     sum_bias(d.d_gates, 0, GH, d.d_bias_ih, 0), sum_bias(d.d_gates, 0, GH, d.d_bias_hh, 0);
     if (split) sum_bias(d.d_recurrent, 0, H, d.d_bias_hh, joint);
@@ -245,7 +244,7 @@ struct Test {
       }
     for (int64_t b = 0; b < c.batch; ++b) {
       for (int64_t j = 0; j < R; ++j) d.d_h0.set(b, j, d.d_h.get(b, j) + (c.masked ? d.d_h0_reset.get(b, j) : 0));
-      for (int64_t j = 0; j < H && cell.states == 2; ++j) d.d_c0.set(b, j, d.d_c.get(b, j) + (c.masked ? d.d_c0_reset.get(b, j) : 0));
+      for (int64_t j = 0; j < CH; ++j) d.d_c0.set(b, j, d.d_c.get(b, j) + (c.masked ? d.d_c0_reset.get(b, j) : 0));
     }
   }
 
@@ -292,13 +291,13 @@ struct Test {
 
 std::vector<Case> make_cases() {
   std::vector<Case> cases;
-  for (const Cell cell : {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh, Cell::kRnnRelu})
+  for (const fr::CellFacts& facts : fr::kCells)
     for (const auto& [type, tf32] : {std::pair(Type::kFloat64, false), {Type::kFloat32, false}, {Type::kFloat32, true},
                                      {Type::kBFloat16, false}, {Type::kFloat16, false}}) {
       const auto add = [&, type = type, tf32 = tf32](int64_t steps, int64_t batch, int64_t hidden, int directions, bool first_reverse,
                                                       bool masked, bool packed, bool recompute) {
-        const int64_t projection = cell == Cell::kLstmProjected ? std::max<int64_t>(1, hidden * 2 / 3) : 0;
-        cases.push_back({cell, type, tf32, steps, batch, hidden, projection, directions, first_reverse, masked, packed, recompute});
+        const int64_t projection = facts.projects() ? std::max<int64_t>(1, hidden * 2 / 3) : 0;
+        cases.push_back({facts.code, type, tf32, steps, batch, hidden, projection, directions, first_reverse, masked, packed, recompute});
       };
       add(5, 3, 7, 1, false, false, false, false);
       add(5, 3, 7, 1, true, true, false, false);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include "../../csrc/cuda/deadline.h"
 #include "../../csrc/cuda/persistent_partition.h"
@@ -30,27 +31,39 @@ const Device kDevices[] = {
     {"cluster_of_sixteen", "cluster", 20, 1, 8, kAll},
 };
 
+// A cell with the numbers of one before it differs in its formulas alone, which emulation_step_test runs.
+bool is_like_another(const fr::CellFacts& facts) {
+  for (const fr::CellFacts* other = fr::kCells; other != &facts; ++other) {
+    const auto numbers = [](const fr::CellFacts& c) {
+      return std::tuple(c.gates, c.cells, c.saved, c.split_gate, c.reads_hidden, c.reads_output, c.phases, c.projects(), c.phase[0].gates);
+    };
+    if (numbers(*other) == numbers(facts)) return true;
+  }
+  return false;
+}
+
 std::vector<Case> make_cases() {
   std::vector<Case> cases;
-  const Cell cells[] = {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh};
-  for (const Cell cell : cells) {
+  for (const fr::CellFacts& facts : fr::kCells) {
+    if (is_like_another(facts)) continue;
+    const Cell cell = facts.code;
     Case c;  // three slices of the state: a round that not all warps take part in; three chunks of rows in unequal groups
     c.cell = cell, c.type = Type::kBFloat16, c.steps = 3, c.batch = 37, c.hidden = 136;
-    c.projection = cell == Cell::kLstmProjected ? 72 : 0;
+    c.projection = facts.projects() ? 72 : 0;
     c.lengths = c.resets = true;
     cases.push_back(c);
     c.batch = 1, c.first_reverse = true, c.lengths = c.resets = false, c.type = Type::kFloat16;  // more blocks than rows
     cases.push_back(c);
-    c.batch = 9, c.hidden = 40, c.projection = cell == Cell::kLstmProjected ? 24 : 0, c.directions = 2, c.first_reverse = false;
+    c.batch = 9, c.hidden = 40, c.projection = facts.projects() ? 24 : 0, c.directions = 2, c.first_reverse = false;
     c.type = Type::kFloat32, c.tf32 = true, c.range = 2, c.resets = c.to_initial = true;
     cases.push_back(c);
     c.packed = true, c.range = 0, c.batch = 20, c.type = Type::kBFloat16, c.tf32 = false, c.hidden = 72;
     cases.push_back(c);
-    if (cell == Cell::kGru || cell == Cell::kGruResetBefore) {
+    if (facts.gates == 3) {
       c.batch = 3, c.hidden = 68;  // in backward rows of weights that end in the middle of 16 bytes; forward does not stream these
       cases.push_back(c);
     }
-    if (cell == Cell::kLstmProjected) {
+    if (facts.projects()) {
       Case d;
       d.cell = cell, d.type = Type::kBFloat16, d.steps = 3, d.packed = d.resets = true, d.directions = 2;
       d.batch = 101, d.hidden = 136, d.projection = 72, d.cell_clip = 0.6, d.proj_clip = 0.4;  // more chunks than have partial sums at once
@@ -65,16 +78,16 @@ std::vector<Case> make_cases() {
     if (cell == Cell::kLstm || cell == Cell::kLstmProjected) {
       Case d;  // directions that do not fit together
       d.cell = cell, d.type = Type::kBFloat16, d.steps = 3, d.batch = 20, d.hidden = 200, d.directions = 2, d.lengths = d.resets = true;
-      d.projection = cell == Cell::kLstmProjected ? 72 : 0;
+      d.projection = facts.projects() ? 72 : 0;
       cases.push_back(d);
     }
     // Without tensor cores: 8 units a warp, tiles of 4 rows. Four slices of the state, the last of 4 elements.
     c = Case{};
     c.cell = cell, c.type = Type::kFloat32, c.steps = 3, c.batch = 37, c.hidden = 100;
-    c.projection = cell == Cell::kLstmProjected ? 68 : 0;
+    c.projection = facts.projects() ? 68 : 0;
     c.lengths = c.resets = true;
     cases.push_back(c);
-    c.batch = 1, c.hidden = 36, c.projection = cell == Cell::kLstmProjected ? 20 : 0, c.lengths = c.resets = false, c.first_reverse = true;
+    c.batch = 1, c.hidden = 36, c.projection = facts.projects() ? 20 : 0, c.lengths = c.resets = false, c.first_reverse = true;
     cases.push_back(c);
     c.batch = 9, c.hidden = 40, c.first_reverse = false, c.directions = 2, c.range = 2, c.resets = c.to_initial = true;
     cases.push_back(c);
@@ -127,7 +140,7 @@ bool check_it_runs(const Case& c, const Device& device) {
 void check_partitions() {
   const std::pair<int, int64_t> cards[] = {{108, 163 * 1024}, {132, 227 * 1024}, {142, 99 * 1024}};
   for (const auto& [sms, shared] : cards)
-    for (const Cell cell : {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh})
+    for (const fr::CellFacts& facts : fr::kCells)
       for (const int64_t hidden : {1, 100, 128, 512, 768, 1024, 1500, 2048, 4096})
         for (const fr::Math math : {fr::Math::kBFloat16, fr::Math::kTf32, fr::Math::kFloat32})
           for (const bool backward : {false, true})
@@ -136,18 +149,18 @@ void check_partitions() {
               fr::PersistentPartition first;
               for (const int64_t batch : {1, 8, 20, 64, 256, 1000}) {
                 const Type type = math == fr::Math::kBFloat16 ? Type::kBFloat16 : Type::kFloat32;
-                fr::PersistentRequest request{cell, type, math == fr::Math::kTf32, batch, hidden, 0, directions, backward};
-                if (cell == Cell::kLstmProjected) request.projection = std::max<int64_t>(1, hidden / 8);
+                fr::PersistentRequest request{facts.code, type, math == fr::Math::kTf32, batch, hidden, 0, directions, backward};
+                if (facts.projects()) request.projection = std::max<int64_t>(1, hidden / 8);
                 fr::PersistentLimits limits;
                 limits.sms = sms, limits.shared_per_block = shared, limits.streaming = true;
                 const fr::PersistentPartition p = fr::persistent_partition(request, limits);
-                const std::string name = "cell " + std::to_string(int(cell)) + " H" + std::to_string(hidden) + " B" + std::to_string(batch) +
+                const std::string name = std::string(facts.name) + " H" + std::to_string(hidden) + " B" + std::to_string(batch) +
                                          " math " + std::to_string(int(math)) + (backward ? " backward" : "") + " D" + std::to_string(directions) +
                                          " SMs " + std::to_string(sms);
                 if (batch == 1) first = p;
                 promise(p.directions == first.directions, name + ": whether directions run together depends on the batch");
                 // The projected cell's gates must fit; so they do on the largest card in 16 bit.
-                if (cell == Cell::kLstmProjected && !backward && (shared < 227 * 1024 || math != fr::Math::kBFloat16) && !p.refusal.empty()) continue;
+                if (facts.projects() && !backward && (shared < 227 * 1024 || math != fr::Math::kBFloat16) && !p.refusal.empty()) continue;
                 promise(p.refusal.empty(), name + ": " + p.refusal);
                 promise(p.shared_bytes <= shared, name + ": shared memory");
                 promise(p.blocks * p.groups * p.directions <= sms, name + ": more blocks than SMs");
@@ -157,7 +170,7 @@ void check_partitions() {
                 if (p.slots > 0) {
                   promise(p.blocks == first.blocks && p.phase[backward].unit_warps == first.phase[backward].unit_warps,
                           name + ": the order of sums depends on the batch");
-                  promise(p.sums_bytes <= fr::persistent_sums_bytes(cell, batch, hidden, request.projection, directions), name + ": partial sums");
+                  promise(p.sums_bytes <= fr::persistent_sums_bytes(facts.code, batch, hidden, request.projection, directions), name + ": partial sums");
                 }
                 for (int i = 0; i < p.phases; ++i) {
                   const fr::PhasePartition& phase = p.phase[i];
@@ -178,7 +191,7 @@ void check_partitions() {
 
 // Clusters: what does not depend on the batch, and rows in as few waves as the device allows.
 void check_clusters() {
-  for (const Cell cell : {Cell::kLstm, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh})
+  for (const fr::CellFacts& facts : fr::kCells)
     for (const int64_t hidden : {1, 100, 128, 200, 512, 600, 768, 1024})
       for (const bool tf32 : {false, true})
         for (const bool backward : {false, true})
@@ -186,12 +199,12 @@ void check_clusters() {
             for (const int most : {1, 8, 16}) {
               fr::PersistentPartition first;
               for (const int64_t batch : {1, 8, 20, 64, 256, 1000}) {
-                const fr::PersistentRequest request{cell, tf32 ? Type::kFloat32 : Type::kBFloat16, tf32, batch, hidden, 0, directions, backward};
+                const fr::PersistentRequest request{facts.code, tf32 ? Type::kFloat32 : Type::kBFloat16, tf32, batch, hidden, 0, directions, backward};
                 fr::PersistentLimits limits;
                 limits.sms = 132, limits.shared_per_block = 227 * 1024, limits.max_cluster = most;
                 limits.resident_clusters[3] = 15, limits.resident_clusters[4] = 6;
                 const fr::PersistentPartition p = fr::persistent_partition(request, limits);
-                const std::string name = "cluster of " + std::to_string(most) + " cell " + std::to_string(int(cell)) + " H" + std::to_string(hidden) +
+                const std::string name = "cluster of " + std::to_string(most) + " " + facts.name + " H" + std::to_string(hidden) +
                                          " B" + std::to_string(batch) + (tf32 ? " tf32" : "") + (backward ? " backward" : "");
                 if (batch == 1) first = p;
                 promise(p.refusal == first.refusal, name + ": refused for some batches: " + p.refusal);

@@ -10,16 +10,15 @@ namespace {
 std::vector<Case> make_cases(bool quick) {
   std::vector<Case> cases;
   const auto add = [&](Case c) {
-    if (c.cell == Cell::kLstmProjected && c.projection == 0) c.projection = std::max<int64_t>(1, c.hidden * 2 / 3);
+    if (fr::facts_of(c.cell).projects() && c.projection == 0) c.projection = std::max<int64_t>(1, c.hidden * 2 / 3);
     cases.push_back(c);
   };
-  const Cell cells[] = {Cell::kLstm, Cell::kLstmProjected, Cell::kGru, Cell::kGruResetBefore, Cell::kRnnTanh, Cell::kRnnRelu};
   const std::pair<Type, bool> types[] = {{Type::kFloat64, false}, {Type::kFloat32, false}, {Type::kFloat32, true},
                                          {Type::kBFloat16, false}, {Type::kFloat16, false}};
-  for (const Cell cell : cells)
+  for (const fr::CellFacts& facts : fr::kCells)
     for (const auto& [type, tf32] : types) {
       Case c;
-      c.cell = cell, c.type = type, c.tf32 = tf32;
+      c.cell = facts.code, c.type = type, c.tf32 = tf32;
       c.directions = 2, c.lengths = true, c.resets = true;
       add(c);
       if (quick) continue;
@@ -28,7 +27,8 @@ std::vector<Case> make_cases(bool quick) {
       c.inference = true, c.directions = 1, c.first_reverse = true, c.initial = false;
       add(c);
     }
-  for (const Cell cell : cells) {
+  for (const fr::CellFacts& facts : fr::kCells) {
+    const Cell cell = facts.code;
     Case c;
     c.cell = cell, c.directions = 2;
     c.packed = true, c.resets = true, c.to_initial = true, c.steps = 6, c.batch = 4;
@@ -54,7 +54,7 @@ std::vector<Case> make_cases(bool quick) {
     add(c);
     Case misaligned;
     misaligned.cell = cell, misaligned.type = Type::kBFloat16, misaligned.hidden = 16, misaligned.pad = 1, misaligned.offset = 1;
-    misaligned.projection = cell == Cell::kLstmProjected ? 8 : 0;
+    misaligned.projection = facts.projects() ? 8 : 0;
     add(misaligned);
     misaligned.pad = misaligned.offset = 0;  // aligned throughout: the asynchronous copies
     add(misaligned);

@@ -1,0 +1,75 @@
+// One step of one row in plain double: products as plain sums around the cell's own formulas (csrc/cells), for any cell. That the
+// formulas are those of the field is for the Python tests to say, which compare with fastrnn/cells.py and torch.nn.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../../csrc/cells/cells.h"
+#include "../../csrc/cuda/device.cuh"
+
+// Weights of one direction: hh [G*H, R] and bias_hh [G*H], hr [P, H].
+struct PlainWeights {
+  int64_t hidden, width;
+  const std::vector<double>&hh, &bias_hh, &hr;
+  double cell_clip, proj_clip;
+};
+
+// input: [G*H]. h [R] and c [cells*H] are those before the step, and then those after it.
+template <class Cell>
+void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c) {
+  using V = fr::host::Scalar<double>;
+  using N = fr::Numbers<Cell>;
+  using Unit = fr::Unit<V, Cell>;
+  const int64_t H = w.hidden, R = w.width;
+  const fr::Clips<V> clips{V(w.cell_clip), V(w.proj_clip), w.cell_clip > 0, w.proj_clip > 0};
+  const auto recurrent = [&](int gate, int64_t j, const std::vector<double>& operand) {
+    double sum = w.bias_hh[gate * H + j];
+    for (int64_t k = 0; k < R; ++k) sum += w.hh[(gate * H + j) * R + k] * operand[k];
+    return V(sum);
+  };
+  // The gates [begin, end) and what else both phases read of a unit.
+  const auto load = [&](Unit& u, int begin, int end, int64_t j, const std::vector<double>& operand) {
+    for (int gate = begin; gate < end; ++gate) u.input[gate] = V(input[gate * H + j]), u.recurrent[gate] = recurrent(gate, j, operand);
+    if constexpr (Cell::kReadsHidden) u.h_prev = V(h[j]);
+  };
+  std::vector<double> next(R), inner(H);
+  std::vector<Unit> first(H);
+  for (int64_t j = 0; j < H; ++j) {
+    Unit& u = first[j];
+    load(u, 0, N::kFirstGates, j, h);
+    if constexpr (Cell::kCells > 0)
+      for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = V(c[i * H + j]);
+    Cell::forward0(u, clips);
+    if constexpr (Cell::kCells > 0)
+      for (int i = 0; i < Cell::kCells; ++i) c[i * H + j] = u.c[i].value;
+    if constexpr (N::kTwoPhases) inner[j] = u.inner.value;
+    else next[j] = u.h.value;
+  }
+  if constexpr (N::kTwoPhases)
+    for (int64_t j = 0; j < R; ++j) {
+      Unit u;
+      if constexpr (N::kProjects) {
+        double sum = 0;
+        for (int64_t k = 0; k < H; ++k) sum += w.hr[j * H + k] * inner[k];
+        u.projected = V(sum);
+      } else {
+        load(u, N::kFirstGates, N::kGates, j, inner);
+        if constexpr (N::kCarried > 0)
+          for (int i = 0; i < N::kCarried; ++i) u.carried[i] = first[j].carried[i];
+      }
+      Cell::forward1(u, clips);
+      next[j] = u.h.value;
+    }
+  h = next;
+}
+
+inline void plain_step(fr::Cell cell, const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c) {
+  switch (cell) {
+#define FR_CELL(name, Type) \
+  case fr::Cell::name:      \
+    return plain_step<fr::Type>(w, input, h, c);
+#include "../../csrc/cells/cells.inc"
+#undef FR_CELL
+  }
+}
