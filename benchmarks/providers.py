@@ -85,8 +85,7 @@ class StepLoop(nn.Module):
 
     def __init__(self, case: Case, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.step = CELLS["lstm_projected" if case.proj else case.cell].step
-        self.states = 2 if case.cell == "lstm" else 1
+        self.spec = CELLS["lstm_projected" if case.proj else case.cell]
         self.layer = layer
 
     def forward(self, inputs: Tensor | PackedSequence) -> tuple[Tensor | PackedSequence, Tensor | States]:
@@ -105,7 +104,7 @@ class StepLoop(nn.Module):
                 finals.append(final)
             sequence = torch.cat(outputs, dim=-1)
         stacked = tuple(torch.stack(state) for state in zip(*finals, strict=True))
-        final = stacked if self.states == 2 else stacked[0]
+        final = stacked if self.spec.cells else stacked[0]
         if packed:
             return PackedSequence(sequence, inputs.batch_sizes, inputs.sorted_indices, inputs.unsorted_indices), final
         return sequence.unflatten(0, inputs.shape[:2]), final
@@ -114,14 +113,13 @@ class StepLoop(nn.Module):
         self, sequence: Tensor, sizes: list[int], parameters: Parameters, reverse: bool
     ) -> tuple[Tensor, States]:
         gates = nn.functional.linear(sequence, parameters.weight_ih, parameters.bias_ih).split(sizes)
-        hidden = parameters.weight_hh.shape[0] // (self.layer.weight_ih_l0.shape[0] // self.layer.hidden_size)
-        widths = (parameters.weight_hh.shape[1], hidden)[: self.states]
+        widths = self.spec.state_widths(parameters.weight_hh.shape[1], self.layer.hidden_size)
         states = tuple(sequence.new_zeros(sizes[0], width) for width in widths)
         outputs: list[Tensor] = [sequence] * len(sizes)
         for step in reversed(range(len(sizes))) if reverse else range(len(sizes)):
             rows = sizes[step]  # a packed sequence has its longest rows first: the first `rows` take part in this step
             active = tuple(state[:rows] for state in states)
-            new = self.step(gates[step], active, parameters, Clips())
+            new = self.spec.step(gates[step], active, parameters, Clips())
             outputs[step] = new[0]
             if rows < sizes[0]:
                 new = tuple(torch.cat([top, old[rows:]]) for top, old in zip(new, states, strict=True))

@@ -59,7 +59,7 @@ void weights(py::class_<Class>& type) {
   member("weight_ih", &fr::Weights::ih), member("weight_hh", &fr::Weights::hh), member("weight_hr", &fr::Weights::hr);
   member("bias_ih", &fr::Weights::bias_ih), member("bias_hh", &fr::Weights::bias_hh);
   member("ih_stride", &fr::Weights::ih_stride), member("hh_stride", &fr::Weights::hh_stride);
-  member("hr_stride", &fr::Weights::hr_stride);
+  member("hr_stride", &fr::Weights::hr_stride), member("weight_unit", &fr::Weights::unit);
 }
 
 template <class Args, class Direction>
@@ -141,7 +141,7 @@ PYBIND11_MODULE(_C, m) {
   address(backward, "h0", &fr::BackwardDirection::h0), address(backward, "c0", &fr::BackwardDirection::c0);
   address(backward, "d_h", &fr::BackwardDirection::d_h), address(backward, "d_c", &fr::BackwardDirection::d_c);
   address(backward, "d_h0_reset", &fr::BackwardDirection::d_h0_reset);
-  address(backward, "d_c0_reset", &fr::BackwardDirection::d_c0_reset);
+  address(backward, "d_c0_reset", &fr::BackwardDirection::d_c0_reset), address(backward, "d_unit", &fr::BackwardDirection::d_unit);
 
   py::class_<fr::GradientDirection> gradient(m, "GradientDirection");
   gradient.def(py::init([] { return fr::GradientDirection{}; }));
@@ -160,7 +160,8 @@ PYBIND11_MODULE(_C, m) {
            {"d_input", &fr::GradientDirection::d_input}, {"d_h0", &fr::GradientDirection::d_h0},
            {"d_c0", &fr::GradientDirection::d_c0}, {"d_weight_ih", &fr::GradientDirection::d_weight_ih},
            {"d_weight_hh", &fr::GradientDirection::d_weight_hh}, {"d_weight_hr", &fr::GradientDirection::d_weight_hr},
-           {"d_bias_ih", &fr::GradientDirection::d_bias_ih}, {"d_bias_hh", &fr::GradientDirection::d_bias_hh}})
+           {"d_bias_ih", &fr::GradientDirection::d_bias_ih}, {"d_bias_hh", &fr::GradientDirection::d_bias_hh},
+           {"d_weight_unit", &fr::GradientDirection::d_weight_unit}})
     address(gradient, name, field);
 
   auto forward_args = arguments<fr::ForwardArgs, fr::ForwardDirection>(m, "ForwardArgs");
@@ -179,7 +180,7 @@ PYBIND11_MODULE(_C, m) {
     for (const fr::CellFacts& cell : fr::kCells) {
       using namespace py::literals;
       cells.append(py::dict("name"_a = cell.name, "code"_a = static_cast<int>(cell.code), "gates"_a = cell.gates, "cells"_a = cell.cells,
-                            "saved"_a = cell.saved, "split_gate"_a = cell.split_gate < 0 ? py::object(py::none()) : py::int_(cell.split_gate),
+                            "saved"_a = cell.saved, "unit_weights"_a = cell.unit_weights, "split_gate"_a = cell.split_gate < 0 ? py::object(py::none()) : py::int_(cell.split_gate),
                             "phases"_a = cell.phases, "first_gates"_a = cell.phase[0].gates, "carried"_a = cell.carried(),
                             "projects"_a = cell.projects()));
     }

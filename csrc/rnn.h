@@ -61,6 +61,7 @@ struct Weights {
   const void* bias_ih;  // [G*H] storage, or null
   const void* bias_hh;  // [G*H] storage, or null (both or none)
   int64_t ih_stride, hh_stride, hr_stride;
+  const void* unit;     // [kUnitWeights*H] storage, or null
 };
 
 // One direction, forward. `gates` and `cells` may be null: inference, nothing is kept.
@@ -71,11 +72,11 @@ struct ForwardDirection {
   Rows input_gates;  // [N, G*H] state type: x W_ih^T + b_ih, for backends that leave this product to the caller; else null
   Rows output;       // [N, R] storage, written; zero beyond a row's length
   const void* h0;    // [B, R] storage, contiguous, or null: zero
-  const void* c0;    // [B, H] state type, contiguous, or null: zero
+  const void* c0;    // [B, kCells*H] state type, contiguous, or null: zero
   void* h_n;         // [B, R] storage, contiguous, written: the state after a row's last step
-  void* c_n;         // [B, H] state type, contiguous, written (LSTM only)
+  void* c_n;         // [B, kCells*H] state type, contiguous, written (cells with cell states only)
   Rows gates;        // [N, kSaved*H] storage, written where the row is active: what backward needs (cells/cell.h)
-  Rows cells;        // [N, H] state type, written where the row is active: the cell state after each step (LSTM only)
+  Rows cells;        // [N, kCells*H] state type, written where the row is active: the cell states after each step (likewise)
 };
 
 struct ForwardArgs {
@@ -99,13 +100,14 @@ struct BackwardDirection {
   const void* h0;    // as in forward
   const void* c0;    // as in forward
   Rows gates;        // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input_gates, output and cells
-  Rows cells;        // [N, H] state type: what forward wrote
+  Rows cells;        // [N, kCells*H] state type: what forward wrote
   Rows d_output;     // [N, R] storage, or null: zero
   bool wants_initial;  // d_h is wanted: false for the range processed last when h0 needs no gradient, and a product is saved
   void* d_h;         // [B, R] state type, in: gradient of the state after the range; out: of the state before it
-  void* d_c;         // [B, H] state type, likewise (LSTM only)
+  void* d_c;         // [B, kCells*H] state type, likewise
   void* d_h0_reset;  // [B, R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null
-  void* d_c0_reset;  // [B, H] likewise
+  void* d_c0_reset;  // [B, kCells*H] likewise
+  void* d_unit;      // [B, kUnitWeights*H] state type, added to: gradients of the unit's weights, row by row; or null
   Rows d_gates;      // range [*, G*H] storage, written: gradient of the input part of the gates; zero where inactive
   Rows d_recurrent;  // range [*, H] storage, written: gradient of the recurrent part of the candidate gate where it differs
                      // from d_gates' (GRU reset-after: d_gates's n block times r); else null
@@ -133,18 +135,19 @@ struct GradientDirection {
   const void* h0;      // as in forward
   const void* c0;      // as in forward
   Rows gates;          // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
-  Rows cells;          // [N, H] state type: what forward wrote
+  Rows cells;          // [N, kCells*H] state type: what forward wrote
   Rows d_output;       // [N, R] storage, or null: zero
   const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
-  const void* d_c_n;   // [B, H] storage, likewise (LSTM only)
+  const void* d_c_n;   // [B, kCells*H] storage, likewise
   void* d_input;       // [N, I]; two directions with the same address add up
   void* d_h0;          // [B, R]
-  void* d_c0;          // [B, H] (LSTM only)
+  void* d_c0;          // [B, kCells*H]
   void* d_weight_ih;   // shapes as in Weights, without gaps
   void* d_weight_hh;
   void* d_weight_hr;
   void* d_bias_ih;
   void* d_bias_hh;
+  void* d_weight_unit;  // [kUnitWeights*H]
 };
 
 struct GradientArgs {

@@ -75,7 +75,7 @@ def _in_one_call(
     gates, cells = gates if gates is None else gates.contiguous(), cells if cells is None else cells.contiguous()
     layout = layout_of(config, operands, rows)
     call = Call(_C.GradientArgs(), config, layout, rows, output.dtype)
-    args, batch, width, two = call.args, layout.batch, layout.width, config.spec.states == 2
+    args, batch, width, two = call.args, layout.batch, layout.width, config.spec.cells > 0
     args.range_bytes = CORE_RANGE_BYTES
     address, step_stride, row_stride = buffer_rows(output, batch)
     initial = call.initial(operands)
@@ -117,17 +117,10 @@ def _in_one_call(
                 if found[at + 1] is not None:
                     struct.d_c0 = part(found[at + 1], d)
         at = config.first_weight + d * config.weights
-        if found[at] is not None:
-            struct.d_weight_ih = found[at].data_ptr()
-        if found[at + 1] is not None:
-            struct.d_weight_hh = found[at + 1].data_ptr()
-        if config.has_bias:
-            if found[at + 2] is not None:
-                struct.d_bias_ih = found[at + 2].data_ptr()
-            if found[at + 3] is not None:
-                struct.d_bias_hh = found[at + 3].data_ptr()
-        if config.has_projection and found[at + config.weights - 1] is not None:
-            struct.d_weight_hr = found[at + config.weights - 1].data_ptr()
+        for name, offset in config.places.items():
+            gradient = found[at + offset]
+            if gradient is not None:
+                setattr(struct, f"d_{name}", gradient.data_ptr())
         structs.append(struct)
     args.direction = structs
     backend.backward(args)
@@ -176,7 +169,7 @@ class _InRanges:
         self.states = state_dtype(x.dtype)
         spec, directions = config.spec, len(config.reverse)
         self.d_output = None if gradients[0] is None else readable(gradients[0])
-        widths = (layout.width, layout.hidden)[: spec.states]
+        widths = spec.state_widths(layout.width, layout.hidden)
         self.carried = [
             x.new_zeros((directions, rows.batch, w), dtype=self.states)
             if g is None
@@ -186,10 +179,13 @@ class _InRanges:
         self.from_resets = None
         if config.reset_to_initial and rows.resets is not None and self.initial is not None:
             self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
+        self.unit = None  # gradients of the weights of a unit, row by row
+        if spec.unit_weights:
+            self.unit = x.new_zeros((directions, rows.batch, spec.unit_weights * layout.hidden), dtype=self.states)
         self.found: list[Tensor | None] = [None] * len(operands)
         split = layout.hidden if spec.split_gate is not None else 0
         inner = layout.hidden if spec.phases == 2 else 0
-        projected = layout.width if config.has_projection else 0
+        projected = layout.width if spec.projects else 0
         self.widths = (spec.gates * layout.hidden, split, layout.width, inner, projected)
         # The copy of a range of a strided input counts too.
         self.row_bytes = (sum(self.widths) + layout.input) * x.element_size()
@@ -227,10 +223,10 @@ class _InRanges:
     ) -> None:
         """Back over a range of steps; ``last``: of the direction's ranges."""
         call, config, layout, result = self.call, self.config, self.layout, self.result
-        args, batch, two = call.args, layout.batch, config.spec.states == 2
+        args, batch, two = call.args, layout.batch, config.spec.cells > 0
         args.first_step, args.last_step = piece[:2]
         # Nobody reads the gradient of an initial state that is not wanted: one product less, all of them when T is 1.
-        wants_initial = not last or (config.has_initial and any(self.needs[config.inputs : config.first_weight]))
+        wants_initial = not last or (config.has_initial and any(self.needs[config.first_state : config.first_weight]))
         backend, structs = self.backend, []
         for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
             struct = _C.BackwardDirection()
@@ -257,6 +253,8 @@ class _InRanges:
                 struct.d_h0_reset = part(self.from_resets[0], d)
                 if two:
                     struct.d_c0_reset = part(self.from_resets[1], d)
+            if self.unit is not None:
+                struct.d_unit = part(self.unit, d)
             struct.d_gates = buffer_rows(d_gates, batch)
             struct.h_prev = buffer_rows(h_prev, batch)
             if d_recurrent is not None:
@@ -277,41 +275,42 @@ class _InRanges:
             buffer = [None if t is None else t[: last_row - first_row] for t in buffer]
         d_gates, d_recurrent, h_prev, inner, d_projected = buffer
         place = d if config.inputs > 1 else 0
-        at = config.first_weight + d * config.weights
-        need_input, need = self.needs[place], self.needs[at : at + config.weights]
-        if need_input:
+        at = {name: config.place(name, d) for name in config.places}
+        if self.needs[place]:
             if self.found[place] is None:
                 self.found[place] = torch.empty_like(operands[place], memory_format=torch.contiguous_format)
             target = self.found[place].view(layout.rows, layout.input)
             target = target if self.single else target[first_row:last_row]
             if d > 0 and place == 0:
-                target.addmm_(d_gates, operands[at])
+                target.addmm_(d_gates, operands[at["weight_ih"]])
             else:
-                torch.mm(d_gates, operands[at], out=target)
-        if need[0]:
+                torch.mm(d_gates, operands[at["weight_ih"]], out=target)
+        if self.needs[at["weight_ih"]]:
             x = operands[place]
             if not self.single:
                 x = x[first_step:last_step] if layout.offsets is None else x[first_row:last_row]
             x = x.reshape(-1, layout.input)
-            self._add_product(at, slice(None), d_gates, x, first)
-        if need[1]:
-            if d_recurrent is None and (inner is None or config.has_projection):
-                self._add_product(at + 1, slice(None), d_gates, h_prev, first)
-            else:  # a GRU: the candidate's block has another gradient (reset-after) or another operand (reset-before)
-                two = 2 * layout.hidden
-                last = (d_recurrent, h_prev) if d_recurrent is not None else (d_gates[:, two:], inner)
-                self._add_product(at + 1, slice(two), d_gates[:, :two], h_prev, first)
-                self._add_product(at + 1, slice(two, None), *last, first)
-        if config.has_bias and (need[2] or need[3]):
+            self._add_product(at["weight_ih"], slice(None), d_gates, x, first)
+        spec = config.spec
+        # Rows of the gates whose recurrent part has the input part's gradient and is a product with the state.
+        joint = (spec.first_gates if spec.split_gate is None else spec.split_gate) * layout.hidden
+        if self.needs[at["weight_hh"]]:
+            if joint == d_gates.shape[1]:
+                self._add_product(at["weight_hh"], slice(None), d_gates, h_prev, first)
+            else:  # the other gates have another gradient (GRU reset-after) or another operand (reset-before)
+                last = (d_recurrent, h_prev) if d_recurrent is not None else (d_gates[:, joint:], inner)
+                self._add_product(at["weight_hh"], slice(joint), d_gates[:, :joint], h_prev, first)
+                self._add_product(at["weight_hh"], slice(joint, None), *last, first)
+        if config.has_bias and (self.needs[at["bias_ih"]] or self.needs[at["bias_hh"]]):
             total = d_gates.sum(0, dtype=self.states)
-            if need[2]:
-                self._add(at + 2, total)
-            if need[3]:
+            if self.needs[at["bias_ih"]]:
+                self._add(at["bias_ih"], total)
+            if self.needs[at["bias_hh"]]:
                 if d_recurrent is not None:
-                    total = torch.cat([total[: 2 * layout.hidden], d_recurrent.sum(0, dtype=self.states)])
-                self._add(at + 3, total.clone() if d_recurrent is None and need[2] else total)
-        if config.has_projection and need[-1]:
-            self._add_product(at + config.weights - 1, slice(None), d_projected, inner, first)
+                    total = torch.cat([total[:joint], d_recurrent.sum(0, dtype=self.states)])
+                self._add(at["bias_hh"], total.clone() if d_recurrent is None and self.needs[at["bias_ih"]] else total)
+        if spec.projects and self.needs[at["weight_hr"]]:
+            self._add_product(at["weight_hr"], slice(None), d_projected, inner, first)
 
     # Sums over several ranges are kept in the state type: in 16 bits they would lose bits.
 
@@ -339,8 +338,13 @@ class _InRanges:
         config, found = self.config, self.found
         if config.has_initial:
             for index, carried in enumerate(self.carried):
-                if self.needs[config.inputs + index]:
+                if self.needs[config.first_state + index]:
                     total = carried if self.from_resets is None else carried + self.from_resets[index]
-                    found[config.inputs + index] = total
+                    found[config.first_state + index] = total
+        if self.unit is not None:
+            for d in range(len(config.reverse)):
+                at = config.place("weight_unit", d)
+                if self.needs[at]:
+                    found[at] = self.unit[d].sum(0).view(self.operands[at].shape)
         dtype = self.operands[0].dtype
         return [g if g is None or g.dtype == dtype else g.to(dtype) for g in found]

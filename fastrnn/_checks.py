@@ -69,29 +69,23 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     if x.dim() != dims:
         raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
     spec, directions = config.spec, len(config.reverse)
-    first = config.first_weight
-    if operands[first + 1].dim() != 2:
-        raise RuntimeError(f"weight_hh must have 2 dimensions, got shape {tuple(operands[first + 1].shape)}")
-    rows, width = operands[first + 1].shape
+    weight_hh = operands[config.place("weight_hh", 0)]
+    if weight_hh.dim() != 2:
+        raise RuntimeError(f"weight_hh must have 2 dimensions, got shape {tuple(weight_hh.shape)}")
+    rows, width = weight_hh.shape
     hidden = rows // spec.gates
+    if not spec.projects and width != hidden:
+        raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
     if batch_sizes is None:
         batch = x.shape[1]
     elif config.has_initial:
-        batch = operands[config.inputs].shape[1]
+        batch = operands[config.first_state].shape[1]
     else:
         batch = int(batch_sizes[0]) if len(batch_sizes) else 0
-    gate_rows = spec.gates * hidden
     expected: list[tuple[int, ...]] = [x.shape] * config.inputs
     if config.has_initial:
-        expected += [(directions, batch, width), (directions, batch, hidden)][: spec.states]
-    own: list[tuple[int, ...]] = [(gate_rows, x.shape[-1]), (gate_rows, width)]
-    if config.has_bias:
-        own += [(gate_rows,), (gate_rows,)]
-    if config.has_projection:
-        own.append((width, hidden))
-    elif width != hidden:
-        raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
-    expected += own * directions
+        expected += [(directions, batch, each) for each in spec.state_widths(width, hidden)]
+    expected += [*spec.shapes(config.has_bias, x.shape[-1], hidden, width).values()] * directions
     for t, shape in zip(operands, expected, strict=True):
         if t.shape != shape or t.dtype != dtype or t.device != device:
             _refuse(config, operands, expected)
@@ -124,8 +118,5 @@ def _name(config: Config, place: int) -> str:
     if place < config.inputs:
         return "input"
     if place < config.first_weight:
-        return ("h0", "c0")[place - config.inputs]
-    names = (
-        ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * config.has_bias + ["weight_hr"] * config.has_projection
-    )
-    return names[(place - config.first_weight) % config.weights]
+        return ("h0", "c0")[place - config.first_state]
+    return list(config.places)[(place - config.first_weight) % config.weights]

@@ -1,8 +1,8 @@
 """What stays the same from call to call of one layer, and how its tensors lie in one flat list.
 
 The autograd Function, the torch.library ops, the raw call and the reference all take the same ``operands`` list:
-the inputs (one, or one for each direction), the initial states if given, then for each direction weight_ih, weight_hh,
-the two biases if there are any, and weight_hr if the cell is projected.
+the inputs (one, or one for each direction), the initial states if given, then for each direction the parameters that the
+cell's spec names, in its order.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ class Config(NamedTuple):
     recompute: bool
 
     @property
-    def has_projection(self) -> bool:
-        return self.spec.projects
-
-    @property
     def first_state(self) -> int:
         """Place of h0 in the operands."""
         return self.inputs
@@ -54,9 +50,18 @@ class Config(NamedTuple):
         return self.inputs + (self.spec.states if self.has_initial else 0)
 
     @property
+    def places(self) -> dict[str, int]:
+        """Place of each parameter among those of its direction."""
+        return self.spec.parameters[self.has_bias]
+
+    @property
     def weights(self) -> int:
-        """Operands for each direction's weights."""
-        return 2 + 2 * self.has_bias + self.has_projection
+        """Operands for each direction's parameters."""
+        return len(self.spec.parameters[self.has_bias])
+
+    def place(self, name: str, direction: int) -> int:
+        """Place of a parameter in the operands."""
+        return self.first_weight + direction * self.weights + self.places[name]
 
 
 def saveable(t: Tensor | None) -> Tensor | None:
@@ -64,27 +69,15 @@ def saveable(t: Tensor | None) -> Tensor | None:
     return t.clone() if t is not None and t.is_inference() else t
 
 
-def flatten(parameters: Parameters, has_bias: bool) -> list[Tensor]:
-    """The weights of one direction in the order of the operands."""
-    flat = [parameters.weight_ih, parameters.weight_hh]
-    if has_bias:
-        flat += [parameters.bias_ih, parameters.bias_hh]
-    if parameters.weight_hr is not None:
-        flat.append(parameters.weight_hr)
-    return flat
+def flatten(config: Config, parameters: Parameters) -> list[Tensor]:
+    """The parameters of one direction in the order of the operands."""
+    return [getattr(parameters, name) for name in config.places]
 
 
 def direction_parameters(config: Config, operands: Sequence[Tensor], direction: int) -> Parameters:
     """The inverse of :func:`flatten` for one direction of the operands."""
-    first, count = config.first_weight, config.weights
-    own = operands[first + direction * count : first + (direction + 1) * count]
-    return Parameters(
-        own[0],
-        own[1],
-        own[2] if config.has_bias else None,
-        own[3] if config.has_bias else None,
-        own[-1] if config.has_projection else None,
-    )
+    first = config.first_weight + direction * config.weights
+    return Parameters(**{name: operands[first + place] for name, place in config.places.items()})
 
 
 def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tuple[Tensor, States]:

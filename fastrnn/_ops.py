@@ -19,40 +19,21 @@ def _config(cell: str, reverse: Sequence[bool], *options) -> Config:
 
 
 def _options(config: Config) -> tuple:
-    """The operator's arguments that make up a Config; the inverse of _config."""
+    """The operators' arguments that make up a Config; the inverse of _config."""
     return (config.spec.name, list(config.reverse), *config[2:])
 
 
-# Schemas by hand: torch before 2.7 infers none from collections.abc.Sequence and `X | None`.
-_CALL_SCHEMA = (
+_SCHEMA_TYPES = {"int": "SymInt", "bool": "bool", "float": "float"}
+_SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[Config.__annotations__[name]]} {name}" for name in Config._fields[2:])
+# What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. By hand, as torch
+# before 2.7 infers no schema from collections.abc.Sequence and `X | None`.
+_SCHEMA = (
     "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, SymInt batch, str cell, bool[] reverse, "
-    "SymInt inputs, bool has_initial, bool has_bias, bool reset_to_initial, float cell_clip, float proj_clip, "
-    "bool recompute"
+    + _SCHEMA_OPTIONS
 )
 
 
-@torch.library.custom_op(
-    "fastrnn::layer",
-    mutates_args=(),
-    schema=f"({_CALL_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def layer_op(
-    operands: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
-    batch_sizes: Tensor | None,
-    batch: int,
-    cell: str,
-    reverse: Sequence[bool],
-    inputs: int,
-    has_initial: bool,
-    has_bias: bool,
-    reset_to_initial: bool,
-    cell_clip: float,
-    proj_clip: float,
-    recompute: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _layer(operands, lengths, resets, batch_sizes, batch, *options):
     """output, h_n, c_n, gates, cells; the last three are empty where there are none."""
     if forward_ad._current_level >= 0:
         # A graph compiled outside the level runs on dual tensors inside it, and an operator would drop their tangents.
@@ -60,9 +41,8 @@ def layer_op(
             "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside "
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
-    config = _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute)
-    rows = Rows(batch, lengths, resets, batch_sizes)
-    result = _raw.forward(config, operands, rows, save)
+    *options, save = options
+    result = _raw.forward(_config(*options), operands, Rows(batch, lengths, resets, batch_sizes), save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -73,66 +53,47 @@ def layer_op(
     )
 
 
+layer_op = torch.library.custom_op(
+    "fastrnn::layer", _layer, mutates_args=(), schema=f"({_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
 @layer_op.register_fake
-def _layer_fake(
-    operands, lengths, resets, batch_sizes, batch, cell, reverse, inputs, has_initial, has_bias, reset_to_initial,
-    cell_clip, proj_clip, recompute, save,
-):  # fmt: skip
-    spec, x, directions = CELLS[cell], operands[0], len(reverse)
-    weight_hh = operands[inputs + (spec.states if has_initial else 0) + 1]
+def _layer_fake(operands, lengths, resets, batch_sizes, batch, *options):
+    *options, save = options
+    config = _config(*options)
+    spec, x, directions = config.spec, operands[0], len(config.reverse)
+    weight_hh = operands[config.place("weight_hh", 0)]
     hidden, width = weight_hh.shape[0] // spec.gates, weight_hh.shape[1]
     rows = x.shape[0] if batch_sizes is not None else x.shape[0] * x.shape[1]
     empty = x.new_empty
-    gates, cells = empty(0), empty(0)
-    if save and spec.saved and not recompute:
+    c_n, gates, cells = empty(0), empty(0), empty(0)
+    if save and spec.saved and not config.recompute:
         gates = empty((directions, rows, spec.saved * hidden))
-    if save and spec.states == 2:
-        cells = empty((directions, rows, hidden), dtype=state_dtype(x.dtype))
-    return (
-        empty((*x.shape[:-1], directions * width)),
-        empty((directions, batch, width)),
-        empty((directions, batch, hidden)) if spec.states == 2 else empty(0),
-        gates,
-        cells,
-    )
+    if spec.cells:
+        c_n = empty((directions, batch, spec.cells * hidden))
+        if save:
+            cells = empty((directions, rows, spec.cells * hidden), dtype=state_dtype(x.dtype))
+    return empty((*x.shape[:-1], directions * width)), empty((directions, batch, width)), c_n, gates, cells
 
 
-@torch.library.custom_op(
-    "fastrnn::layer_backward",
-    mutates_args=(),
-    schema=f"({_CALL_SCHEMA}, Tensor output, Tensor gates, Tensor cells, Tensor? d_output, Tensor? d_h_n, "
-    "Tensor? d_c_n, bool[] needs) -> Tensor[]",
-)
-def layer_backward_op(
-    operands: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
-    batch_sizes: Tensor | None,
-    batch: int,
-    cell: str,
-    reverse: Sequence[bool],
-    inputs: int,
-    has_initial: bool,
-    has_bias: bool,
-    reset_to_initial: bool,
-    cell_clip: float,
-    proj_clip: float,
-    recompute: bool,
-    output: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    d_output: Tensor | None,
-    d_h_n: Tensor | None,
-    d_c_n: Tensor | None,
-    needs: Sequence[bool],
-) -> list[Tensor]:
+def _layer_backward(operands, lengths, resets, batch_sizes, batch, *options):
     """Gradients of the operands that need one, in their order."""
-    config = _config(cell, reverse, inputs, has_initial, has_bias, reset_to_initial, cell_clip, proj_clip, recompute)
-    rows = Rows(batch, lengths, resets, batch_sizes)
+    *options, output, gates, cells, d_output, d_h_n, d_c_n, needs = options
+    config, rows = _config(*options), Rows(batch, lengths, resets, batch_sizes)
     result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
     found = _backward.backward(config, operands, rows, result, gradients, needs)
     return [g for g in found if g is not None]
+
+
+layer_backward_op = torch.library.custom_op(
+    "fastrnn::layer_backward",
+    _layer_backward,
+    mutates_args=(),
+    schema=f"({_SCHEMA}, Tensor output, Tensor gates, Tensor cells, Tensor? d_output, Tensor? d_h_n, Tensor? d_c_n, "
+    "bool[] needs) -> Tensor[]",
+)
 
 
 @layer_backward_op.register_fake

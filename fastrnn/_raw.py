@@ -23,9 +23,9 @@ class Result(NamedTuple):
     """What forward gives: final states in the storage type, and what backward needs (None where nothing is kept)."""
 
     output: Tensor  # [T, B, D*R] or [N, D*R]
-    final: tuple[Tensor, ...]  # [D, B, R], [D, B, H]
+    final: tuple[Tensor, ...]  # [D, B, R], [D, B, cells*H]
     gates: Tensor | None  # [D, N, saved*H] storage
-    cells: Tensor | None  # [D, N, H] state type
+    cells: Tensor | None  # [D, N, cells*H] state type
 
 
 # Where the caller makes the input part of the gates, it makes it for so many steps at a time that it stays below this.
@@ -84,9 +84,9 @@ def forward(
         output = new(layout.rows, directions * width)
     h_n = new(directions, batch, width)
     states = state_dtype(dtype)
-    c_n = None
-    if spec.states == 2:
-        c_n = new(directions, batch, hidden) if states is dtype else new(directions, batch, hidden, dtype=states)
+    c_n, of_cells = None, spec.cells * hidden
+    if of_cells:
+        c_n = new(directions, batch, of_cells) if states is dtype else new(directions, batch, of_cells, dtype=states)
     gates = cells = None
     if save:
         # The core leaves rows beyond the lengths as they are; operators must not return uninitialised memory.
@@ -94,7 +94,7 @@ def forward(
         if spec.saved and not config.recompute:
             gates = allocate((directions, layout.rows, spec.saved * hidden))
         if c_n is not None:
-            cells = allocate((directions, layout.rows, hidden), dtype=states)
+            cells = allocate((directions, layout.rows, of_cells), dtype=states)
 
     backend, structs = select(x.device), []
     for d, reverse in enumerate(config.reverse):

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ._checks import check_masks
 from ._config import saveable
-from .cells import States
+from .cells import CELLS, States
 from .functional import stack
 
 
@@ -112,8 +112,10 @@ class Recurrent(torch.nn.RNNBase):
 
     def _zeros(self, x: Tensor, batch: int) -> States:
         count = self.num_layers * (2 if self.bidirectional else 1)
-        sizes = (self.proj_size or self.hidden_size, self.hidden_size)
-        return tuple(x.new_zeros(count, batch, size) for size in sizes[: 2 if self.mode == "LSTM" else 1])
+        return tuple(x.new_zeros(count, batch, size) for size in self._state_widths())
+
+    def _state_widths(self) -> tuple[int, ...]:
+        return CELLS[self.cell].state_widths(self.proj_size or self.hidden_size, self.hidden_size)
 
     def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None):
         return stack(
@@ -160,8 +162,7 @@ class Recurrent(torch.nn.RNNBase):
     def _check_states(self, states: States, batch: int) -> None:
         """Refuse hx of the wrong size, in torch.nn's words."""
         count = self.num_layers * (2 if self.bidirectional else 1)
-        sizes = (self.proj_size or self.hidden_size, self.hidden_size)
-        for index, (state, size) in enumerate(zip(states, sizes, strict=False)):
+        for index, (state, size) in enumerate(zip(states, self._state_widths(), strict=True)):
             if state.shape != (count, batch, size):
                 name = "hidden" if len(states) == 1 else f"hidden[{index}]"
                 raise RuntimeError(f"Expected {name} size {(count, batch, size)}, got {list(state.shape)}")

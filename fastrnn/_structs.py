@@ -31,7 +31,7 @@ class Layout(NamedTuple):
 
 def layout_of(config: Config, operands: Sequence[Tensor], rows: Rows) -> Layout:
     x, batch, batch_sizes = operands[0], rows.batch, rows.batch_sizes
-    gate_rows, width = operands[config.first_weight + 1].shape
+    gate_rows, width = operands[config.place("weight_hh", 0)].shape
     hidden = gate_rows // config.spec.gates
     if batch_sizes is None:
         steps, _, inputs = x.shape
@@ -90,7 +90,7 @@ class Call:
         args.cell = config.spec.code
         args.type = STORAGE_CODES[dtype]
         args.steps, args.batch, args.input, args.hidden = layout.steps, layout.batch, layout.input, layout.hidden
-        if config.has_projection:
+        if config.spec.projects:
             args.projection = layout.width
         if layout.offsets is not None:
             args.batch_sizes = self.address(rows.batch_sizes)
@@ -124,8 +124,8 @@ class Call:
     def weights(self, direction: Any, operands: Sequence[Tensor], d: int) -> None:
         """Fill the weights of direction ``d`` into its struct."""
         config, layout = self.config, self.layout
-        at = config.first_weight + d * config.weights
-        ih, hh = operands[at], operands[at + 1]
+        at, places = config.first_weight + d * config.weights, config.places
+        ih, hh = operands[at + places["weight_ih"]], operands[at + places["weight_hh"]]
         if ih.is_contiguous():
             direction.weight_ih, direction.ih_stride = ih.data_ptr(), layout.input
         else:
@@ -135,9 +135,12 @@ class Call:
         else:
             direction.weight_hh, direction.hh_stride = self.matrix(hh)
         if config.has_bias:
-            direction.bias_ih, direction.bias_hh = self.address(operands[at + 2]), self.address(operands[at + 3])
-        if config.has_projection:
-            direction.weight_hr, direction.hr_stride = self.matrix(operands[at + config.weights - 1])
+            direction.bias_ih = self.address(operands[at + places["bias_ih"]])
+            direction.bias_hh = self.address(operands[at + places["bias_hh"]])
+        if "weight_hr" in places:
+            direction.weight_hr, direction.hr_stride = self.matrix(operands[at + places["weight_hr"]])
+        if "weight_unit" in places:
+            direction.weight_unit = self.address(operands[at + places["weight_unit"]])
 
     def matrix(self, t: Tensor) -> tuple[int, int]:
         """Address and row stride of a weight, copied only if its rows overlap or their elements lie apart."""
@@ -152,8 +155,8 @@ class Call:
         """Rows of the input part of the gates of direction ``d``, rows first to last, by the backend's product."""
         config = self.config
         x = operands[d if config.inputs > 1 else 0].reshape(-1, self.layout.input)[first:last]
-        at = config.first_weight + d * config.weights
-        gates = backend.input_product(x, operands[at], operands[at + 2] if config.has_bias else None)
+        bias = operands[config.place("bias_ih", d)] if config.has_bias else None
+        gates = backend.input_product(x, operands[config.place("weight_ih", d)], bias)
         self.keep.append(gates)
         return buffer_rows(gates, self.layout.batch)
 
@@ -162,9 +165,9 @@ class Call:
         config = self.config
         if not config.has_initial:
             return None
-        states = [operands[config.inputs].contiguous()]
-        if config.spec.states == 2:
-            c0 = operands[config.inputs + 1]
+        states = [operands[config.first_state].contiguous()]
+        if config.spec.cells:
+            c0 = operands[config.first_state + 1]
             states.append(c0.to(state_dtype(c0.dtype)).contiguous())
         self.keep += states
         return states

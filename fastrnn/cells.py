@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +25,19 @@ class Parameters:
     weight_hh: Tensor  # [G*H, R]
     bias_ih: Tensor | None = None  # [G*H]
     bias_hh: Tensor | None = None  # [G*H]; both biases or none
-    weight_hr: Tensor | None = None  # [P, H], LSTM with projection only
+    weight_hr: Tensor | None = None  # [P, H], cells that project only
+    weight_unit: Tensor | None = None  # [U, H], cells with weights of a unit only
+
+
+# Sizes of the parameters, in the order in which a flat list has those that a cell has: torch.nn's.
+_SHAPES = {
+    "weight_ih": ("GH", "I"),
+    "weight_hh": ("GH", "R"),
+    "bias_ih": ("GH",),
+    "bias_hh": ("GH",),
+    "weight_hr": ("R", "H"),
+    "weight_unit": ("U", "H"),
+}
 
 
 States = tuple[Tensor, ...]  # (h,) or (h, c)
@@ -49,6 +62,7 @@ class CellSpec:
         code: place in csrc/cells/cells.inc.
         gates: G, rows of weight_ih and weight_hh per hidden unit.
         cells: cell states per hidden unit, beside h.
+        unit_weights: U, weights per hidden unit beside its rows of the matrices.
         saved: values per hidden unit kept for backward, in storage type (the cell states are kept apart).
         phases: of a step, 1 or 2; the second begins with a product of ``inner`` (o*tanh(c), or r*h).
         first_gates: gates of the first phase, whose recurrent part is a product with h.
@@ -63,6 +77,7 @@ class CellSpec:
     gates: int
     cells: int
     saved: int
+    unit_weights: int
     phases: int
     first_gates: int
     carried: int
@@ -73,6 +88,19 @@ class CellSpec:
     def states(self) -> int:
         """Tensors of state: h, and with cell states a second one that holds them side by side."""
         return 2 if self.cells else 1
+
+    @cached_property
+    def parameters(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Names of the parameters and their places in a flat list, without biases and with them."""
+        has = {"weight_hr": self.projects, "weight_unit": self.unit_weights > 0}
+        names = [name for name in _SHAPES if has.get(name, True)]
+        without = [name for name in names if not name.startswith("bias")]
+        return tuple({name: place for place, name in enumerate(each)} for each in (without, names))
+
+    def shapes(self, bias: bool, inputs: int, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters by name, for I, H and R."""
+        sizes = {"GH": self.gates * hidden, "I": inputs, "H": hidden, "R": width, "U": self.unit_weights}
+        return {name: tuple(sizes[size] for size in _SHAPES[name]) for name in self.parameters[bias]}
 
     def state_widths(self, width: int, hidden: int) -> tuple[int, ...]:
         """Values a row of each of these tensors, for R and H."""

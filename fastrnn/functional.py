@@ -79,13 +79,6 @@ def layer(
     if initial is not None and len(initial) != spec.states:
         raise RuntimeError(f"{cell} expects {spec.states} initial states, got {len(initial)}")
     has_bias = parameters[0].bias_ih is not None
-    operands = [*inputs, *(initial or ())]
-    for own in parameters:
-        if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):
-            raise ValueError("both biases or none must be given, in every direction alike")
-        if (own.weight_hr is None) == spec.projects:
-            raise ValueError(f"weight_hr belongs to the cells that project and to no other, got cell {cell}")
-        operands += flatten(own, has_bias)
     config = Config(
         spec,
         tuple(reverse),
@@ -97,6 +90,15 @@ def layer(
         proj_clip,
         recompute,
     )
+    operands = [*inputs, *(initial or ())]
+    for own in parameters:
+        if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):
+            raise ValueError("both biases or none must be given, in every direction alike")
+        for name, value in vars(own).items():
+            if not name.startswith("bias") and (value is None) == (name in config.places):
+                wanted = "needs" if value is None else "has no"
+                raise ValueError(f"cell {cell} {wanted} {name}")
+        operands += flatten(config, own)
     return _checked(config, operands, lengths, resets, batch_sizes)
 
 

@@ -93,7 +93,7 @@ def _direction(
         step_resets = None if resets is None else resets.split(sizes)
     hidden, width = weights.weight_hh.shape[0] // spec.gates, weights.weight_hh.shape[1]
     if start is None:
-        start = tuple(gates.new_zeros(batch, n) for n in (width, hidden)[: spec.states])
+        start = tuple(gates.new_zeros(batch, n) for n in spec.state_widths(width, hidden))
     else:
         start = tuple(state.to(compute) for state in start)
     restart = start if reset_to_initial else tuple(torch.zeros_like(state) for state in start)
@@ -148,5 +148,4 @@ def _where(mask: Tensor, yes: States, no: States) -> States:
 def _cast(weights: Parameters, dtype: torch.dtype) -> Parameters:
     if weights.weight_ih.dtype == dtype:
         return weights
-    fields = (weights.weight_ih, weights.weight_hh, weights.bias_ih, weights.bias_hh, weights.weight_hr)
-    return Parameters(*(None if w is None else w.to(dtype) for w in fields))
+    return Parameters(**{name: None if w is None else w.to(dtype) for name, w in vars(weights).items()})

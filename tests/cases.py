@@ -46,7 +46,7 @@ OPTIONS: dict[str, dict] = {
 
 def options_of(cell: str) -> list[str]:
     """Names of the options that mean something for a cell."""
-    return [name for name in OPTIONS if cell.startswith("lstm") or "clip" not in name]
+    return [name for name in OPTIONS if CELLS[cell].cells or "clip" not in name]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Call:
     def tensors(self) -> dict[str, Tensor]:
         """The floating tensors by name."""
         named = {f"input{i}": t for i, t in enumerate(self.inputs)}
-        named.update(zip(("h0", "c0"), self.initial or (), strict=False))
+        named.update(zip(("h0", "c0")[: len(self.initial or ())], self.initial or (), strict=True))
         for d, own in enumerate(self.parameters):
             named.update({f"{name}[{d}]": t for name, t in vars(own).items() if t is not None})
         return named
@@ -108,7 +108,7 @@ def make_call(
     generator = torch.Generator().manual_seed(seed)
     steps, batch, width_in, hidden, projection = shape
     spec = CELLS[cell]
-    width = min(projection, hidden) if cell == "lstm_projected" else hidden
+    width = min(projection, hidden) if spec.projects else hidden
     reverse = wanted.pop("reverse", (False,))
     directions, bias, two = len(reverse), wanted.pop("bias", True), wanted.pop("two_inputs", False)
 
@@ -116,16 +116,9 @@ def make_call(
         drawn = (torch.rand(sizes, generator=generator, dtype=torch.float64) * 2 - 1) * bound
         return drawn.to(dtype).to(device).requires_grad_()
 
-    bound, gates = hidden**-0.5, spec.gates * hidden
+    shapes = spec.shapes(bias, width_in, hidden, width)
     parameters = tuple(
-        Parameters(
-            uniform(gates, width_in, bound=bound),
-            uniform(gates, width, bound=bound),
-            uniform(gates, bound=bound) if bias else None,
-            uniform(gates, bound=bound) if bias else None,
-            uniform(width, hidden, bound=bound) if cell == "lstm_projected" else None,
-        )
-        for _ in reverse
+        Parameters(**{name: uniform(*sizes, bound=hidden**-0.5) for name, sizes in shapes.items()}) for _ in reverse
     )
     options: dict = dict(reverse=reverse)
     rows: tuple[int, ...] = (steps, batch)
@@ -141,7 +134,7 @@ def make_call(
         options["lengths"] = lengths.to(device)
     if wanted.pop("resets", False):
         options["resets"] = (torch.rand(rows, generator=generator) < 0.4).to(device)
-    states = (uniform(directions, batch, width), uniform(directions, batch, hidden))[: spec.states]
+    states = tuple(uniform(directions, batch, each) for each in spec.state_widths(width, hidden))
     initial = states if wanted.pop("initial", True) else None
     options.update(wanted)
     return Call(cell, tuple(uniform(*rows, width_in) for _ in range(2 if two else 1)), initial, parameters, options)

@@ -249,7 +249,7 @@ def test_bytes_kept_for_backward(cell, recompute, device):
         output, _ = call.run(functional.layer)
     spec, rows = CELLS[cell], steps * batch
     gates = 0 if recompute else spec.saved * hidden * 2
-    cells = 4 * hidden if spec.states == 2 else 0
+    cells = 4 * spec.cells * hidden
     assert sum(kept.values()) == rows * (gates + cells + output.shape[-1] * 2)
 
 

@@ -166,7 +166,7 @@ def test_opcheck(cell, option):
     )  # fmt: skip
     operands = [*made.inputs, *(made.initial or ())]
     for own in made.parameters:
-        operands += flatten(own, True)
+        operands += flatten(config, own)
     masks = (options.get("lengths"), options.get("resets"), options.get("batch_sizes"))
     arguments = (operands, *masks, 2, *_ops._options(config), True)
     torch.library.opcheck(torch.ops.fastrnn.layer.default, arguments)

@@ -26,16 +26,13 @@ def instruction_set(request):
 def make(cell, dtype, batch, steps, inputs, hidden):
     """Input, initial states and weights; the state is as wide as the layer but where it is projected."""
     spec, g = CELLS[cell], torch.Generator().manual_seed(hidden + batch)
-    width = inputs if cell == "lstm_projected" else hidden
+    width = inputs if spec.projects else hidden
 
     def draw(*shape):
         return ((torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1) * hidden**-0.5).to(dtype)
 
-    rows = spec.gates * hidden
-    own = Parameters(
-        draw(rows, inputs), draw(rows, width), draw(rows), draw(rows), draw(width, hidden) if width != hidden else None
-    )
-    states = (draw(1, batch, width), draw(1, batch, hidden))[: spec.states]
+    own = Parameters(**{name: draw(*shape) for name, shape in spec.shapes(True, inputs, hidden, width).items()})
+    states = tuple(draw(1, batch, each) for each in spec.state_widths(width, hidden))
     return draw(steps, batch, inputs), states, own
 
 

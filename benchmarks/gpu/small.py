@@ -33,26 +33,17 @@ def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> l
     """Outputs, final states and gradients of both directions, on ``device``."""
     torch.manual_seed(0)
     spec, steps, batch, width = CELLS[cell], 6, 5, 9
-    projection = max(1, hidden // 2) if cell == "lstm_projected" else 0
+    projection = max(1, hidden // 2) if spec.projects else 0
     recurrent = projection or hidden
 
     def leaf(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, dtype=torch.float64) / hidden**0.5).to(dtype).to(device).requires_grad_()
 
-    gate_rows = spec.gates * hidden
-    parameters = tuple(
-        Parameters(
-            leaf(gate_rows, width),
-            leaf(gate_rows, recurrent),
-            leaf(gate_rows),
-            leaf(gate_rows),
-            leaf(projection, hidden) if projection else None,
-        )
-        for _ in range(2)
-    )
+    shapes = spec.shapes(True, width, hidden, recurrent)
+    parameters = tuple(Parameters(**{name: leaf(*shape) for name, shape in shapes.items()}) for _ in range(2))
     sizes = torch.tensor([5, 5, 3, 2, 2, 1])
     x = leaf(int(sizes.sum()), width) if rows == "packed" else leaf(steps, batch, width)
-    initial = (leaf(2, batch, recurrent), leaf(2, batch, hidden))[: spec.states]
+    initial = tuple(leaf(2, batch, each) for each in spec.state_widths(recurrent, hidden))
     options = {}
     if rows == "packed":
         options["batch_sizes"] = sizes

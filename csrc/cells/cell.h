@@ -23,10 +23,13 @@
 // What a cell says of itself:
 //   kName         as Python names it
 //   kPhases       its phases in order: gates, saved and carried values are numbered through them
+//   kUnitWeights  weights that belong to a unit alone, beside its rows of the matrices (peepholes, gains); any phase over hidden units
+//                 reads them, and its backward gives all their gradients
 //   kCells        values of state a unit beside h: they do not recur through a product, and are kept in the state type
 //   kSplitGate    the gate whose recurrent part has another gradient than its input part (d_split), or -1
 //   kReadsHidden  the pointwise parts read h_prev
 //   kReadsOutput  backward0 reads h (saved nowhere else: it is the output)
+// What a cell does not say is as CellDefaults has it.
 //
 // Rules: the cell states are the first phase's, forward and backward. What the first phase hands to the second is `inner`, the
 // operand of the second product, and the `carried` values. With a projection the second phase runs over the P units of the
@@ -58,6 +61,11 @@ struct CellPhase {
 };
 
 constexpr int kMostPhases = 2, kMostGates = 4;  // gates: of a phase
+
+struct CellDefaults {
+  static constexpr int kUnitWeights = 0, kCells = 0, kSplitGate = -1;
+  static constexpr bool kReadsHidden = false, kReadsOutput = false;
+};
 
 template <class Cell>
 constexpr int sum_over_phases(int CellPhase::* field) {
@@ -103,6 +111,7 @@ struct Unit {
   Value<V, Cell::kReadsHidden> h_prev;
   V h;
   Values<V, Cell::kCells> c_prev, c;       // cell states, old and new
+  Values<V, Cell::kUnitWeights> unit_weight, d_unit_weight;
   Value<V, N::kTwoPhases> inner;           // operand of the second product
   V d_h;                                   // gradients of the new states;
   Values<V, Cell::kCells> d_c;             // d_c comes back as the gradient of c_prev

@@ -20,7 +20,7 @@ enum class Cell : int {
 struct CellFacts {
   const char* name;
   Cell code;
-  int gates, cells, saved, split_gate;
+  int gates, cells, saved, unit_weights, split_gate;
   bool reads_hidden, reads_output;
   int phases;
   CellPhase phase[kMostPhases];
@@ -36,7 +36,7 @@ struct CellFacts {
 template <class Type>
 constexpr CellFacts facts(Cell code) {
   using N = Numbers<Type>;
-  return {Type::kName, code, N::kGates, Type::kCells, N::kSaved, Type::kSplitGate, Type::kReadsHidden, Type::kReadsOutput,
+  return {Type::kName, code, N::kGates, Type::kCells, N::kSaved, Type::kUnitWeights, Type::kSplitGate, Type::kReadsHidden, Type::kReadsOutput,
           N::kPhases, {N::kFirst, N::kTwoPhases ? N::kLast : CellPhase{}}};
 }
 

@@ -8,11 +8,11 @@
 
 namespace fr {
 
-struct Gru {
+struct Gru : CellDefaults {
   static constexpr const char* kName = "gru";
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 3, 4, 0, 3}};
-  static constexpr int kCells = 0, kSplitGate = 2;
-  static constexpr bool kReadsHidden = true, kReadsOutput = false;
+  static constexpr int kSplitGate = 2;
+  static constexpr bool kReadsHidden = true;
 
   template <class V>
   FR_HD static void forward0(Unit<V, Gru>& u, const Clips<V>&) {
@@ -34,11 +34,10 @@ struct Gru {
   }
 };
 
-struct GruResetBefore {
+struct GruResetBefore : CellDefaults {
   static constexpr const char* kName = "gru_reset_before";
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 2, 2, 1, 1}, {Before::kProduct, 1, 1, 0, 2}};
-  static constexpr int kCells = 0, kSplitGate = -1;
-  static constexpr bool kReadsHidden = true, kReadsOutput = false;
+  static constexpr bool kReadsHidden = true;
 
   template <class V>
   FR_HD static void forward0(Unit<V, GruResetBefore>& u, const Clips<V>&) {

@@ -7,9 +7,8 @@
 
 namespace fr {
 
-struct LstmGates {
-  static constexpr int kCells = 1, kSplitGate = -1;
-  static constexpr bool kReadsHidden = false, kReadsOutput = false;
+struct LstmGates : CellDefaults {
+  static constexpr int kCells = 1;
 
   template <class V, class Cell>
   FR_HD static V update(Unit<V, Cell>& u, const Clips<V>& clips) {

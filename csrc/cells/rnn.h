@@ -5,10 +5,9 @@
 
 namespace fr {
 
-struct PlainRnn {
+struct PlainRnn : CellDefaults {
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 1, 0, 0, 1}};
-  static constexpr int kCells = 0, kSplitGate = -1;
-  static constexpr bool kReadsHidden = false, kReadsOutput = true;
+  static constexpr bool kReadsOutput = true;
 };
 
 struct RnnTanh : PlainRnn {

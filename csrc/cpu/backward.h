@@ -155,7 +155,10 @@ struct Backward {
     if (direction.d_output.data) u.d_h = u.d_h + load<V>(in_all<S>(direction.d_output, t, b) + unit, n);
     if constexpr (!N::kProjects) load_previous(t, b, unit, n, u);
     if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load<V>(in_all<S>(direction.output, t, b) + unit, n);
-    if constexpr (!N::kProjects) load_saved(t, b, unit, n, u);
+    if constexpr (!N::kProjects) {
+      load_saved(t, b, unit, n, u);
+      load_unit_weights<S>(direction.weights, hidden, unit, n, u);
+    }
     if constexpr (!N::kTwoPhases) {
       load_cells(t, b, unit, n, u);
       Cell::backward0(u, clips);
@@ -166,6 +169,7 @@ struct Backward {
       if constexpr (N::kProjects) store(second_operand(t, b) + unit, u.d_projected, n);
       store_gates<N::kFirstGradients, kGates>(t, b, unit, n, u);
     }
+    if constexpr (!N::kProjects) add_unit_gradients(b, unit, n, u);
     pass_hidden_on(t, b, unit, n, u.d_h_prev);
   }
 
@@ -177,10 +181,12 @@ struct Backward {
     load_saved(t, b, unit, n, u);
     load_previous(t, b, unit, n, u);
     load_cells(t, b, unit, n, u);
+    load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     if constexpr (!N::kProjects) u.d_h_prev = load<V>(d_h(b) + unit, n);
     Cell::backward0(u, clips);
     store_operand<S>(gradients(t, b) + work.columns.inner + unit, u.inner, n);
     store_gates<0, N::kFirstGradients>(t, b, unit, n, u);
+    add_unit_gradients(b, unit, n, u);
     pass_cells_on(t, b, unit, n, u);
     if constexpr (!N::kProjects) pass_hidden_on(t, b, unit, n, u.d_h_prev);
   }
@@ -225,6 +231,14 @@ struct Backward {
     O* const to = gradients(t, b) + unit;
     for (int gate = kBegin; gate < kEnd; ++gate) store(to + work.columns.gates + gate * hidden, u.d_input[gate], n);
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(to, u.d_split, n);
+  }
+  // Row by row: their sum over rows then has one order, whatever the threads.
+  void add_unit_gradients(int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
+    if constexpr (Cell::kUnitWeights > 0)
+      for (int i = 0; i < Cell::kUnitWeights; ++i) {
+        T* const to = static_cast<T*>(work.d_unit) + (b * Cell::kUnitWeights + i) * hidden + unit;
+        store(to, load<V>(to, n) + u.d_unit_weight[i], n);
+      }
   }
   // What reaches the old state on elementwise paths; the product's part follows with the next step.
   void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {

@@ -64,6 +64,7 @@ struct DirectionWork {
   void* d_c;         // [B][kCells*H] likewise
   void* d_h0_reset;  // [B][R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null
   void* d_c0_reset;  // [B][kCells*H] likewise
+  void* d_unit;      // [B][kUnitWeights*H] state type, added to: gradients of the units' weights; or null
   bool wants_initial;  // d_h is wanted after the range; else a product is saved
   Barrier* barrier;
 };
@@ -95,6 +96,14 @@ inline void store_operand(O* to, V value, int n) {
     value = load_full<V>(rounded);
   }
   store(to, value, n);
+}
+
+// Loads the weights that belong to a unit alone.
+template <class S, class V, class Cell>
+inline void load_unit_weights(const Weights& weights, int64_t hidden, int64_t unit, int n, Unit<V, Cell>& u) {
+  if constexpr (Cell::kUnitWeights > 0)
+    for (int i = 0; i < Cell::kUnitWeights; ++i)
+      u.unit_weight[i] = load<V>(static_cast<const S*>(weights.unit) + i * hidden + unit, n);
 }
 
 template <class P>

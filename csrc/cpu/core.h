@@ -44,6 +44,7 @@ const CellFacts& check(const Args& args) {
     check_address(x.weights.ih, storage, "weight_ih", rows && s.input > 0);
     check_address(x.weights.hh, storage, "weight_hh", rows);
     check_address(x.weights.hr, storage, "weight_hr", rows && s.projection > 0);
+    check_address(x.weights.unit, storage, "weight_unit", rows && cell.unit_weights > 0);
     require((x.weights.bias_ih == nullptr) == (x.weights.bias_hh == nullptr), "bias_hh", "a bias exactly where bias_ih has one");
     require(x.weights.ih_stride >= s.input && x.weights.hh_stride >= s.width() && (!s.projection || x.weights.hr_stride >= s.hidden),
             "weight strides", "rows that do not overlap");

@@ -233,6 +233,7 @@ struct Forward {
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
     load_cells(b, unit, n, u);
+    load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     Cell::forward0(u, clips);
     store_cells(t, b, unit, n, u);
     save<0, N::kFirstSaved>(t, b, unit, n, u);
@@ -261,6 +262,7 @@ struct Forward {
       if constexpr (N::kCarried > 0)
         for (int value = 0; value < N::kCarried; ++value) u.carried[value] = load_full<V>(input + place(unit, value));
       if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
+      load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     }
     Cell::forward1(u, clips);
     save<N::kFirstSaved, N::kSaved>(t, b, unit, n, u);

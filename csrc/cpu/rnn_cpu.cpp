@@ -95,7 +95,7 @@ GradientColumns columns_of(const CellFacts& cell, const Shape& s, const Backend&
 
 // The sums of one direction's parameter gradients, in the state type: the gradients themselves, or scratch to be rounded.
 struct Sums {
-  void *weight_ih, *weight_hh, *weight_hr, *bias_ih, *bias_hh;
+  void *weight_ih, *weight_hh, *weight_hr, *bias_ih, *bias_hh, *weight_unit;
 };
 
 // The rows of a range in the order of the pass, the active ones only.
@@ -231,6 +231,7 @@ class BackwardPass {
     function(sums.weight_hr, x.d_weight_hr, s_.projection * s_.hidden);
     function(sums.bias_ih, x.d_bias_ih, gates);
     function(sums.bias_hh, x.d_bias_hh, gates);
+    function(sums.weight_unit, x.d_weight_unit, cell_.unit_weights * s_.hidden);
   }
 
   void want() {
@@ -266,6 +267,7 @@ class BackwardPass {
       arena_.want(work.gradients, most_rows_ * work.columns.stride * backend_.operand_bytes);
       arena_.want(work.d_h, batch * width * state);
       if (cell_.cells) arena_.want(work.d_c, batch * cell_.cells * s_.hidden * state);
+      if (cell_.unit_weights) arena_.want(work.d_unit, batch * cell_.unit_weights * s_.hidden * state);
       if (args_.options.reset_to_initial && s_.resets && x.d_h0) arena_.want(work.d_h0_reset, batch * width * state);
       if (args_.options.reset_to_initial && s_.resets && x.d_c0) arena_.want(work.d_c0_reset, batch * cell_.cells * s_.hidden * state);
       if (rebuild_) {
@@ -307,6 +309,7 @@ class BackwardPass {
       fill(x.d_h_n, work.d_h, size);
       if (cell_.cells) fill(x.d_c_n, work.d_c, cells);
       fill(nullptr, work.d_h0_reset, size), fill(nullptr, work.d_c0_reset, cells);
+      fill(nullptr, work.d_unit, s_.batch * cell_.unit_weights * s_.hidden);
       products_[d] = products_of(cell_, s_, work.columns, rows_[d], sums_[d], state);
       if (!rebuild_) continue;
       const int64_t stride = cell_.saved * s_.hidden;
@@ -359,11 +362,21 @@ class BackwardPass {
     }, team_.threads);
   }
 
+  template <class T>
+  static void sum_rows(const void* from, void* to, int64_t rows, int64_t columns) {
+    std::memset(to, 0, columns * sizeof(T));
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = 0; i < columns; ++i) static_cast<T*>(to)[i] += static_cast<const T*>(from)[row * columns + i];
+  }
+
   // Rounds what was summed in the state type, and the gradients of the initial states.
   void finish() {
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];
       const DirectionWork& work = work_[d];
+      if (sums_[d].weight_unit)
+        (backend_.state_bytes == 8 ? sum_rows<double> : sum_rows<float>)(work.d_unit, sums_[d].weight_unit, s_.batch,
+                                                                         cell_.unit_weights * s_.hidden);
       if (x.d_h0) backend_.narrow(work.d_h, work.d_h0_reset, x.d_h0, s_.batch * s_.width());
       if (x.d_c0) backend_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * cell_.cells * s_.hidden);
     }
@@ -399,9 +412,11 @@ void cpu_backward(const GradientArgs& args) {
     check_address(x.d_output.data, storage, "d_output", false);
     for (const auto& [data, name] : {std::pair<const void*, const char*>{x.d_h_n, "d_h_n"}, {x.d_c_n, "d_c_n"}, {x.d_input, "d_input"},
                                      {x.d_h0, "d_h0"}, {x.d_c0, "d_c0"}, {x.d_weight_ih, "d_weight_ih"}, {x.d_weight_hh, "d_weight_hh"},
-                                     {x.d_weight_hr, "d_weight_hr"}, {x.d_bias_ih, "d_bias_ih"}, {x.d_bias_hh, "d_bias_hh"}})
+                                     {x.d_weight_hr, "d_weight_hr"}, {x.d_bias_ih, "d_bias_ih"}, {x.d_bias_hh, "d_bias_hh"},
+                                     {x.d_weight_unit, "d_weight_unit"}})
       check_address(data, storage, name, false);
     require(cell.cells || (!x.d_c_n && !x.d_c0), "d_c0", "null: the cell has one state");
+    require(cell.unit_weights || !x.d_weight_unit, "d_weight_unit", "null: the cell has no weights of a unit");
     require(s.projection || !x.d_weight_hr, "d_weight_hr", "null: the cell has no projection");
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
     row_bytes += columns_of(cell, s, backend).stride * backend.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);

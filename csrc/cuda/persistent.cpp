@@ -66,7 +66,10 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
                 const StepParams& p) {
   PersistentParams& params = call.params;
   params.step = p, params.first_direction = call.first;
-  for (int i = 0; i < call.directions; ++i) params.step.direction[i] = p.direction[call.first + i];
+  for (int i = 0; i < call.directions; ++i) {
+    params.step.direction[i] = p.direction[call.first + i];
+    params.step.unit_weights[i] = p.unit_weights[call.first + i], params.step.d_unit[i] = p.d_unit[call.first + i];
+  }
   params.phases = partition.phases;
   for (int i = 0; i < partition.phases; ++i) {
     const PhasePartition& from = partition.phase[i];

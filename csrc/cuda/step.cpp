@@ -198,6 +198,8 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
     check(from.weights.hh && from.input_gates.data && from.output.data && from.h_n, "weight_hh, input_gates, output, h_n: expected");
+    check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
+    p.unit_weights[i] = from.weights.unit;
     check(!l.cell.cells || from.c_n, "c_n: expected for a cell with a cell state");
     check((l.cell.saved == 0 || !from.gates.data) || !l.cell.cells || from.cells.data, "cells: expected with gates");
     StepDirection& d = p.direction[i];
@@ -259,6 +261,7 @@ void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<
       const BackwardBuffers& to = buffers[i];
       states[i] = {state_at(to.states.h, row * l.width, l.element), state_at(to.states.c, row * l.cell.cells * hidden, l.state)};
       StepDirection& d = p.direction[i];
+      p.unit_weights[i] = args.direction[i].weights.unit;
       d.here.step = 0, d.here.rows = rows;
       d.h0 = states[i].h, d.c0 = states[i].c;
       d.input_gates = at({args.direction[i].input_gates.data, args.direction[i].input_gates.row_stride}, row, l.state);
@@ -302,6 +305,8 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
     const BackwardDirection& from = args.direction[i];
     check(from.weights.hh && from.output.data && from.d_gates.data && from.d_h, "weight_hh, output, d_gates, d_h: expected");
     check(!l.cell.cells || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
+    check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
+    p.unit_weights[i] = from.weights.unit, p.d_unit[i] = from.d_unit;
     check(l.cell.split_gate < 0 || from.d_recurrent.data, "d_recurrent: expected for this cell");
     check(!l.cell.projects() || from.d_projected.data, "d_projected: expected with projection");
     const bool rebuilt = buffers[i].gates.data != nullptr;

@@ -89,6 +89,8 @@ struct StepParams {
   double cell_clip, proj_clip;
   bool reset_to_initial;
   StepDirection direction[2];
+  const void* unit_weights[2];  // of each direction, [kUnitWeights*H] storage
+  void* d_unit[2];              // [B, kUnitWeights*H] state type, or null
 };
 
 // A whole sequence (or a piece of it) in one launch: block.cuh. `step` describes the first step in processing order.

@@ -91,6 +91,21 @@ struct Element {
     }
   }
   template <class Cell>
+  FR_DEVICE void load_unit_weights(Unit<V, Cell>& u) const {
+    if constexpr (Cell::kUnitWeights > 0) {
+      const auto* from = static_cast<const Storage*>(p.unit_weights[block_z()]);
+      for (int i = 0; i < Cell::kUnitWeights; ++i) u.unit_weight[i] = V(to_state(from[i * p.hidden + j]));
+    }
+  }
+  template <class Cell>
+  FR_DEVICE void add_unit_gradients(const Unit<V, Cell>& u) const {
+    if constexpr (Cell::kUnitWeights > 0) {
+      auto* to = static_cast<State*>(p.d_unit[block_z()]);
+      if (!to) return;
+      for (int i = 0; i < Cell::kUnitWeights; ++i) to[(b * Cell::kUnitWeights + i) * p.hidden + j] += u.d_unit_weight[i].value;
+    }
+  }
+  template <class Cell>
   FR_DEVICE State& cell_of(void* states, int i) const {
     return static_cast<State*>(states)[(b * Cell::kCells + i) * p.hidden + j];
   }
@@ -115,6 +130,7 @@ struct Element {
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_old_cells(u, row);
+    load_unit_weights(u);
     Cell::forward0(u, clips);
     if constexpr (N::kFirstSaved > 0) {
       if (d.gates.data)
@@ -152,6 +168,7 @@ struct Element {
       u.projected = recurrent(0);
     } else {
       if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
+      load_unit_weights(u);
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) u.carried[i] = V(carried<Cell>(i));
       for (int gate = N::kFirstGates; gate < N::kGates; ++gate) {
@@ -207,6 +224,7 @@ struct Element {
     if constexpr (Numbers<Cell>::kSaved > 0)
       for (int i = 0; i < Numbers<Cell>::kSaved; ++i) u.saved[i] = load(d.gates, i * p.hidden + j);
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
+    load_unit_weights(u);
   }
   template <class Cell>
   FR_DEVICE void load_cells(Unit<V, Cell>& u, const RowState& row) const {
@@ -258,6 +276,7 @@ struct Element {
       if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
     }
     store_gate_gradients<kBegin, N::kGates>(u);
+    if constexpr (!N::kProjects) add_unit_gradients(u);
     if constexpr (!N::kTwoPhases) leave_cells(u);
     leave_h(u.d_h_prev);
   }
@@ -284,6 +303,7 @@ struct Element {
     if constexpr (!N::kProjects) u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
     Cell::backward0(u, clips);
     store_gate_gradients<0, N::kFirstGradients>(u);
+    add_unit_gradients(u);
     store_if(d.inner, u.inner);
     leave_cells(u);
     if constexpr (!N::kProjects) leave_h(u.d_h_prev);

@@ -119,7 +119,7 @@ class BiLanguageModel(nn.Module):
     def zero_state(self, batch: int) -> State:
         """The state before any text, for ``batch`` rows."""
         weight = self.forward_layers[0].weight_hh
-        sizes = (self.options.projection, self.options.hidden)[: CELLS[self.options.recurrent_cell].states]
+        sizes = CELLS[self.options.recurrent_cell].state_widths(self.options.projection, self.options.hidden)
         return tuple(tuple(weight.new_zeros(2, batch, n) for n in sizes) for _ in range(self.options.layers))
 
     def encode(self, ids: Tensor) -> Tensor:

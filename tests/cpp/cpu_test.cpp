@@ -33,7 +33,7 @@ struct Problem {
   std::vector<int64_t> batch_sizes, offsets, lengths, active;
   std::vector<uint8_t> resets;
   struct Direction {
-    std::vector<S> input, ih, hh, hr, bias_ih, bias_hh, h0;
+    std::vector<S> input, ih, hh, hr, bias_ih, bias_hh, unit, h0;
     std::vector<T> c0;
   } d[2];
   std::vector<S> output, h_n[2], saved[2];
@@ -76,6 +76,7 @@ struct Problem {
       d[i].input = random(r, rows * c.input, 1), d[i].ih = random(r, gates * c.hidden * c.input, k);
       d[i].hh = random(r, gates * c.hidden * width, k), d[i].hr = random(r, c.projection * c.hidden, k);
       d[i].bias_ih = random(r, gates * c.hidden, k), d[i].bias_hh = random(r, gates * c.hidden, k);
+      d[i].unit = random(r, cell.unit_weights * c.hidden, 1);
       d[i].h0 = random(r, c.batch * width, 1);
       for (int64_t j = 0; j < c.batch * cell_states * c.hidden; ++j) d[i].c0.push_back(static_cast<T>(r.uniform(-1, 1)));
     }
@@ -87,7 +88,7 @@ struct Problem {
   int64_t row(int64_t t, int64_t b) const { return c.packed ? offsets[t] + b : t * c.batch + b; }
   fr::Weights weights(int i) const {
     return {d[i].ih.data(), d[i].hh.data(), c.projection ? d[i].hr.data() : nullptr, d[i].bias_ih.data(), d[i].bias_hh.data(),
-            c.input, width, c.hidden};
+            c.input, width, c.hidden, d[i].unit.data()};
   }
   fr::Shape shape() const {
     constexpr fr::Type type = std::is_same_v<S, double> ? fr::Type::kFloat64
@@ -119,10 +120,10 @@ struct Problem {
 
   // What backward gives for d_output = 1 everywhere and final states without gradient.
   struct Gradients {
-    std::vector<S> input, h0, c0, weight_ih, weight_hh, weight_hr, bias_ih, bias_hh;
+    std::vector<S> input, h0, c0, weight_ih, weight_hh, weight_hr, bias_ih, bias_hh, weight_unit;
 
     std::vector<const std::vector<S>*> all() const {
-      return {&input, &h0, &c0, &weight_ih, &weight_hh, &weight_hr, &bias_ih, &bias_hh};
+      return {&input, &h0, &c0, &weight_ih, &weight_hh, &weight_hr, &bias_ih, &bias_hh, &weight_unit};
     }
     bool operator==(const Gradients& o) const {
       for (size_t i = 0; i < all().size(); ++i)
@@ -161,6 +162,7 @@ struct Problem {
       x.d_weight_ih = fresh(g[i].weight_ih, gates * c.hidden * c.input);
       x.d_weight_hh = fresh(g[i].weight_hh, gates * c.hidden * width);
       x.d_weight_hr = fresh(g[i].weight_hr, c.projection * c.hidden);
+      x.d_weight_unit = fresh(g[i].weight_unit, cell.unit_weights * c.hidden);
       x.d_bias_ih = fresh(g[i].bias_ih, gates * c.hidden), x.d_bias_hh = fresh(g[i].bias_hh, gates * c.hidden);
     }
     fr::cpu_backward(args);
@@ -175,7 +177,8 @@ struct Problem {
     };
     const std::vector<double> x = values(d[i].input), ih = values(d[i].ih), hh = values(d[i].hh), hr = values(d[i].hr);
     const std::vector<double> bias_ih = values(d[i].bias_ih), bias_hh = values(d[i].bias_hh), h0 = values(d[i].h0);
-    const PlainWeights weights{c.hidden, width, hh, bias_hh, hr, c.cell_clip, c.proj_clip};
+    const std::vector<double> unit = values(d[i].unit);
+    const PlainWeights weights{c.hidden, width, hh, bias_hh, hr, unit, c.cell_clip, c.proj_clip};
     std::vector<double> out(rows * width, 0), input(gates * c.hidden);
     for (int64_t b = 0; b < c.batch; ++b) {
       const std::vector<double> first(h0.begin() + b * width, h0.begin() + (b + 1) * width);
@@ -227,7 +230,7 @@ Problem<double> in_double(const Problem<S>& p, uint64_t seed) {
     const auto &from = p.d[i];
     auto& to = wide.d[i];
     copy(from.input, to.input), copy(from.ih, to.ih), copy(from.hh, to.hh), copy(from.hr, to.hr), copy(from.bias_ih, to.bias_ih);
-    copy(from.bias_hh, to.bias_hh), copy(from.h0, to.h0), copy(from.c0, to.c0);
+    copy(from.bias_hh, to.bias_hh), copy(from.unit, to.unit), copy(from.h0, to.h0), copy(from.c0, to.c0);
   }
   return wide;
 }
@@ -298,7 +301,7 @@ void check_gradient(const Case& c, uint64_t seed, const char* name) {
     using Direction = Problem<double>::Direction;
     move(&Direction::input, g[i].input), move(&Direction::h0, g[i].h0), move(&Direction::c0, g[i].c0);
     move(&Direction::ih, g[i].weight_ih), move(&Direction::hh, g[i].weight_hh), move(&Direction::hr, g[i].weight_hr);
-    move(&Direction::bias_ih, g[i].bias_ih), move(&Direction::bias_hh, g[i].bias_hh);
+    move(&Direction::bias_ih, g[i].bias_ih), move(&Direction::bias_hh, g[i].bias_hh), move(&Direction::unit, g[i].weight_unit);
     plus.forward(1, false), minus.forward(1, false);
     const double numeric = (plus.total() - minus.total()) / (2 * step);
     // Truncation step^2 times a third derivative, and rounding of the sums over 2*step.

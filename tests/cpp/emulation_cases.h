@@ -54,7 +54,7 @@ struct Case {
 // Numbers of one direction that have gradients; all of them as doubles.
 struct Inputs {
   Values gates;  // [N, G*H] input part
-  Values hh, hr, bias;
+  Values hh, hr, bias, unit;
   Values h0, c0;
 };
 
@@ -81,7 +81,7 @@ struct Result {
 // The plain loop: one row, one step after the other.
 Result reference(const Problem& p, const Inputs& in, bool reverse) {
   const int64_t H = p.c.hidden, R = p.R, C = p.cell.cells * H, G = p.cell.gates;
-  const PlainWeights weights{H, R, in.hh, in.bias, in.hr, p.c.cell_clip, p.c.proj_clip};
+  const PlainWeights weights{H, R, in.hh, in.bias, in.hr, in.unit, p.c.cell_clip, p.c.proj_clip};
   Result result{Values(p.N * R, 0.0), Values(p.c.batch * R), Values(p.c.batch * C)};
   for (int64_t b = 0; b < p.c.batch; ++b) {
     const Values h0(in.h0.begin() + b * R, in.h0.begin() + (b + 1) * R), c0(in.c0.begin() + b * C, in.c0.begin() + (b + 1) * C);
@@ -162,6 +162,7 @@ Problem make_problem(const Case& c, unsigned seed) {
     in.hh = normal(p.cell.gates * c.hidden * p.R, scale);
     if (c.projection) in.hr = normal(c.projection * c.hidden, 1.5 * scale);
     in.bias = c.bias ? normal(p.cell.gates * c.hidden, 0.3) : Values(p.cell.gates * c.hidden, 0.0);
+    in.unit = normal(p.cell.unit_weights * c.hidden, 0.5);
     in.h0 = c.initial ? normal(c.batch * p.R, 0.7) : Values(c.batch * p.R, 0.0);
     in.c0 = c.initial ? normal(c.batch * p.cell.cells * c.hidden, 0.7) : Values(c.batch * p.cell.cells * c.hidden, 0.0);
     p.d_output[d] = normal(p.N * p.R, 1.0);
@@ -172,7 +173,7 @@ Problem make_problem(const Case& c, unsigned seed) {
 
 std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const Case& c = p.c;
-  const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, saved = p.cell.saved * H;
+  const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, UH = p.cell.unit_weights * H, saved = p.cell.saved * H;
   fr::EmulationOptions options = g_options;
   options.seed = seed, options.tf32 = c.tf32;
   const auto options_of = [&](Pass pass) {
@@ -184,7 +185,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const auto plain = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
   const auto state = [&](int64_t rows, int64_t columns, int64_t pad = 0) { return Buffer(c.type, Kind::kState, rows, columns, pad); };
   struct Direction {
-    Buffer gates, hh, hr, bias, h0, c0, output, h_n, c_n, kept, cells, d_output, d_h, d_c, d_h0r, d_c0r;
+    Buffer gates, hh, hr, bias, h0, c0, output, h_n, c_n, kept, cells, d_output, d_h, d_c, d_h0r, d_c0r, unit, d_unit;
   };
   std::vector<Direction> all;
   fr::ForwardArgs forward{};
@@ -198,19 +199,19 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     Inputs& in = p.inputs[d];
     all.push_back({state(p.N, GH, c.pad), storage(GH, R), storage(c.projection, H), plain(1, GH), plain(c.batch, R),
                    state(c.batch, CH), storage(p.N, R), plain(c.batch, R), state(c.batch, CH), plain(p.N, saved), state(p.N, CH, c.pad),
-                   storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R), state(c.batch, CH)});
+                   storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R), state(c.batch, CH), plain(1, UH), state(c.batch, UH)});
     Direction& x = all.back();
-    x.gates.put(in.gates), x.hh.put(in.hh), x.bias.put(in.bias), x.h0.put(in.h0), x.c0.put(in.c0);
+    x.gates.put(in.gates), x.hh.put(in.hh), x.bias.put(in.bias), x.h0.put(in.h0), x.c0.put(in.c0), x.unit.put(in.unit);
     if (c.projection) x.hr.put(in.hr);
     x.d_output.put(p.d_output[d]), x.d_h.put(p.d_h[d]), x.d_c.put(p.d_c[d]);
-    Values zero_h(c.batch * R, 0.0), zero_c(c.batch * CH, 0.0);
-    x.d_h0r.put(zero_h), x.d_c0r.put(zero_c);
+    Values zero_h(c.batch * R, 0.0), zero_c(c.batch * CH, 0.0), zero_unit(c.batch * UH, 0.0);
+    x.d_h0r.put(zero_h), x.d_c0r.put(zero_c), x.d_unit.put(zero_unit);
   }
   for (int d = 0; d < c.directions; ++d) {
     Direction& x = all[d];
     fr::ForwardDirection& f = forward.direction[d];
     f.reverse = p.reverse(d);
-    f.weights = {nullptr, x.hh.data, c.projection ? x.hr.data : nullptr, nullptr, c.bias ? x.bias.data : nullptr, 0, x.hh.stride, x.hr.stride};
+    f.weights = {nullptr, x.hh.data, c.projection ? x.hr.data : nullptr, nullptr, c.bias ? x.bias.data : nullptr, 0, x.hh.stride, x.hr.stride, x.unit.data};
     f.input_gates = x.gates.as_rows(c.batch);
     f.output = x.output.as_rows(c.batch);
     if (c.initial) f.h0 = x.h0.data, f.c0 = x.c0.data;
@@ -261,7 +262,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
         b.h0 = forward.direction[first + i].h0, b.c0 = forward.direction[first + i].c0;
         b.gates = forward.direction[first + i].gates, b.cells = forward.direction[first + i].cells;
         b.d_output = x.d_output.as_rows(c.batch);
-        b.d_h = x.d_h.data, b.d_c = x.d_c.data;
+        b.d_h = x.d_h.data, b.d_c = x.d_c.data, b.d_unit = x.d_unit.data;
         if (c.to_initial) b.d_h0_reset = x.d_h0r.data, b.d_c0_reset = x.d_c0r.data;
         b.d_gates = r.d_gates.as_rows(c.batch);
         if (p.cell.split_gate >= 0) b.d_recurrent = r.d_recurrent.as_rows(c.batch);
@@ -297,6 +298,9 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   for (int d = 0; d < c.directions; ++d) {
     Inputs& g = got[d].gradient;
     g.h0 = all[d].d_h.take(), g.c0 = all[d].d_c.take();
+    const Values d_unit = all[d].d_unit.take();
+    g.unit = Values(UH, 0.0);
+    for (size_t i = 0; i < d_unit.size(); ++i) g.unit[i % UH] += d_unit[i];
     const Values h0r = all[d].d_h0r.take(), c0r = all[d].d_c0r.take();
     for (size_t i = 0; i < g.h0.size(); ++i) g.h0[i] += h0r[i];
     for (size_t i = 0; i < g.c0.size(); ++i) g.c0[i] += c0r[i];
@@ -370,7 +374,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
       const Inputs& e = exact[d].gradient;
       const double bound = 64 * unit;
       test("d_gates", distance(g.gates, e.gates), bound), test("d_weight_hh", distance(g.hh, e.hh), bound);
-      test("d_bias", distance(g.bias, e.bias), bound);
+      test("d_bias", distance(g.bias, e.bias), bound), test("d_unit", distance(g.unit, e.unit), bound);
       if (!c.discard) test("d_h0", distance(g.h0, e.h0), bound);
       if (c.projection) test("d_weight_hr", distance(g.hr, e.hr), bound);
       if (p.cell.cells) test("d_c0", distance(g.c0, e.c0), bound);
@@ -381,7 +385,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     std::normal_distribution<double> normal;
     const std::pair<const char*, std::pair<Values Inputs::*, bool>> members[] = {
         {"d_gates", {&Inputs::gates, true}}, {"d_weight_hh", {&Inputs::hh, true}}, {"d_weight_hr", {&Inputs::hr, c.projection > 0}},
-        {"d_bias", {&Inputs::bias, true}},   {"d_h0", {&Inputs::h0, !c.discard}},        {"d_c0", {&Inputs::c0, p.cell.cells}}};
+        {"d_bias", {&Inputs::bias, true}}, {"d_unit", {&Inputs::unit, p.cell.unit_weights > 0}},   {"d_h0", {&Inputs::h0, !c.discard}},        {"d_c0", {&Inputs::c0, p.cell.cells}}};
     for (const auto& [name, entry] : members) {
       if (!entry.second) continue;
       const auto member = entry.first;

@@ -50,15 +50,16 @@ struct Direction {
   Buffer input, input_gates, ih, hh, hr, bias_ih, bias_hh, h0, c0;
   Buffer output, h_n, c_n, gates, cells;
   Buffer d_output, d_h_n, d_c_n;
+  Buffer weight_unit, d_unit;
   Buffer d_h, d_c, d_h0_reset, d_c0_reset, d_gates, d_recurrent, h_prev, inner, d_projected;                 // the kernels'
-  Buffer d_input, d_h0, d_c0, d_weight_ih, d_weight_hh, d_weight_hr, d_bias_ih, d_bias_hh;  // the core's
+  Buffer d_input, d_h0, d_c0, d_weight_ih, d_weight_hh, d_weight_hr, d_bias_ih, d_bias_hh, d_weight_unit;  // the core's
 };
 
 struct Test {
   const Case& c;
   const uint64_t seed;
   const fr::CellFacts& cell;
-  const int64_t H, R, GH, CH, saved;
+  const int64_t H, R, GH, CH, UH, saved;
   static constexpr int64_t kInput = 3;
   int64_t N = 0;
   std::vector<int64_t> lengths, batch_sizes, step_offset;
@@ -69,7 +70,7 @@ struct Test {
 
   Test(const Case& which, uint64_t s)
       : c(which), seed(s), cell(fr::facts_of(c.cell)), H(c.hidden), R(c.projection ? c.projection : c.hidden), GH(cell.gates * H),
-        CH(cell.cells * H), saved(cell.saved * H) {}
+        CH(cell.cells * H), UH(cell.unit_weights * H), saved(cell.saved * H) {}
 
   int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); }
   int64_t batch_at(int64_t t) const { return c.packed ? batch_sizes[t] : c.batch; }
@@ -98,14 +99,14 @@ struct Test {
     const int64_t B = c.batch;
     Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H), storage(1, GH),
                 storage(1, GH), storage(B, R), state(B, CH), storage(N, R), storage(B, R), state(B, CH), storage(N, saved), state(N, CH),
-                storage(N, R), storage(B, R), storage(B, CH),
+                storage(N, R), storage(B, R), storage(B, CH), storage(1, UH), state(B, UH),
                 state(B, R), state(B, CH), state(B, R), state(B, CH), storage(N, GH), storage(N, H), storage(N, R), storage(N, H),
                 storage(N, c.projection),
                 storage(N, kInput), storage(B, R), storage(B, CH), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
-                storage(1, GH), storage(1, GH)};
+                storage(1, GH), storage(1, GH), storage(1, UH)};
     const double scale = 1 / std::sqrt(double(H));
     fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3), fill(d.bias_hh, 0.3);
-    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.d_output, 1), fill(d.d_h_n, 1), fill(d.d_c_n, 1);
+    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.weight_unit, 0.5), fill(d.d_unit, 0), fill(d.d_output, 1), fill(d.d_h_n, 1), fill(d.d_c_n, 1);
     Values d_h = d.d_h_n.take(), d_c = d.d_c_n.take();
     d.d_h.put(d_h), d.d_c.put(d_c);
     fill(d.gates, 0), fill(d.cells, 0), fill(d.d_h0_reset, 0), fill(d.d_c0_reset, 0);
@@ -127,9 +128,10 @@ struct Test {
   static Direction copy(const Direction& d) {
     return {copy(d.input), copy(d.input_gates), copy(d.ih), copy(d.hh), copy(d.hr), copy(d.bias_ih), copy(d.bias_hh), copy(d.h0),
             copy(d.c0), copy(d.output), copy(d.h_n), copy(d.c_n), copy(d.gates), copy(d.cells), copy(d.d_output), copy(d.d_h_n),
-            copy(d.d_c_n), copy(d.d_h), copy(d.d_c), copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent),
+            copy(d.d_c_n), copy(d.weight_unit), copy(d.d_unit), copy(d.d_h), copy(d.d_c), copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent),
             copy(d.h_prev), copy(d.inner), copy(d.d_projected), copy(d.d_input), copy(d.d_h0), copy(d.d_c0), copy(d.d_weight_ih),
-            copy(d.d_weight_hh), copy(d.d_weight_hr), copy(d.d_bias_ih), copy(d.d_bias_hh)};
+            copy(d.d_weight_hh), copy(d.d_weight_hr), copy(d.d_bias_ih), copy(d.d_bias_hh),
+            copy(d.d_weight_unit)};
   }
 
   template <class Args>
@@ -140,7 +142,7 @@ struct Test {
     args.directions = c.directions;
   }
   fr::Weights weights(const Direction& d) const {
-    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, d.bias_hh.data, kInput, R, H};
+    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, d.bias_hh.data, kInput, R, H, d.weight_unit.data};
   }
   bool reverse(int i) const { return i == 1 ? !c.first_reverse : c.first_reverse; }
 
@@ -182,7 +184,7 @@ struct Test {
       fr::BackwardDirection& to = args.direction[i];
       set_backward(to, d, i);
       to.input_gates = d.input_gates.as_rows(c.batch);
-      to.d_h = d.d_h.data, to.wants_initial = true;
+      to.d_h = d.d_h.data, to.d_unit = d.d_unit.data, to.wants_initial = true;
       if (cell.cells) to.d_c = d.d_c.data;
       if (c.masked) to.d_h0_reset = d.d_h0_reset.data;
       if (c.masked && cell.cells) to.d_c0_reset = d.d_c0_reset.data;
@@ -205,6 +207,7 @@ struct Test {
       to.input = d.input.as_rows(c.batch), to.d_h_n = d.d_h_n.data, to.d_input = d.d_input.data, to.d_h0 = d.d_h0.data;
       if (cell.cells) to.d_c_n = d.d_c_n.data, to.d_c0 = d.d_c0.data;
       if (c.projection) to.d_weight_hr = d.d_weight_hr.data;
+      if (cell.unit_weights) to.d_weight_unit = d.d_weight_unit.data;
       to.d_weight_ih = d.d_weight_ih.data, to.d_weight_hh = d.d_weight_hh.data;
       to.d_bias_ih = d.d_bias_ih.data, to.d_bias_hh = d.d_bias_hh.data;
     }
@@ -242,6 +245,11 @@ struct Test {
         for (int64_t j = 0; j < GH; ++j) sum += d.d_gates.get(n, j) * d.ih.get(j, k);
         d.d_input.set(n, k, sum);
       }
+    for (int64_t j = 0; j < UH; ++j) {
+      double sum = 0;
+      for (int64_t b = 0; b < c.batch; ++b) sum += d.d_unit.get(b, j);
+      d.d_weight_unit.set(0, j, sum);
+    }
     for (int64_t b = 0; b < c.batch; ++b) {
       for (int64_t j = 0; j < R; ++j) d.d_h0.set(b, j, d.d_h.get(b, j) + (c.masked ? d.d_h0_reset.get(b, j) : 0));
       for (int64_t j = 0; j < CH; ++j) d.d_c0.set(b, j, d.d_c.get(b, j) + (c.masked ? d.d_c0_reset.get(b, j) : 0));
@@ -285,6 +293,7 @@ struct Test {
       compare("d_weight_ih", a.d_weight_ih, b.d_weight_ih), compare("d_weight_hh", a.d_weight_hh, b.d_weight_hh);
       compare("d_weight_hr", a.d_weight_hr, b.d_weight_hr);
       compare("d_bias_ih", a.d_bias_ih, b.d_bias_ih), compare("d_bias_hh", a.d_bias_hh, b.d_bias_hh);
+      compare("d_weight_unit", a.d_weight_unit, b.d_weight_unit);
     }
   }
 };

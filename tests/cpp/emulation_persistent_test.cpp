@@ -35,7 +35,7 @@ const Device kDevices[] = {
 bool is_like_another(const fr::CellFacts& facts) {
   for (const fr::CellFacts* other = fr::kCells; other != &facts; ++other) {
     const auto numbers = [](const fr::CellFacts& c) {
-      return std::tuple(c.gates, c.cells, c.saved, c.split_gate, c.reads_hidden, c.reads_output, c.phases, c.projects(), c.phase[0].gates);
+      return std::tuple(c.gates, c.cells, c.saved, c.unit_weights, c.split_gate, c.reads_hidden, c.reads_output, c.phases, c.projects(), c.phase[0].gates);
     };
     if (numbers(*other) == numbers(facts)) return true;
   }

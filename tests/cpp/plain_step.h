@@ -8,10 +8,10 @@
 #include "../../csrc/cells/cells.h"
 #include "../../csrc/cuda/device.cuh"
 
-// Weights of one direction: hh [G*H, R] and bias_hh [G*H], hr [P, H].
+// Weights of one direction: hh [G*H, R] and bias_hh [G*H], hr [P, H], unit [U*H].
 struct PlainWeights {
   int64_t hidden, width;
-  const std::vector<double>&hh, &bias_hh, &hr;
+  const std::vector<double>&hh, &bias_hh, &hr, &unit;
   double cell_clip, proj_clip;
 };
 
@@ -32,6 +32,8 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
   const auto load = [&](Unit& u, int begin, int end, int64_t j, const std::vector<double>& operand) {
     for (int gate = begin; gate < end; ++gate) u.input[gate] = V(input[gate * H + j]), u.recurrent[gate] = recurrent(gate, j, operand);
     if constexpr (Cell::kReadsHidden) u.h_prev = V(h[j]);
+    if constexpr (Cell::kUnitWeights > 0)
+      for (int i = 0; i < Cell::kUnitWeights; ++i) u.unit_weight[i] = V(w.unit[i * H + j]);
   };
   std::vector<double> next(R), inner(H);
   std::vector<Unit> first(H);
