@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 MODES = ("forward", "training")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -33,8 +32,8 @@ class Case:
     packed: bool = False
 
     def __post_init__(self) -> None:
-        if self.cell not in GATES:
-            raise ValueError(f"cell must be one of {', '.join(GATES)}; got {self.cell!r}")
+        if self.cell == "lstm_projected":
+            raise ValueError("cell lstm_projected is the cell lstm with a projection")
         if self.mode not in MODES or self.dtype not in DTYPES:
             raise ValueError(f"unknown mode {self.mode!r} or dtype {self.dtype!r}")
         for name in ("time", "batch", "input", "hidden", "layers"):
@@ -92,13 +91,15 @@ class Case:
         Training counts the forward pass, the weight gradients (as much again) and the gradients of the hidden state and
         of the inner layers' inputs; the gradient of the first layer's input only with ``input_gradient``.
         """
+        from fastrnn.cells import CELLS
+
         directions = 2 if self.bidirectional else 1
-        recurrent = self.proj or self.hidden
+        gate_rows, recurrent = CELLS[self.cell].gates * self.hidden, self.proj or self.hidden
         total = 0
         for layer in range(self.layers):
             width = self.input if layer == 0 else directions * recurrent
-            input_part = GATES[self.cell] * self.hidden * width
-            recurrent_part = GATES[self.cell] * self.hidden * recurrent + self.proj * self.hidden
+            input_part = gate_rows * width
+            recurrent_part = gate_rows * recurrent + self.proj * self.hidden
             forward = input_part + recurrent_part
             backward = 2 * recurrent_part + (2 if layer or input_gradient else 1) * input_part
             total += forward + (backward if self.mode == "training" else 0)

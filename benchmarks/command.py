@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastrnn.cli import LazyGroup
+from fastrnn.cli import CellName, LazyGroup
 
-from .cases import CASE_LISTS, DTYPES, GATES, MODES, Case
+from .cases import CASE_LISTS, DTYPES, MODES, Case
 from .options import OUTPUT_FILE, overwrite_option, refuse_idle, require_device, require_outputs, require_plot
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def select_cases(name: str | None, options: dict[str, tuple], bidirectional: boo
         cases = tuple(
             case
             for case in cases
-            if case.cell in (options["cell"] or GATES) and case.mode in (options["mode"] or MODES)
+            if (not options["cell"] or case.cell in options["cell"]) and case.mode in (options["mode"] or MODES)
         )
         if not cases:
             raise click.UsageError(f"the list {name} has no case with cell {', '.join(options['cell'])}")
@@ -131,7 +131,7 @@ def _sizes(command: click.Command) -> click.Command:
 
 @click.group(cls=LazyGroup, commands_by_name=BENCHMARKS, invoke_without_command=True)
 @click.option("--cases", type=click.Choice(list(CASE_LISTS)), help="A list of cases by name; default quick.")
-@click.option("--cell", type=click.Choice(list(GATES)), multiple=True, help="Default lstm; narrows a named list.")
+@click.option("--cell", type=CellName(), multiple=True, help="Default lstm; narrows a named list.")
 @_sizes
 @click.option("--bidirectional", is_flag=True, help="Both directions.")
 @click.option("--packed", is_flag=True, help="PackedSequence input, lengths spread over 1..T.")

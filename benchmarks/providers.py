@@ -43,7 +43,7 @@ def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
         torch.manual_seed(seed)
         if case.cell == "lstm":
             layer = nn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
-        elif case.cell == "gru":
+        elif case.cell.startswith("gru"):  # both forms have the same weights
             layer = nn.GRU(case.input, case.hidden, **options)
         else:
             layer = nn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
@@ -59,6 +59,8 @@ def make_input(case: Case, device: torch.device | str = "cpu", seed: int = 1) ->
 
 
 def _torch(case: Case, layer: nn.RNNBase) -> nn.Module:
+    if case.cell == "gru_reset_before":
+        raise Unsupported("torch.nn.GRU has its reset gate after the product")
     return layer
 
 
@@ -68,8 +70,8 @@ def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
     if case.cell == "lstm":
         module = fastrnn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
-    elif case.cell == "gru":
-        module = fastrnn.GRU(case.input, case.hidden, **options)
+    elif case.cell.startswith("gru"):
+        module = fastrnn.GRU(case.input, case.hidden, reset_after=case.cell == "gru", **options)
     else:
         module = fastrnn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
     module = module.to(device=layer.weight_ih_l0.device, dtype=layer.weight_ih_l0.dtype)

@@ -1,8 +1,8 @@
 """What stays the same from call to call of one layer, and how its tensors lie in one flat list.
 
 The autograd Function, the torch.library ops, the raw call and the reference all take the same ``operands`` list:
-the inputs (one, or one for each direction), the initial states if given, then for each direction the parameters that the
-cell's spec names, in its order.
+the inputs (one, or one for each direction), the initial states if given, then for each direction the parameters that
+the spec of the cell names, in its order.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ def _layer(operands, lengths, resets, batch_sizes, batch, *options):
 
 
 layer_op = torch.library.custom_op(
-    "fastrnn::layer", _layer, mutates_args=(), schema=f"({_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "fastrnn::layer",
+    _layer,
+    mutates_args=(),
+    schema=f"({_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 

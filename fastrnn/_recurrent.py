@@ -20,10 +20,32 @@ class Recurrent(torch.nn.RNNBase):
     cell_clip: float | None = None
     proj_clip: float | None = None
 
-    def __init__(self, mode: str, recompute: bool, *options) -> None:
-        # options: torch.nn.RNNBase's, in its order. No docstring here: help() would show it for the three constructors.
-        super().__init__(mode, *options)
+    def __init__(self, mode: str | None, recompute: bool, *options) -> None:
+        # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order. No
+        # docstring here: help() would show it for the three constructors.
+        super().__init__(mode or "RNN_TANH", *options)
+        if mode is None:
+            self.mode = self.cell.upper()
+            self._make_parameters()
         self.recompute = bool(recompute)
+
+    def _make_parameters(self) -> None:
+        """Those of the cell in place of torch.nn.RNN's, named and drawn like them."""
+        like = self.weight_ih_l0
+        for name in self._flat_weights_names:
+            delattr(self, name)
+        self._all_weights = []
+        spec, width = CELLS[self.cell], self.proj_size or self.hidden_size
+        for layer in range(self.num_layers):
+            for suffix in ("", "_reverse")[: 2 if self.bidirectional else 1]:
+                inputs = self.input_size if layer == 0 else width * (2 if self.bidirectional else 1)
+                shapes = spec.shapes(self.bias, inputs, self.hidden_size, width)
+                for name, shape in shapes.items():
+                    self.register_parameter(f"{name}_l{layer}{suffix}", torch.nn.Parameter(like.new_empty(shape)))
+                self._all_weights.append([f"{name}_l{layer}{suffix}" for name in shapes])
+        self._flat_weights_names = [name for names in self._all_weights for name in names]
+        self._init_flat_weights()
+        self.reset_parameters()
 
     def flatten_parameters(self) -> None:
         """Do nothing: parameters are used as they lie. Kept because callers of torch.nn's modules call it."""

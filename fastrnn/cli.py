@@ -26,6 +26,19 @@ COMMANDS = {
 _OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard"}
 
 
+class CellName(click.ParamType):
+    """A key of fastrnn.cells.CELLS, looked up when one is given: the help does not wait for torch."""
+
+    name = "cell"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .cells import CELLS
+
+        if value not in CELLS:
+            self.fail(f"{value!r} is not one of {', '.join(CELLS)}", param, ctx)
+        return value
+
+
 class LazyGroup(click.Group):
     """A group whose commands are named by ``module:attribute`` and imported on use.
 

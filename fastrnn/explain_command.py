@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import click
 
-
-class CellName(click.ParamType):
-    """A key of fastrnn.cells.CELLS, looked up when one is given: the help does not wait for torch."""
-
-    name = "cell"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .cells import CELLS
-
-        if value not in CELLS:
-            self.fail(f"{value!r} is not one of {', '.join(CELLS)}", param, ctx)
-        return value
-
+from .cli import CellName
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 

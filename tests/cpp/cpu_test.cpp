@@ -311,7 +311,7 @@ void check_gradient(const Case& c, uint64_t seed, const char* name) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   std::string sets = fr::cpu_instruction_sets();
   while (!sets.empty()) {
     const std::string set = sets.substr(0, sets.find(' '));
@@ -324,6 +324,7 @@ int main() {
     }
     uint64_t seed = 0;
     for (const fr::CellFacts& facts : fr::kCells) {
+      if (argc > 1 && std::string(argv[1]) != facts.name) continue;
       const Cell cell = facts.code;
       const bool clip = facts.cells > 0;
       const int64_t projection = facts.projects() ? 37 : 0;
