@@ -47,7 +47,8 @@ def layer(
         cell: key of :data:`fastrnn.cells.CELLS`.
         inputs: [T, B, I] (or [N, I] with ``batch_sizes``), read by every direction, or a tuple with one for each
             direction.
-        initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, H]).
+        initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, C*H]), C cell states a unit side
+            by side: one for the LSTM.
         parameters: one :class:`fastrnn.cells.Parameters` for each direction.
         reverse: for each direction, whether it runs from the last step to the first.
         lengths: int64 [B], in any order, zeros allowed, or None: every row has T steps.
@@ -60,7 +61,7 @@ def layer(
 
     Returns:
         output [T, B, D*R] (or [N, D*R]), directions side by side, and the final states ([D, B, R],) or
-        ([D, B, R], [D, B, H]): those after each row's last processed step, the initial ones for length 0.
+        ([D, B, R], [D, B, C*H]): those after each row's last processed step, the initial ones for length 0.
 
     Raises:
         ValueError: unknown cell, or values that cannot be.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -168,6 +169,16 @@ OWN = {
     ),
     "nonlinearity": (lambda: functional.rnn(X, None, [], nonlinearity="sin"), ValueError, "Unknown nonlinearity 'sin'"),
     "cell": (lambda: functional.layer("sru", X, None, ()), ValueError, "unknown cell 'sru'"),
+    "parameter_missing": (
+        lambda: functional.layer("lstm_projected", X, None, make_call("lstm").parameters),
+        ValueError,
+        "cell lstm_projected needs weight_hr",
+    ),
+    "parameter_of_another_cell": (
+        lambda: functional.layer("lstm", X, None, (replace(LSTM[0], weight_unit=zeros(3, 4)),)),
+        ValueError,
+        "cell lstm has no weight_unit",
+    ),
     "directions": (
         lambda: functional.layer("gru", X, None, make_call("gru").parameters, reverse=(False, True)),
         ValueError,

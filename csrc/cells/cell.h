@@ -50,7 +50,9 @@ namespace fr {
 enum class Before : int {
   kProduct,     // the phase's gates of W_hh times h_prev, or in a second phase times `inner`
   kProjection,  // W_hr times `inner`
-};
+  kNothing,     // no product: the recurrence is elementwise
+  kMoments,     // mean and variance over the units of a row: normalisation
+};  // The last two are names so far: the backends take them with the first cell that has them, until then Numbers refuses them.
 
 struct CellPhase {
   Before before;
@@ -85,6 +87,7 @@ struct Numbers {
   static constexpr int kGates = sum_over_phases<Cell>(&CellPhase::gates), kSaved = sum_over_phases<Cell>(&CellPhase::saved);
   static constexpr int kCarried = kFirst.carried;
   static_assert(kPhases <= kMostPhases && kFirst.before == Before::kProduct && kLast.carried * (kPhases - 1) == 0);
+  static_assert(kLast.before == Before::kProduct || kLast.before == Before::kProjection);
   static_assert(sum_over_phases<Cell>(&CellPhase::gradients) == kGates && kCarried <= kFirst.gates && (kTwoPhases || !kCarried));
   static_assert(kFirst.gates > 0 && kFirst.gates <= kMostGates && kSecondRows <= kMostGates && (!kTwoPhases || kSecondRows > 0));
   static_assert(Cell::kSplitGate < 0 || (Cell::kSplitGate == kGates - 1 && !kTwoPhases));  // the last one
