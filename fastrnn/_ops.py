@@ -25,8 +25,8 @@ def _options(config: Config) -> tuple:
 
 _SCHEMA_TYPES = {"int": "SymInt", "bool": "bool", "float": "float"}
 _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[Config.__annotations__[name]]} {name}" for name in Config._fields[2:])
-# What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. By hand, as torch
-# before 2.7 infers no schema from collections.abc.Sequence and `X | None`.
+# What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
+# before 2.7 would infer no schema from annotations such as collections.abc.Sequence and `X | None`.)
 _SCHEMA = (
     "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, SymInt batch, str cell, bool[] reverse, "
     + _SCHEMA_OPTIONS
