@@ -4,6 +4,7 @@ They run the same raw call as the eager route and carry the fakes and the autogr
 """
 
 from collections.abc import Sequence
+from typing import get_type_hints
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ def _options(config: Config) -> tuple:
     return (config.spec.name, list(config.reverse), *config[2:])
 
 
-_SCHEMA_TYPES = {"int": "SymInt", "bool": "bool", "float": "float"}
-_SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[Config.__annotations__[name]]} {name}" for name in Config._fields[2:])
+_SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
+_OPTION_TYPES = get_type_hints(Config)
+_SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[_OPTION_TYPES[name]]} {name}" for name in Config._fields[2:])
 # What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
 # before 2.7 would infer no schema from annotations such as collections.abc.Sequence and `X | None`.)
 _SCHEMA = (

@@ -206,7 +206,8 @@ def test_explain_command():
     assert refused.exit_code == 1 and "one SM hold" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])
     assert unknown.exit_code == 1 and "no table" in unknown.output
-    assert [*CELLS] == [*next(option for option in command.params if option.name == "cell").type.choices]
+    unknown = CliRunner().invoke(command, [*arguments, "--cell", "sru"])
+    assert unknown.exit_code == 2 and f"'sru' is not one of {', '.join(CELLS)}" in " ".join(unknown.output.split())
 
 
 @pytest.mark.parametrize("batch", [1, 16, 64, 1000])
