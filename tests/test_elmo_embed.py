@@ -74,7 +74,7 @@ def test_contents(tmp_path, files):
     size = sum(len(line.split()) for line in LINES) * 3 * 16 * 4
     assert f"{len(LINES)} sentences (2 blank)" in said and f"{size / 1000:.1f} KB" in said
     arrays = read(tmp_path / "out.hdf5")
-    assert list(arrays) == sorted(map(str, range(len(LINES))))
+    assert list(arrays) == [*map(str, range(len(LINES)))]  # in the order of the lines
     for number, truth in enumerate(expected()):
         found = arrays[str(number)]
         assert found.shape == truth.shape == (3, len(LINES[number].split()), 16) and found.dtype == np.float32
@@ -136,6 +136,23 @@ def test_the_originals_numbers_by_one_command(tmp_path, test_data):
         with h5py.File(place / f"lm_embeddings_{row}.hdf5") as file:
             truth = torch.from_numpy(np.concatenate(file[str(number)][...], axis=-1))
         tolerances.assert_close(torch.from_numpy(arrays[str(3 * number + row)]), truth, tolerances.ELMO)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--average"], ["--chunk-length=5", "--top"], ["--stateful", "--batch=3"]])
+def test_sentence_average(tmp_path, files, arguments):
+    run(tmp_path, files, "tokens.hdf5", *arguments)
+    run(tmp_path, files, "out.hdf5", "--sentence-average", *arguments)
+    tokens, found = read(tmp_path / "tokens.hdf5"), read(tmp_path / "out.hdf5")
+    for key, value in tokens.items():
+        truth = value.mean(-2) if value.size else np.zeros((*value.shape[:-2], value.shape[-1]))
+        assert found[key].shape == truth.shape
+        tolerances.assert_close(torch.from_numpy(found[key]), torch.from_numpy(truth).float(), tolerances.ELMO_SAME)
+    kind = "all" if arguments != ["--average"] else "average"
+    embedder = Embedder(make_model(), kind, sentence_average=True, tokens_per_batch=20, chunk_length=15)
+    if arguments in ([], ["--average"]):
+        for key, value in enumerate(embedder.iterate(line.split() for line in LINES)):
+            truth = torch.from_numpy(found[str(key)])
+            tolerances.assert_close(torch.from_numpy(value), truth, tolerances.ELMO_SAME)
 
 
 def test_text_from_standard_input(tmp_path, files):

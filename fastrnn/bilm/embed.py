@@ -104,6 +104,7 @@ class Embedder:
         chunk_length: longer sentences run in pieces of this many positions, exactly. A sentence in pieces keeps 2P
             values a position (4P more for a sum of layers) in temporary files and needs memory for one piece only.
         vocabulary: words of a word model, or tokens whose vectors are to be made beforehand.
+        sentence_average: one vector a sentence and layer, the average of its tokens', zero where there is none.
         directory: where temporary files go; None: the system's place.
     """
 
@@ -117,6 +118,7 @@ class Embedder:
         batch_size: int = STATEFUL_BATCH,
         chunk_length: int = CHUNK_LENGTH,
         vocabulary: Iterable[str] | None = None,
+        sentence_average: bool = False,
         directory: Path | None = None,
     ) -> None:
         if min(tokens_per_batch, batch_size, chunk_length) < 1:
@@ -127,6 +129,7 @@ class Embedder:
         self.tokens_per_batch = tokens_per_batch
         self.batch_size = batch_size
         self.chunk_length = chunk_length
+        self.sentence_average = sentence_average
         self.directory = directory or Path(tempfile.gettempdir())
         self.carried = CarriedState()
         reads_words = bilm.options.characters is None
@@ -140,7 +143,8 @@ class Embedder:
 
     def shape(self, tokens: int) -> tuple[int, ...]:
         """Of the array of a sentence of ``tokens`` tokens."""
-        return self.selection.shape(tokens, self.bilm.options.layers, 2 * self.bilm.width)
+        shape = self.selection.shape(tokens, self.bilm.options.layers, 2 * self.bilm.width)
+        return (*shape[:-2], shape[-1]) if self.sentence_average else shape
 
     def plan(self, lengths: Sequence[int]) -> list[list[int]]:
         """Batches for sentences of these lengths."""
@@ -151,6 +155,7 @@ class Embedder:
 
     def iterate(self, sentences: Iterable[Iterable[str]]) -> Iterator[np.ndarray]:
         """One array a sentence, in order: [L + 1, N, 2P], or [N, 2P] of a sum of layers; N = 0 for an empty sentence.
+        Without the dimension N if sentences are averaged.
 
         Reads ahead only as far as it needs to form batches of like length, so ``sentences`` may be endless.
         """
@@ -167,12 +172,12 @@ class Embedder:
         yield from self._embed_window(window)
 
     def _embed_window(self, window: list[Sequence[str]]) -> list[np.ndarray]:
-        arrays = [np.empty(self.shape(len(sentence)), np.float32) for sentence in window]
+        arrays = [np.zeros(self.shape(len(sentence)), np.float32) for sentence in window]
         for batch in self.plan([len(sentence) for sentence in window]):
 
             def emit(place: int, layer: int, start: int, rows: np.ndarray, batch=batch) -> None:
-                array = arrays[batch[place]]
-                (array if self.selection.weights else array[layer])[start : start + len(rows)] = rows
+                first = layer * len(window[batch[place]]) + start
+                arrays[batch[place]].reshape(-1, rows.shape[-1])[first : first + len(rows)] = rows
 
             self.embed([window[number] for number in batch], emit)
         return arrays
@@ -199,8 +204,10 @@ class Embedder:
         Args:
             sentences: B sentences.
             emit: receives the results: (place in the batch, layer, first token, float32 rows [n, 2P]); layer is 0 for a
-                sum of layers.
+                sum of layers. Of averaged sentences each layer is a row, all of them in layer 0.
         """
+        if self.sentence_average:
+            emit = _averaging([len(sentence) for sentence in sentences], emit)
         device = self.bilm.forward_layers[0].weight_hh.device
         with self.carried.turn(device) if self.stateful else nullcontext():
             self._embed(sentences, emit)
@@ -290,6 +297,23 @@ class Embedder:
         places = {token: place for place, token in enumerate(distinct)}
         vectors, _ = tokens_of(self.bilm, [distinct], self.token_vectors, self.word_ids)
         return vectors[1:-1, 0][torch.tensor([places[token] for token in tokens], device=vectors.device)]
+
+
+def _averaging(lengths: Sequence[int], emit: Callable[[int, int, int, np.ndarray], None]) -> Callable:
+    """Takes the results of sentences of so many tokens, and passes on each layer's average when it is complete."""
+    sums: dict[tuple[int, int], np.ndarray] = {}
+    missing: dict[tuple[int, int], int] = {}
+
+    def add(place: int, layer: int, start: int, rows: np.ndarray) -> None:
+        if not len(rows):
+            return
+        key = place, layer
+        sums[key] = sums.get(key, 0) + rows.sum(0, dtype=np.float64)
+        missing[key] = missing.get(key, lengths[place]) - len(rows)
+        if not missing[key]:
+            emit(place, 0, layer, (sums.pop(key) / lengths[place]).astype(np.float32)[None])
+
+    return add
 
 
 def _marked(sentence: Sequence[str], place: int) -> str:

@@ -54,6 +54,7 @@ class _Layers(click.ParamType):
 @click.option("--top", "kind", flag_value="top", help="The top layer, (tokens, 2P).")
 @click.option("--average", "kind", flag_value="average", help="The average of all layers, (tokens, 2P).")
 @click.option("--mix", type=_Layers(), help="A sum of the layers with these weights, used as they stand.")
+@click.option("--sentence-average", is_flag=True, help="One vector a sentence and layer: the average over its tokens.")
 @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
 @click.option(
     "--stateful/--stateless",
@@ -150,7 +151,7 @@ def _fingerprint(text: bytes, files: ModelFiles, reads_words: bool, settings: di
                     digest.update(block)
             found[argument] = digest.hexdigest()
     found["choice of layers"] = str(settings["kind"])
-    for argument in ("--dtype", "--stateful", "--chunk-length", "--precision"):
+    for argument in ("--sentence-average", "--dtype", "--stateful", "--chunk-length", "--precision"):
         found[argument] = str(settings[argument[2:].replace("-", "_")])
     batches = "--batch" if settings["stateful"] else "--tokens"
     found[batches] = str(settings["batch_size" if settings["stateful"] else "tokens"])
@@ -190,6 +191,7 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
         batch_size=settings["batch_size"],
         chunk_length=settings["chunk_length"],
         vocabulary=elmo.word_ids,
+        sentence_average=settings["sentence_average"],
         directory=output.parent,
     )
     embedder.check({word for sentence in tokens for word in sentence})
@@ -207,6 +209,9 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
             file.restore(embedder.carried, device)
             for batch in batches[: file.done]:
                 embedder.pass_over([tokens[number] for number in batch])
+        if embedder.sentence_average:
+            for number in (number for number, sentence in enumerate(tokens) if not sentence):
+                file.write(number, 0, 0, np.zeros(shapes[number]))
         _embed_batches(embedder, file, tokens, batches)
         file.finish()
 

@@ -91,9 +91,7 @@ class EmbeddingFile:
             with naming(creating):
                 with open(creating, "wb") as raw:  # a disk without room is met here, and not inside the hdf5 library
                     reserve(raw.fileno(), sum(map(math.prod, self.shapes)) * self.dtype.itemsize)
-                with h5py.File(creating, "w") as file:
-                    file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
-                    file["sentence_to_index"][0] = json.dumps(sentence_to_index)
+                with h5py.File(creating, "w", track_order=True) as file:  # listed in the order they are made in
                     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                     layout.set_obj_track_times(False)  # the same command makes the same bytes
                     layout.set_layout(h5py.h5d.CONTIGUOUS)
@@ -106,6 +104,8 @@ class EmbeddingFile:
                         ).get_offset()
                         for number, shape in enumerate(self.shapes)
                     ]
+                    file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
+                    file["sentence_to_index"][0] = json.dumps(sentence_to_index)
                 with open(creating, "r+b") as raw:
                     reserve(raw.fileno(), creating.stat().st_size)
                     os.fsync(raw.fileno())
@@ -154,7 +154,8 @@ class EmbeddingFile:
         if not rows.size:
             return
         shape = self.shapes[number]
-        position = (layer * shape[-2] + start) * shape[-1]
+        before = layer * shape[-2] if layer else 0  # an array of one vector has one dimension, and one layer
+        position = (before + start) * shape[-1]
         with naming(self.partial):
             self._file.seek(self._offsets[number] + position * self.dtype.itemsize)
             write_all(self._file, np.ascontiguousarray(rows, self.dtype))
