@@ -123,7 +123,7 @@ def make_trainer(
         def every_token(inputs, targets):
             batch = spell(inputs, targets)
             places = np.arange(batch.inputs.size).reshape(batch.inputs.shape)
-            return Batch(batch.characters[batch.inputs].reshape(batch.inputs.size, -1), places, batch.targets)
+            return Batch(batch.ids[batch.inputs].reshape(batch.inputs.size, -1), places, batch.targets)
 
         trainer.data.spell = every_token
     return trainer

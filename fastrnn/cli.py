@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import sys
 from collections.abc import Mapping
 
 import click
@@ -23,7 +25,7 @@ COMMANDS = {
 }
 
 # Packages of the extras, imported where they are needed.
-_OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard"}
+_OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard", "tensorflow"}
 
 
 class CellName(click.ParamType):
@@ -109,7 +111,23 @@ def refuse_idle(when: str, *names: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} does nothing {when}: leave it out")
 
 
+def _let_waiting_threads_sleep() -> None:
+    """Makes OpenMP's idle threads sleep in place of spinning, unless the user has chosen how they wait.
+
+    GNU's runtime reads OMP_WAIT_POLICY once, when torch loads it. By default its threads spin for milliseconds after
+    every parallel region, which takes the cores from whatever else runs (gcc.gnu.org/onlinedocs/libgomp).
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the standard's, GNU's and LLVM's
+
+
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)
 @click.version_option(package_name="fastrnn")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Fast recurrent layers for PyTorch."""
+    if context.invoked_subcommand != "bench":  # it times what a program has that imports torch and sets nothing
+        _let_waiting_threads_sleep()

@@ -19,7 +19,7 @@ from fastrnn.benchmarks.cases import CASE_LISTS, Case
 from fastrnn.benchmarks.files import write_whole
 from fastrnn.benchmarks.machine import OtherPrograms
 
-from fastrnn.cli import COMMANDS, LazyGroup, main
+from fastrnn.cli import _WAITING, COMMANDS, LazyGroup, main
 
 SHAPE = {"time": 4, "batch": 3, "input": 5, "hidden": 6}
 TINY = ["--time", "4", "--batch", "3", "--input", "5", "--hidden", "6", "--repeats", "3"]
@@ -432,6 +432,29 @@ import fastrnn
 assert fastrnn.convert.__module__ == "fastrnn.convert" and fastrnn.LSTM(2, 3).hidden_size == 3
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "chosen", "wanted"),
+    [
+        ("vocab", {}, "PASSIVE"),
+        ("vocab", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+        ("vocab", {"GOMP_SPINCOUNT": "1000"}, None),
+        ("bench", {}, None),  # times what a program has that sets nothing
+    ],
+)
+def test_waiting_threads_sleep_unless_the_user_chose(command, chosen, wanted):
+    program = """
+import os, sys, click
+sys.argv[0] = "/usr/bin/fastrnn"
+from fastrnn.cli import LazyGroup, main
+look = click.command()(lambda: print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules))
+LazyGroup.get_command = lambda *arguments: look
+main()
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in _WAITING} | chosen
+    done = subprocess.run([sys.executable, "-c", program, command], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(wanted), "False"], done.stderr
 
 
 def test_options_have_one_spelling():

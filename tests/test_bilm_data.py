@@ -41,7 +41,7 @@ def test_batches_are_the_originals(test_data: Path, tmp_path: Path) -> None:
         batch = data.spell(inputs, targets)
         for direction, name in enumerate(("forward", "reverse")):
             wanted = expected[name][number]
-            spelled = batch.characters[batch.inputs[direction]].transpose(1, 0, 2)
+            spelled = batch.ids[batch.inputs[direction]].transpose(1, 0, 2)
             np.testing.assert_array_equal(spelled - 1, wanted["tokens_characters"])
             np.testing.assert_array_equal(batch.targets[direction].T, wanted["next_token_id"])
             np.testing.assert_array_equal(data.table.targets(inputs[direction]), wanted["token_ids"])
@@ -81,7 +81,7 @@ def test_same_rows_whatever_the_division(tmp_path: Path) -> None:
         inputs, targets = next(divided)
         for rows in (slice(0, 2), slice(2, 4)):
             part = divided.spell(inputs[:, rows], targets[:, rows])
-            np.testing.assert_array_equal(part.characters[part.inputs], batch.characters[batch.inputs[:, :, rows]])
+            np.testing.assert_array_equal(part.ids[part.inputs], batch.ids[batch.inputs[:, :, rows]])
             np.testing.assert_array_equal(part.targets, batch.targets[:, :, rows])
 
 
@@ -96,7 +96,7 @@ def test_position_is_restored(tmp_path: Path, stop: int) -> None:
     resumed.restore(json.loads(json.dumps(straight.state())))
     for _ in range(25):
         wanted, found = straight.spell(*next(straight)), resumed.spell(*next(resumed))
-        np.testing.assert_array_equal(found.characters, wanted.characters)
+        np.testing.assert_array_equal(found.ids, wanted.ids)
         np.testing.assert_array_equal(found.inputs, wanted.inputs)
         np.testing.assert_array_equal(found.targets, wanted.targets)
 
@@ -114,11 +114,11 @@ def test_table_renumbers() -> None:
     table = TokenTable(Vocabulary(WORDS), 8)
     rows = table.rows(["a", "x", "y", "z", "<S>"])
     assert table.targets(rows).tolist() == [3, 2, 2, 2, 0]
-    spelled = table.characters[rows[[0, 2, 3]]]
+    spelled = table.ids[rows[[0, 2, 3]]]
     new = table.keep_only([rows[[0, 2, 3]]])
     kept = new[rows[[0, 2, 3]]]
     assert table.words(kept) == ["a", "y", "z"]
-    np.testing.assert_array_equal(table.characters[kept], spelled)
+    np.testing.assert_array_equal(table.ids[kept], spelled)
     assert "x" not in table
     assert table.words(table.rows(["x", "z"])) == ["x", "z"]
 

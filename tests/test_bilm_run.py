@@ -9,8 +9,10 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
+import tolerances
 import torch
 from bilm_small import (
     CHARACTERS,
@@ -23,14 +25,19 @@ from bilm_small import (
     run_program,
     write_corpus,
 )
+from click.testing import CliRunner
 from rich.console import Console
 
 from fastrnn.bilm import official
 from fastrnn.bilm.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from fastrnn.bilm.commands import train_bilm
 from fastrnn.bilm.language_model import LanguageModel
-from fastrnn.bilm.run import train
+from fastrnn.bilm.precision import precision_warning
+from fastrnn.bilm.run import _new_trainer, train
+from fastrnn.bilm.start import begin, take_over
 from fastrnn.bilm.text import TextError, scan
-from fastrnn.bilm.training import Trainer, TrainingError
+from fastrnn.bilm.training import Trainer, TrainingError, World
+from fastrnn.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +91,7 @@ def test_other_settings_are_named(corpus: Path, tmp_path: Path) -> None:
         "--vocab with other words",
     ]
     assert advice == "Give the old ones to go on with that run, or another --out to begin anew"
-    with pytest.raises(TrainingError, match=r"\(--start-from\) is another than the one asked for:\n  --layers 2, now"):
+    with pytest.raises(TrainingError, match=r"--start-from .*model has --layers 2 and not --layers 1: leave out"):
         train(replace(run, folder=str(tmp_path / "m"), start_from=run.folder), replace(MODEL, layers=1), OPTIONS, QUIET)
     changed = replace(CHARACTERS, projected=False, filters=((1, 2), (2, 4)))
     train(replace(run, folder=str(tmp_path / "n")), replace(MODEL, characters=changed), OPTIONS, QUIET)
@@ -93,12 +100,109 @@ def test_other_settings_are_named(corpus: Path, tmp_path: Path) -> None:
         train(replace(run, folder=str(tmp_path / "n")), replace(MODEL, characters=changed), OPTIONS, QUIET)
 
 
-def test_start_from_official_weights(corpus: Path, tmp_path: Path) -> None:
+def test_start_from_keeps_the_model(corpus: Path, tmp_path: Path) -> None:
+    """Sizes, softmax and optimiser of a run's folder; without its checkpoints no optimiser; of hdf5 no softmax."""
+    adaptive = replace(OPTIONS, softmax="adaptive", optimizer="adamw")
+    for options in (OPTIONS, adaptive):
+        folder = tmp_path / options.softmax
+        source = train(new_run(corpus, folder), MODEL, options, QUIET)
+        state = load_checkpoint(list_checkpoints(folder)[-1][1])["trainer"]["optimizer"]["state"]
+        console = Console(record=True, width=200)
+        begun = begin(tmp_path / "none", str(folder), None, {"batch": 3, "learning_rate": 0.0})
+        assert begun.model == MODEL and begun.training == replace(options, batch=3, learning_rate=0.0)
+        trainer = _new_trainer(begun, scan(corpus.glob("shard*")), World(), torch.device("cpu"))
+        assert take_over(trainer, begun.source) == f"going on with {folder}: softmax kept; optimiser state kept"
+        assert_same_parameters(trainer.model, source)
+        own = trainer._optimizer.state_dict()["state"]
+        assert all(torch.equal(own[index][key], state[index][key]) for index in state for key in state[index])
+        (tmp_path / "file").mkdir(exist_ok=True)
+        for name in ("model.safetensors", "vocab.txt"):
+            (tmp_path / "file" / name).write_bytes((folder / name).read_bytes())
+        for place, said in (
+            (tmp_path / "file" / "model.safetensors", "softmax kept; the optimiser is new"),
+            (folder / "weights.hdf5", "no vocab.txt says its words, so the softmax is new; the optimiser is"),
+        ):
+            run = new_run(corpus, tmp_path / f"more{place.suffix}{options.softmax}", start_from=str(place))
+            given = {"learning_rate": 0.0, "batch": 2, "unroll": 4}
+            tuned = train(replace(run, vocabulary=None), console=console, given=given)
+            assert_same_parameters(tuned.bilm, source.bilm)
+            assert said in console.export_text(clear=True)
+
+
+def test_start_from_with_other_words(corpus: Path, tmp_path: Path) -> None:
+    """Rows go by word; new words share the probability of <UNK>, and nothing changes for the others."""
     source = train(new_run(corpus, tmp_path / "source"), MODEL, OPTIONS, QUIET)
-    run = new_run(corpus, tmp_path / "more", start_from=str(tmp_path / "source"))
-    tuned = train(run, MODEL, replace(OPTIONS, learning_rate=0.0), QUIET)
-    assert_same_parameters(tuned.bilm, source.bilm)
-    assert not torch.equal(tuned.head.weight, source.head.weight)
+    words = (corpus / "vocab.txt").read_text().split()
+    new = ["<UNK>", "w10", words[5], "</S>", "<S>", "w11", *words[6:], words[4]]  # w0 is dropped, two are new
+    (tmp_path / "vocab.txt").write_text("\n".join(new) + "\n")
+    begun = begin(tmp_path / "none", str(tmp_path / "source"), str(tmp_path / "vocab.txt"), {"softmax": "full"})
+    trainer = _new_trainer(begun, scan(corpus.glob("shard*")), World(), torch.device("cpu"))
+    assert "softmax kept for 11 words, 2 added" in take_over(trainer, begun.source)
+    hidden = torch.randn(7, 6)
+    before = source.head.log_probabilities(hidden).exp().detach()
+    found = trainer.model.head.log_probabilities(hidden).exp().detach()
+    kept = [word for word in new if word in words and word != "<UNK>"]
+    before = torch.stack([before[:, words.index(word)] for word in (*kept, "<UNK>")], 1)
+    before /= before.sum(1, keepdim=True)  # without the dropped word
+    after = torch.stack([found[:, new.index(word)] for word in kept], 1)
+    bound = tolerances.softmax(len(new), 6)
+    tolerances.assert_close(after, before[:, :-1], bound, relative=True)
+    for word in ("<UNK>", "w10", "w11"):
+        tolerances.assert_close(found[:, new.index(word)], before[:, -1] / 3, bound, relative=True)
+    sums = [state["sum"] for state in trainer._optimizer.state_dict()["state"].values()][-2:]
+    old = load_checkpoint(list_checkpoints(tmp_path / "source")[-1][1])["trainer"]["optimizer"]["state"]
+    for place, values in zip(sums, [state["sum"] for state in old.values()][-2:], strict=True):
+        for row, word in enumerate(new):
+            wanted = values[words.index(word)] if word in words else torch.ones_like(place[row])
+            assert torch.equal(place[row], wanted), word
+
+
+def test_start_from_resumes_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
+    train(new_run(corpus, tmp_path / "source"), MODEL, OPTIONS, QUIET)
+    run = new_run(corpus, tmp_path / "whole", start_from=str(tmp_path / "source"))
+    given = {"learning_rate": 0.05, "seed": 3}
+    whole = train(run, given=given, console=QUIET)
+    parts = replace(run, folder=str(tmp_path / "parts"))
+    train(replace(parts, steps=8), given=given, console=QUIET)
+    assert_same_parameters(train(replace(parts, start_from=str(tmp_path / "gone")), console=QUIET), whole)
+
+
+def test_start_from_refuses_what_contradicts(corpus: Path, tmp_path: Path) -> None:
+    train(new_run(corpus, tmp_path / "source"), MODEL, OPTIONS, QUIET)
+    arguments = ["train-bilm", "--train", str(corpus / "shard0.txt"), "--out", str(tmp_path / "more")]
+    start = ["--start-from", str(tmp_path / "source")]
+    for more, message in (
+        ([*start, "--dim", "13", "--filters", "1:4"],
+         "has --dim 12 and not --dim 13, --filters 1:4,2:8 and not --filters 1:4: leave out what contradicts it"),
+        (["--start-from", str(tmp_path / "none")], "holds no trained model: there is no such file or folder"),
+        (["--start-from", str(tmp_path / "source" / "weights.hdf5"), "--cell", "gru"], "has --cell lstm and not"),
+        ([], "Error: --vocab is missing"),
+    ):  # fmt: skip
+        result = CliRunner().invoke(main, [*arguments, *more])
+        assert result.exit_code == 1 and message in result.output, result.output
+        assert not (tmp_path / "more").exists()
+
+
+def test_more_epochs_without_the_options(corpus: Path, tmp_path: Path) -> None:
+    """A finished run goes on with nothing but the text named again, and other options are refused as before."""
+    first = CliRunner().invoke(main, command(corpus, tmp_path / "a"), catch_exceptions=False)
+    assert first.exit_code == 0, first.output
+    more = ["train-bilm", "--train", str(corpus / "shard*"), "--out", str(tmp_path / "a"), "--steps", "16"]
+    refused = CliRunner().invoke(main, [*more, "--dim", "13", "--batch", "3"])
+    assert refused.exit_code == 1 and "--dim 12, now --dim 13" in refused.output
+    result = CliRunner().invoke(main, [*more, "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0 and "resuming at step 12" in result.output
+    whole = CliRunner().invoke(main, [*command(corpus, tmp_path / "b"), "--steps", "16"], catch_exceptions=False)
+    assert whole.exit_code == 0
+    assert_same_parameters(LanguageModel.load(tmp_path / "a"), LanguageModel.load(tmp_path / "b"))
+
+
+def test_defaults_of_the_command_are_the_settings(tmp_path: Path) -> None:
+    """What --help shows is what a new run gets that leaves it out."""
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
+    begun = begin(tmp_path, None, str(tmp_path / "vocab.txt"), {})
+    shown = train_bilm.make_context("train-bilm", ["--train", "text", "--out", "out"]).params
+    assert begin(tmp_path, None, str(tmp_path / "vocab.txt"), shown) == replace(begun, vocabulary=ANY)
 
 
 def test_gru(corpus: Path, tmp_path: Path) -> None:
@@ -144,6 +248,21 @@ def test_sampled_loss_is_never_called_a_perplexity(corpus: Path, tmp_path: Path)
     train(held_out, MODEL, OPTIONS, console)
     lines = [line for line in console.export_text().splitlines() if "perplexity" in line]
     assert lines and all("held-out text, full softmax" in line for line in lines)
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_precision_that_a_processor_lacks(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
+) -> None:
+    """One line, where there are no instructions for it."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": has, "avx512_fp16": has})
+    console = Console(record=True, width=200)
+    train(new_run(corpus, tmp_path), MODEL, replace(OPTIONS, precision="bfloat16"), console)
+    warning = "Warning: this processor has no AVX512-BF16 or AMX: --precision bfloat16 saves memory here, but is slower"
+    assert console.export_text().count(warning) == (0 if has else 1)
+    assert bool(precision_warning("float16", torch.device("cpu"))) is not has
+    assert not precision_warning("float32", torch.device("cpu"))
+    assert not precision_warning("bfloat16", torch.device("cuda"))
 
 
 def test_bar_on_a_terminal(corpus: Path, tmp_path: Path) -> None:

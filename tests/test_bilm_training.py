@@ -97,7 +97,7 @@ def test_gradient_is_of_the_loss_times_the_window(corpus: Path) -> None:
     trainer = new_trainer(corpus, replace(OPTIONS, dropout=0.0, softmax="full", clip=0.0))
     model = new_trainer(corpus, replace(OPTIONS, dropout=0.0, softmax="full")).model
     batch = trainer.data.spell(*next(trainer.data))
-    arrays = (torch.from_numpy(array) for array in (batch.characters, batch.inputs, batch.targets))
+    arrays = (torch.from_numpy(array) for array in (batch.ids, batch.inputs, batch.targets))
     losses, _ = model(*arrays, None, model.bilm.zero_state(2))
     (losses.mean() * 4).backward()
     norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
@@ -109,7 +109,7 @@ def test_dropout_draws_anew(corpus: Path) -> None:
     model = new_trainer(corpus).model
     trainer = new_trainer(corpus)
     batch = trainer.data.spell(*next(trainer.data))
-    arrays = [torch.from_numpy(array) for array in (batch.characters, batch.inputs, batch.targets)]
+    arrays = [torch.from_numpy(array) for array in (batch.ids, batch.inputs, batch.targets)]
     state = model.bilm.zero_state(2)
     plain, dropped, again = (model(*arrays, None, state, dropout)[0] for dropout in (0.0, 0.5, 0.5))
     assert not torch.equal(plain, dropped)

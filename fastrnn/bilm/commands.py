@@ -10,6 +10,7 @@ from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..cli import refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
@@ -86,6 +87,13 @@ def _filters(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 _MODEL_OPTIONS = (
+    click.option(
+        "--input",
+        default="characters",
+        show_default=True,
+        type=click.Choice(["characters", "words"]),
+        help="What the model reads: the letters of any word, or a table of the vocabulary's words.",
+    ),
     click.option(
         "--dim", default=4096, show_default=True, type=click.IntRange(1), help="Cells of a layer and direction."
     ),
@@ -176,6 +184,11 @@ _TRAINING_OPTIONS = (
         help="How the loss over the vocabulary is made; full suits small vocabularies.",
     ),
     click.option(
+        "--share-softmax",
+        is_flag=True,
+        help="With --input words: one table of vectors for input and softmax.",
+    ),
+    click.option(
         "--negatives",
         default=8192,
         show_default=True,
@@ -219,7 +232,11 @@ _RUN_OPTIONS = (
         "--train", required=True, multiple=True, help="Training text: path, folder or 'pattern'; may be repeated."
     ),
     click.option("--held-out", multiple=True, help="Text to evaluate after each epoch, likewise."),
-    click.option("--vocab", "vocabulary", required=True, help="File of words, made by `fastrnn vocab`."),
+    click.option(
+        "--vocab",
+        "vocabulary",
+        help="File of words, made by `fastrnn vocab`.  [default: the words of the run in --out, or of --start-from]",
+    ),
     click.option("--out", "folder", required=True, help="Folder for checkpoints, log and model."),
     click.option("--epochs", default=10, show_default=True, type=click.IntRange(1), help="Passes over the text."),
     click.option("--steps", type=click.IntRange(1), help="Train so many steps in place of whole epochs."),
@@ -240,7 +257,12 @@ _RUN_OPTIONS = (
         metavar="STEPS",
         help="Steps between two lines of log.jsonl.",
     ),
-    click.option("--start-from", help="Folder with options.json and weights.hdf5 to begin from; the softmax is new."),
+    click.option(
+        "--start-from",
+        metavar="MODEL",
+        help="Go on with this model: the folder of a run, a .zip archive of a model, its .safetensors or .hdf5 file. "
+        "Its sizes, its softmax and the state of its optimiser are kept where it has them.",
+    ),
     click.option("--device", help="cpu, cuda or cuda:N.  [default: a GPU if there is one]"),
     click.option("--tensorboard", is_flag=True, help="Write TensorBoard files below --out."),
 )
@@ -257,15 +279,15 @@ def _options(*groups: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 
 @click.command("train-bilm")
 @_options(_RUN_OPTIONS, _MODEL_OPTIONS, _TRAINING_OPTIONS)
-def train_bilm(**values: Any) -> None:
+@click.pass_context
+def train_bilm(context: click.Context, **values: Any) -> None:
     """Train a biLM on text, or go on where the same command stopped.
+
+    Options of the model and of training that are left out are those of the run in --out, or of the model that
+    --start-from names; of a new model, the defaults below.
 
     On several GPUs: torchrun --nproc-per-node N --no-python fastrnn train-bilm ...
     """
-    if values["projection"] > values["dim"]:
-        raise click.UsageError(f"--projection {values['projection']} is larger than --dim {values['dim']}")
-    if values["cell"] == "gru" and values["projection"] != values["dim"]:
-        raise click.UsageError("--cell gru has no projection: give --projection the value of --dim")
     if "-" in (*values["train"], *values["held_out"]):
         raise click.UsageError("training reads its text many times, which standard input cannot give: name a file")
     if values["softmax"] != "sampled":
@@ -280,24 +302,14 @@ def train_bilm(**values: Any) -> None:
         refuse_idle("with --steps", "epochs")
     if values["device"] is not None:
         require_device(values["device"])
+    given = {name: value for name, value in values.items() if context.get_parameter_source(name) in _GIVEN}
     with plain_errors():
-        from .options import BiLMOptions, CharacterOptions
         from .run import Run, train
-        from .training import TrainingOptions
 
-        characters = CharacterOptions(
-            embedding_dim=values["char_dim"], filters=values["filters"], highways=values["highways"],
-            activation=values["activation"], max_characters=values["max_characters"],
-        )  # fmt: skip
-        model_options = BiLMOptions(
-            hidden=values["dim"], projection=values["projection"], layers=values["layers"], cell=values["cell"],
-            projected=values["cell"] == "lstm" and values["dim"] != values["projection"],
-            cell_clip=values["cell_clip"], proj_clip=values["proj_clip"],
-            skip_connections=values["skip_connections"], characters=characters,
-        )  # fmt: skip
-        options = TrainingOptions(**{field.name: values[field.name] for field in fields(TrainingOptions)})
-        run = Run(**{field.name: values[field.name] for field in fields(Run)})
-        train(run, model_options, options)
+        train(Run(**{field.name: values[field.name] for field in fields(Run)}), given=given)
+
+
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:

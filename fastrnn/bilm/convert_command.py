@@ -50,9 +50,11 @@ def convert_bilm(
     \b
     .hdf5          the original's, with options.json (bilm-tf, AllenNLP, simple_elmo)
     .th .pt .bin   an AllenNLP state dict with an Elmo in it
-    .safetensors   fastrnn's own
+    .safetensors   fastrnn's own, which keeps the softmax
+    .index         a checkpoint of bilm-tf, to be read only (needs tensorflow)
     """
     from . import allennlp, native, official
+    from .language_model import head_tensors
     from .location import find_model
 
     if output.suffix == ".hdf5" and output_options is None:
@@ -67,10 +69,11 @@ def convert_bilm(
         guard_outputs(outputs, inputs, overwrite=overwrite)
         with find_model(model, options, vocabulary) as files:
             elmo = files.elmo()
+            head = head_tensors(files, elmo.bilm)
         if elmo.bilm.options.characters is not None:
             refuse_idle(f"for {model}, which reads characters", "vocabulary")
         if output.suffix == ".safetensors":
-            native.save_elmo(output, elmo)
+            native.save_elmo(output, elmo, head)
         elif output.suffix in (".th", ".pt", ".bin"):
             allennlp.save(elmo, output)
         else:

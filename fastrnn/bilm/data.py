@@ -7,8 +7,8 @@ target, and no pair spans two sentences. The backward direction has its own shar
 sentence reversed with the boundaries swapped. Where the data stand is plain values (`state`), so a resumed run goes on
 with the very next token.
 
-A token is one number, its row in a table of character ids: a vocabulary word's row is its number, other words get the
-rows behind. So the loop works on whole arrays and a word is spelled once.
+A token is one number, its row in a table of what models read: a vocabulary word's row is its number, other words get
+the rows behind. So the loop works on whole arrays and a word is spelled once.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ class TokenTable(dict[str, int]):
 
     Attributes:
         vocabulary_size: rows below are the vocabulary's words.
-        characters: int16 [rows, C], the character ids of every row, with the offset of 1 that models read.
+
+    Args:
+        max_characters: of a model that reads characters; None: the model reads words.
     """
 
-    def __init__(self, vocabulary: Vocabulary, max_characters: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_characters: int | None) -> None:
         super().__init__(vocabulary.index)
-        self._character_ids = CharacterIds(max_characters)
+        self._character_ids = None if max_characters is None else CharacterIds(max_characters)
         self._unknown = vocabulary.unknown
         self._words = list(vocabulary.words)
         self._spelled = 0
-        self._characters = np.zeros((0, max_characters), np.int16)
+        self._characters = np.zeros((0, max_characters or 0), np.int16)
         self.vocabulary_size = len(vocabulary)
 
     def __missing__(self, word: str) -> int:
@@ -63,8 +65,12 @@ class TokenTable(dict[str, int]):
         return row
 
     @property
-    def characters(self) -> NDArray[np.int16]:
+    def ids(self) -> NDArray[np.int16] | NDArray[np.int32]:
+        """What the model reads of every row, counted from 1: character ids [rows, C], or numbers of words [rows]."""
         count = len(self._words)
+        if self._character_ids is None:
+            rows = np.arange(count, dtype=np.int32)
+            return np.where(rows < self.vocabulary_size, rows, np.int32(self._unknown)) + np.int32(1)
         if self._spelled < count:
             if len(self._characters) < count:  # grown by half, so that single new words stay cheap
                 grown = np.zeros((count + count // 2, self._characters.shape[1]), np.int16)
@@ -98,7 +104,8 @@ class TokenTable(dict[str, int]):
         used[: self.vocabulary_size] = True
         renumbered = (np.cumsum(used) - 1).astype(np.int32)
         kept = np.flatnonzero(used)
-        self._characters = self.characters[kept]
+        if self._character_ids is not None:
+            self._characters = self.ids[kept]
         for word in self._words[self.vocabulary_size :]:
             del self[word]
         self._words = self._words[: self.vocabulary_size] + self.words(kept[self.vocabulary_size :])
@@ -236,12 +243,12 @@ class Batch:
     """One window of both directions (index 0 forward, 1 backward), for the rows of one process.
 
     Attributes:
-        characters: int16 [U, C], the distinct inputs of both directions in order of appearance.
-        inputs: int64 [2, T, B], their places in ``characters``.
+        ids: [U, C] or of words [U], the distinct inputs of both directions in order of appearance.
+        inputs: int64 [2, T, B], their places in ``ids``.
         targets: int64 [2, T, B] vocabulary numbers.
     """
 
-    characters: NDArray[np.int16]
+    ids: NDArray[np.int16] | NDArray[np.int32]
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
 
@@ -261,7 +268,7 @@ class TrainingData:
         batch: int,
         steps: int,
         seed: int,
-        max_characters: int = 50,
+        max_characters: int | None = 50,
         shuffle: bool = True,
     ) -> None:
         self.table = TokenTable(vocabulary, max_characters)
@@ -304,12 +311,12 @@ class TrainingData:
         """
         inputs = inputs.transpose(0, 2, 1)
         flat = inputs.ravel()
-        characters = self.table.characters
-        if len(self._scratch) < len(characters):
-            self._scratch = np.zeros(len(characters), np.int64)
+        ids = self.table.ids
+        if len(self._scratch) < len(ids):
+            self._scratch = np.zeros(len(ids), np.int64)
         distinct = flat[first_occurrences(flat, self._scratch)]
         self._scratch[distinct] = np.arange(len(distinct))
-        return Batch(characters[distinct], self._scratch[inputs], self.table.targets(targets.transpose(0, 2, 1)))
+        return Batch(ids[distinct], self._scratch[inputs], self.table.targets(targets.transpose(0, 2, 1)))
 
     def state(self) -> dict[str, Any]:
         """Where the data stand, as plain values."""

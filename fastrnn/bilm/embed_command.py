@@ -165,10 +165,13 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
     from .embed import Embedder
     from .embedding_file import EmbeddingFile
     from .location import find_model
+    from .precision import precision_warning
     from .text import read_bytes, split_lines
 
     require_device(settings["device"])
     device = torch.device(settings["device"])
+    if warning := precision_warning(settings["precision"], device):
+        click.echo(f"Warning: {warning}", err=True)
     text = read_bytes(sentences)
     lines = [line.strip() for line in split_lines(text, sentences, wordless=True)]
     tokens = [line.split() for line in lines]

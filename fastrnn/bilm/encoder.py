@@ -165,8 +165,10 @@ class WordEncoder(nn.Module):
 
     @torch.no_grad()
     def init_parameters(self) -> None:
-        """Draw the table as bilm-tf does."""
-        self.embedding.uniform_(-1, 1)
+        """Draw the table as bilm-tf does, whose `embedding` names no initialiser: TensorFlow's is Glorot's uniform."""
+        rows, width = self.embedding.shape
+        bound = math.sqrt(6 / (rows - 1 + width))
+        self.embedding.uniform_(-bound, bound)
         self.embedding[0] = 0
 
     def forward(self, ids: Tensor) -> Tensor:

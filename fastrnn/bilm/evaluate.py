@@ -137,7 +137,7 @@ def _score(model: LanguageModel, table: TokenTable, sentences: list[Sentence]) -
     place = np.zeros(len(table), np.int64)
     place[flat[firsts]] = np.arange(firsts.sum())
     device = model.device
-    vectors = model.bilm.encode(torch.from_numpy(table.characters[flat[firsts]]).to(device))
+    vectors = model.bilm.encode(torch.from_numpy(table.ids[flat[firsts]]).to(device))
     inputs = vectors[pad_sequence([torch.from_numpy(place[own]) for own in rows]).to(device)]  # [T + 1, B, P]
     targets = pad_sequence([torch.from_numpy(table.targets(own)) for own in rows]).to(device)
     lengths = torch.tensor([len(own) - 1 for own in rows], device=device)

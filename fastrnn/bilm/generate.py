@@ -62,8 +62,8 @@ def generate(
     open_rows = set(range(count))
     state = model.start_of(count)
     while open_rows and max(map(len, sentences)) < max_tokens:
-        characters = torch.from_numpy(table.characters[tokens.numpy()]).to(model.device)
-        layers, state = model.bilm.contextualize(model.bilm.encode(characters), state, reverse=(False, False))
+        ids = torch.from_numpy(table.ids[tokens.numpy()]).to(model.device)
+        layers, state = model.bilm.contextualize(model.bilm.encode(ids), state, reverse=(False, False))
         hidden = layers[-1][-1].split(model.bilm.width, dim=-1)[1 if backward else 0]
         tokens = _draw(model.head.log_probabilities(hidden).cpu(), never, temperature, top_k, random)[None]
         for row in list(open_rows):

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import native, official
-from .characters import CharacterIds
+from . import native, official, tf_checkpoint
+from .data import TokenTable
 from .location import ModelFiles, find_model
 from .model import BiLanguageModel, State
 from .options import BiLMOptions
@@ -78,6 +79,10 @@ class LanguageModel(nn.Module):
                 f"a softmax over {head.vocabulary_size} words of width {head.width} does not fit a biLM of width "
                 f"{bilm.width} and a vocabulary of {len(vocabulary)}"
             )
+        if bilm.options.characters is None and bilm.options.vocabulary_size != len(vocabulary):
+            raise ValueError(
+                f"a table of {bilm.options.vocabulary_size:,} words does not fit a vocabulary of {len(vocabulary):,}"
+            )
         self.bilm = bilm
         self.head = head
         self.vocabulary = vocabulary
@@ -92,8 +97,9 @@ class LanguageModel(nn.Module):
         for sentence in as_sentences(sentences):
             read[0].extend([begin, *sentence])
             read[1].extend([end, *reversed(sentence)])
-        ids = CharacterIds(self.max_characters).batch(read).transpose(0, 1)
-        tokens = self.bilm.encode(ids.to(self.device))[:, :, None]
+        table = TokenTable(vocabulary, self.max_characters)
+        rows = np.stack([table.rows(words) for words in read], axis=1)
+        tokens = self.bilm.encode(torch.from_numpy(table.ids[rows]).to(self.device))[:, :, None]
         _, self.start = self.bilm.contextualize((tokens[:, 0], tokens[:, 1]), reverse=(False, False))
 
     def start_of(self, rows: int) -> State | None:
@@ -105,11 +111,10 @@ class LanguageModel(nn.Module):
         )
 
     @property
-    def max_characters(self) -> int:
+    def max_characters(self) -> int | None:
+        """Characters of a token; None for a model that reads words."""
         characters = self.bilm.options.characters
-        if characters is None:
-            raise ValueError("this model reads words; training and evaluation need a character model")
-        return characters.max_characters
+        return None if characters is None else characters.max_characters
 
     @property
     def device(self) -> torch.device:
@@ -117,7 +122,7 @@ class LanguageModel(nn.Module):
 
     def forward(
         self,
-        characters: Tensor,
+        ids: Tensor,
         inputs: Tensor,
         targets: Tensor,
         negatives: tuple[Negatives, Negatives] | None,
@@ -128,8 +133,8 @@ class LanguageModel(nn.Module):
         """Losses of one training window, each direction reading its own text from left to right.
 
         Args:
-            characters: [U, C] ids of the window's distinct tokens.
-            inputs: int64 [2, T, B], their places in ``characters``.
+            ids: [U, C] (words: [U]) of the window's distinct tokens.
+            inputs: int64 [2, T, B], their places in ``ids``.
             targets: int64 [2, T, B].
             negatives: words drawn for each direction, or None: the head's whole loss.
             state: after the window before.
@@ -139,7 +144,7 @@ class LanguageModel(nn.Module):
         Returns:
             mean losses [2] in nats, forward and backward, and the state after the window, attached to the graph.
         """
-        vectors = self.bilm.encode(characters)
+        vectors = self.bilm.encode(ids)
         # A look-up adds up the gradient of a repeated token in the order of the batch, whatever the number of threads.
         tokens = functional.embedding(inputs, vectors)
         layers, state = self.bilm.contextualize((tokens[0], tokens[1]), state, reverse=(False, False), dropout=dropout)
@@ -159,7 +164,9 @@ class LanguageModel(nn.Module):
     def export(self, folder: Path) -> None:
         """Writes the model into a folder, each file as a whole or not at all."""
         self.vocabulary.save(folder / VOCABULARY_FILE)
-        extra = {HEAD + name: value.detach().cpu() for name, value in self.head.state_dict().items()}
+        extra = {f"{HEAD}{name}": value for name, value in self.head.state_dict().items()}
+        if self.head.shared:  # the biLM holds it
+            del extra[f"{HEAD}weight"]
         for index, layer in enumerate(self.start or ()):
             extra |= {f"{START}{index}.{place}": value for place, value in enumerate(layer)}
         native.save(folder / MODEL_FILE, self.bilm, extra)
@@ -183,28 +190,18 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def _load(cls, files: ModelFiles) -> LanguageModel:
-        path = files.weights
-        if path.suffix != ".safetensors":
-            raise ValueError(f"{path} holds a biLM without a softmax: it cannot predict words")
+        if not has_softmax(files):
+            raise ValueError(f"{files.weights} holds a biLM without a softmax: it cannot predict words")
         if files.vocabulary is None:
             raise FileNotFoundError(
                 errno.ENOENT, f"has no {VOCABULARY_FILE} beside its weights, and the softmax needs it", str(files.place)
             )
         vocabulary = Vocabulary.load(files.vocabulary)
-        bilm = native.load(path)
-        extra = native.read_extra(path)
-        weights = {name.removeprefix(HEAD): value for name, value in extra.items() if name.startswith(HEAD)}
-        if not weights:
-            raise ValueError(f"{path} holds a biLM without a softmax: it cannot predict words")
-        head = SoftmaxHead("full" if "weight" in weights else "adaptive", bilm.width, len(vocabulary))
-        try:
-            head.load_state_dict(weights)
-        except RuntimeError:
-            raise ValueError(
-                f"the softmax in {path} is not one over the {len(vocabulary):,} words of {files.vocabulary}: "
-                "the files are of different models"
-            ) from None
+        bilm = files.elmo().bilm
+        head = read_head(files, bilm, vocabulary)
+        assert head is not None
         model = cls(bilm, head, vocabulary)
+        extra = head_tensors(files, bilm)
         if f"{START}0.0" in extra:
             states = range(sum(name.startswith(f"{START}0.") for name in extra))
             model.start = tuple(
@@ -213,7 +210,57 @@ class LanguageModel(nn.Module):
         return model
 
 
-def new_language_model(options: BiLMOptions, kind: str, vocabulary: Vocabulary, *, sparse: bool) -> LanguageModel:
-    """A model with freshly drawn parameters, from torch's default generator."""
+def has_softmax(files: ModelFiles) -> bool:
+    """Whether a model's files hold a softmax, as our own and a checkpoint of bilm-tf do."""
+    if files.weights.suffix == tf_checkpoint.ENDING:
+        return True
+    return files.weights.suffix == ".safetensors" and any(name.startswith(HEAD) for name in native.names(files.weights))
+
+
+def head_tensors(files: ModelFiles, bilm: BiLanguageModel) -> dict[str, Tensor]:
+    """The softmax of a model's files and the state from which it reads, as our own format names them."""
+    if files.weights.suffix == tf_checkpoint.ENDING:
+        weights = tf_checkpoint.read_softmax(files.weights, bilm.width)
+        return {f"{HEAD}{name}": value for name, value in weights.items()}
+    if files.weights.suffix != ".safetensors":
+        return {}
+    return {name: value for name, value in native.read_extra(files.weights).items() if name.startswith((HEAD, START))}
+
+
+def read_head(files: ModelFiles, bilm: BiLanguageModel, vocabulary: Vocabulary) -> SoftmaxHead | None:
+    """The softmax of a model's files, or None if they hold none.
+
+    Raises:
+        ValueError: it is not one over the words of ``vocabulary``.
+    """
+    if not has_softmax(files):
+        return None
+    tensors = head_tensors(files, bilm).items()
+    weights = {name.removeprefix(HEAD): value for name, value in tensors if name.startswith(HEAD)}
+    shared = None
+    if weights.keys() == {"bias"}:
+        shared = weights["weight"] = bilm.encoder.embedding
+    kind = "full" if "weight" in weights else "adaptive"
+    head = SoftmaxHead(kind, bilm.width, len(vocabulary), shared=shared)
+    try:
+        head.load_state_dict(weights)
+    except RuntimeError:
+        raise ValueError(
+            f"the softmax in {files.weights} is not one over the {len(vocabulary):,} words of {files.vocabulary}: "
+            "the files are of different models"
+        ) from None
+    return head
+
+
+def new_language_model(
+    options: BiLMOptions, kind: str, vocabulary: Vocabulary, *, sparse: bool, shared: bool = False
+) -> LanguageModel:
+    """A model with freshly drawn parameters, from torch's default generator.
+
+    Args:
+        shared: the softmax's rows are the word encoder's.
+    """
     bilm = BiLanguageModel(options)
-    return LanguageModel(bilm, SoftmaxHead(kind, bilm.width, len(vocabulary), sparse=sparse), vocabulary)
+    table = bilm.encoder.embedding if shared else None
+    head = SoftmaxHead(kind, bilm.width, len(vocabulary), sparse=sparse, shared=table)
+    return LanguageModel(bilm, head, vocabulary)

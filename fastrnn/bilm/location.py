@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 # In a folder: train-bilm's file with the softmax first, then the official format's by its usual names, then any other.
 _BY_NAME = (("model.safetensors",), ("weights.hdf5", "model.hdf5"))
-_BY_ENDING = (".hdf5", ".safetensors", ".th")
+_BY_ENDING = (".hdf5", ".safetensors", ".th", ".index")  # the last one: a checkpoint of bilm-tf
 _ALLENNLP = (".th", ".pt", ".bin")
 _VOCABULARY = "vocab.txt"
 
@@ -122,7 +123,7 @@ def find_model(
                 if folder in str(error):
                     error.args = (str(error).replace(folder, str(place)),)
                 raise
-    elif place.suffix in (".hdf5", ".safetensors", *_ALLENNLP):
+    elif place.suffix in (".hdf5", ".safetensors", ".index", *_ALLENNLP):
         names = [name for name in (*_names_of_options(place.name), _VOCABULARY) if (place.parent / name).is_file()]
         yield completed(_files(place, place, names))
     else:
@@ -150,8 +151,14 @@ def _weights_among(names: Iterable[str]) -> list[str]:
             return found
     for ending in _BY_ENDING:
         if found := [name for name in names if name.endswith(ending)]:
-            return found
+            return _newest(found) if ending == ".index" else found
     return []
+
+
+def _newest(names: list[str]) -> list[str]:
+    """Of the checkpoints model.ckpt-STEP.index of one run the one of the last step."""
+    steps = {name: re.search(r"-(\d+)\.index$", name) for name in names}
+    return [max(names, key=lambda name: int(steps[name][1]))] if all(steps.values()) else names
 
 
 def _in_folder(place: Path, folder: Path, names: list[str]) -> ModelFiles:

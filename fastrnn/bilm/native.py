@@ -66,13 +66,22 @@ def read_extra(path: str | PathLike) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in tensors.items() if not name.startswith("bilm.")}
 
 
+def names(path: str | PathLike) -> list[str]:
+    """Names of all tensors, the biLM's own among them."""
+    return list(_read(path)[0])
+
+
 def read_metadata(path: str | PathLike) -> dict[str, str]:
     """The text in the file's head."""
     return _read(path)[1]
 
 
-def save_elmo(path: str | PathLike, elmo: Elmo) -> None:
-    """Write an Elmo: its biLM, its mixes and how they are applied; not the carried state."""
+def save_elmo(path: str | PathLike, elmo: Elmo, extra: Mapping[str, Tensor] | None = None) -> None:
+    """Write an Elmo: its biLM, its mixes and how they are applied; not the carried state.
+
+    Args:
+        extra: further tensors, as for :func:`save`.
+    """
     mix = elmo.mixes[0]
     settings = {
         "num_output_representations": len(elmo.mixes),
@@ -85,7 +94,7 @@ def save_elmo(path: str | PathLike, elmo: Elmo) -> None:
         "vocabulary": None if elmo.word_ids is None else list(elmo.word_ids),
     }
     mixes = {f"mixes.{name}": value for name, value in elmo.mixes.state_dict().items()}
-    save(path, elmo.bilm, mixes, {_ELMO: json.dumps(settings)})
+    save(path, elmo.bilm, {**mixes, **(extra or {})}, {_ELMO: json.dumps(settings)})
 
 
 def load_elmo(path: str | PathLike, **changes) -> Elmo:

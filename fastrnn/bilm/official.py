@@ -98,7 +98,7 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
         raise WeightsError(f"{name}: {error}") from error
 
 
-class _Weights:
+class Weights:
     """An open hdf5 file of weights; errors name it, the dataset and the shapes."""
 
     def __init__(self, path: str | PathLike) -> None:
@@ -112,7 +112,7 @@ class _Weights:
         except OSError as error:
             raise WeightsError(f"{path}: not a readable hdf5 file (cut short, or another format): {error}") from error
 
-    def __enter__(self) -> _Weights:
+    def __enter__(self) -> Weights:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,18 +126,26 @@ class _Weights:
 
     def read(self, name: str, *shape: int) -> Tensor:
         """The dataset as float32; a size of -1 may be anything."""
-        import h5py
-
         if name not in self:
             raise WeightsError(f"{self.path}: dataset {name} is missing; expected it with shape {shape}")
-        dataset = self.file[name]
-        found = getattr(dataset, "shape", None)
-        if not isinstance(dataset, h5py.Dataset):
-            raise WeightsError(f"{self.path}: {name} is a group; expected a dataset of shape {shape}")
+        return self._dataset(name, shape)
+
+    def check_shape(self, name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> None:
         if len(found) != len(shape) or any(e not in (-1, f) for e, f in zip(shape, found, strict=True)):
             raise WeightsError(f"{self.path}: dataset {name} should have shape {shape}, found {found}")
-        if dataset.dtype.kind != "f":
-            raise WeightsError(f"{self.path}: dataset {name} should hold floating-point numbers, found {dataset.dtype}")
+
+    def check_type(self, name: str, dtype: Any) -> None:
+        if dtype.kind != "f":
+            raise WeightsError(f"{self.path}: dataset {name} should hold floating-point numbers, found {dtype}")
+
+    def _dataset(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        import h5py
+
+        dataset = self.file[name]
+        if not isinstance(dataset, h5py.Dataset):
+            raise WeightsError(f"{self.path}: {name} is a group; expected a dataset of shape {shape}")
+        self.check_shape(name, shape, dataset.shape)
+        self.check_type(name, dataset.dtype)
         try:
             return torch.from_numpy(dataset[...].astype("float32"))
         except OSError as error:
@@ -158,7 +166,7 @@ def load(
 
     Args:
         options: options.json.
-        weights: hdf5.
+        weights: hdf5, or the .index file of a TensorFlow checkpoint (needs tensorflow).
         embedding: an hdf5 with ``embedding`` (V, P), token vectors of a vocabulary made beforehand: read words by them,
             in place of characters. Models trained on words have it in ``weights``.
         boundary_ids: word input: ids of <S> and </S>, 1 + their place in the vocabulary.
@@ -167,11 +175,11 @@ def load(
         WeightsError: naming the file, the dataset or key, and what was expected and found.
     """
     described = read_options(options)
-    with _Weights(weights) as file:
+    with _open(weights) as file:
         changes: dict[str, Any] = {}
         words = None
         if embedding is not None:
-            with _Weights(embedding) as table:
+            with Weights(embedding) as table:
                 words = table.read("embedding", -1, described.projection)
         elif described.characters is None:
             words = file.read("embedding", -1, described.projection)
@@ -186,10 +194,16 @@ def load(
     return model
 
 
+def _open(weights: str | PathLike) -> Weights:
+    from . import tf_checkpoint
+
+    return tf_checkpoint.Checkpoint(weights) if Path(weights).suffix == tf_checkpoint.ENDING else Weights(weights)
+
+
 # Where the sizes on both sides are equal bilm-tf has no projection and AllenNLP always one: we write it an identity.
 
 
-def _has_token_projection(file: _Weights, options: BiLMOptions) -> bool:
+def _has_token_projection(file: Weights, options: BiLMOptions) -> bool:
     """Whether a model with as many filters as projection_dim has a CNN_proj that does something."""
     if "CNN_proj/W_proj" not in file:
         return False
@@ -198,14 +212,14 @@ def _has_token_projection(file: _Weights, options: BiLMOptions) -> bool:
     return bool(bias.any()) or not torch.equal(file.read("CNN_proj/W_proj", size, size), torch.eye(size))
 
 
-def _has_projection(file: _Weights, options: BiLMOptions) -> bool:
+def _has_projection(file: Weights, options: BiLMOptions) -> bool:
     """Whether a model with dim = projection_dim has a W_P_0 that does something."""
     names = [f"{_cell_name(file, d, index, options.layers)}/W_P_0" for d in (0, 1) for index in range(options.layers)]
     size = options.hidden
     return any(name in file and not torch.equal(file.read(name, size, size), torch.eye(size)) for name in names)
 
 
-def _cell_name(file: _Weights | None, direction: int, index: int, layers: int) -> str:
+def _cell_name(file: Weights | None, direction: int, index: int, layers: int) -> str:
     alone = f"RNN_{direction}/RNN/LSTMCell"  # bilm-tf's dump of a one-layer model
     if file is not None and layers == 1 and alone in file:
         return alone
@@ -213,7 +227,7 @@ def _cell_name(file: _Weights | None, direction: int, index: int, layers: int) -
 
 
 @torch.no_grad()
-def _fill(model: BiLanguageModel, file: _Weights, words: Tensor | None) -> None:
+def _fill(model: BiLanguageModel, file: Weights, words: Tensor | None) -> None:
     options = model.options
     if words is not None:
         model.encoder.embedding[1:] = words
@@ -234,7 +248,7 @@ def _fill(model: BiLanguageModel, file: _Weights, words: Tensor | None) -> None:
         file.refuse(more, f"options.json says lstm.n_layers = {options.layers}")
 
 
-def _fill_characters(encoder: CharacterEncoder, file: _Weights) -> None:
+def _fill_characters(encoder: CharacterEncoder, file: Weights) -> None:
     options, n = encoder.options, encoder.options.channels
     encoder.embedding[0] = 0
     encoder.embedding[1:] = file.read("char_embed", CHARACTER_ROWS - 1, options.embedding_dim)

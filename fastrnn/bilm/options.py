@@ -112,6 +112,11 @@ class BiLMOptions:
             )
 
     @property
+    def input(self) -> str:
+        """What the model reads: "characters" or "words"."""
+        return "words" if self.characters is None else "characters"
+
+    @property
     def recurrent_cell(self) -> str:
         """The key in :data:`fastrnn.cells.CELLS`."""
         return "lstm_projected" if self.projected else self.cell

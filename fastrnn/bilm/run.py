@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,15 +19,16 @@ import torch.distributed as dist
 from rich.console import Console
 
 from ..paths import PathError
-from . import official
-from .checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from .checkpoint import CheckpointError, save_checkpoint
 from .evaluate import Evaluation, evaluate, merge
 from .files import say_bytes
-from .language_model import OPTIONS_FILE, WEIGHTS_FILE, LanguageModel, new_language_model
+from .language_model import LanguageModel, new_language_model
 from .options import BiLMOptions
+from .precision import precision_warning
 from .progress import StepTimer, TrainingProgress, summary_writer
 from .run_folder import require_own_folder
-from .settings import model_differences, run_differences
+from .settings import run_differences
+from .start import Beginning, begin, take_over
 from .text import Shard, find_files, read_sentences, read_shard, scan
 from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
 from .vocabulary import Vocabulary
@@ -40,19 +41,19 @@ class Run:
     Attributes:
         train: paths, folders or glob patterns of training text.
         held_out: likewise, evaluated after each epoch; may be empty.
-        vocabulary: file of words.
+        vocabulary: file of words; None: those of the run in ``folder`` or of ``start_from``.
         folder: gets checkpoints, log and model.
         epochs: passes over the counted text.
         steps: if given, counts in place of ``epochs``.
         checkpoint_every: steps between checkpoints.
         keep: checkpoints kept.
         log_every: steps between lines of the log.
-        start_from: a folder with options.json and weights.hdf5 to begin from, with a fresh softmax.
+        start_from: a model to go on with, as :func:`~fastrnn.bilm.location.find_model` finds it; see start.py.
         device: None: a GPU if there is one.
     """
 
     train: Sequence[str]
-    vocabulary: str
+    vocabulary: str | None
     folder: str
     held_out: Sequence[str] = ()
     epochs: int = 10
@@ -70,11 +71,20 @@ class Interrupted(RuntimeError):
 
 
 def train(
-    run: Run, model_options: BiLMOptions, options: TrainingOptions, console: Console | None = None
+    run: Run,
+    model_options: BiLMOptions | None = None,
+    options: TrainingOptions | None = None,
+    console: Console | None = None,
+    *,
+    given: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
     """Trains, or goes on where an earlier run in the same folder stopped, until all steps are made.
 
     Under torchrun every process calls this alike. Seeds torch's default generator.
+
+    Args:
+        model_options, options: None: as :func:`~fastrnn.bilm.start.begin` settles them.
+        given: single settings by the names of the command's options, in their place.
 
     Raises:
         TrainingError: not finite, settings that do not fit the checkpoint, or too little text.
@@ -85,12 +95,14 @@ def train(
     # Saying "no checks", torch's default, silences its warning that there are none.
     unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
     with _processes(run.device) as (world, device), _deterministic(device), unchecked:
-        return _train(run, model_options, options, console or Console(quiet=world.rank > 0), world, device)
+        settings = given or {}, model_options, options
+        return _train(run, settings, console or Console(quiet=world.rank > 0), world, device)
 
 
 def _train(
-    run: Run, model_options: BiLMOptions, options: TrainingOptions, console: Console, world: World, device: torch.device
-) -> LanguageModel:
+    run: Run, settings: tuple[Mapping[str, Any], BiLMOptions | None, TrainingOptions | None], console: Console,
+    world: World, device: torch.device,
+) -> LanguageModel:  # fmt: skip
     for package in ("h5py", "safetensors"):  # the end of the first epoch would be a bad time to learn this
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
@@ -101,14 +113,17 @@ def _train(
     folder = Path(run.folder)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))
-    vocabulary = Vocabulary.load(run.vocabulary)
+    beginning = begin(folder, run.start_from, run.vocabulary, *settings)
+    options, vocabulary = beginning.training, beginning.vocabulary
+    if warning := precision_warning(options.precision, device):
+        console.print(f"Warning: {warning}", soft_wrap=True, highlight=False)
     shards = scan(find_files(run.train))
     held_out = find_files(run.held_out) if run.held_out else []
     scan(held_out)  # says now what would stop the run at the end of an epoch
     reads = [("--vocab", run.vocabulary), ("--start-from", run.start_from)]
     reads += [("--train", shard.path) for shard in shards] + [("--held-out", path) for path in held_out]
     require_own_folder(folder, reads, vocabulary)
-    trainer = _new_trainer(run, model_options, options, vocabulary, shards, world, device)
+    trainer = _new_trainer(beginning, shards, world, device)
     predictions = sum(shard.predictions for shard in shards)
     per_step = trainer.rows * options.unroll
     epoch = predictions // per_step
@@ -120,7 +135,11 @@ def _train(
     folder.mkdir(parents=True, exist_ok=True)
     total = run.epochs * epoch if run.steps is None else run.steps
     identity = _identity(trainer, shards, vocabulary)
-    _resume(trainer, folder, identity)
+    if beginning.checkpoint is not None:
+        _resume(trainer, *beginning.checkpoint, identity)
+    elif beginning.source is not None:
+        console.print(take_over(trainer, beginning.source), soft_wrap=True, highlight=False)
+    del beginning  # a checkpoint's tensors, or a whole model's
     console.print(
         f"{len(shards)} {'file' if len(shards) == 1 else 'files'}, {predictions:,} predictions a direction, "
         f"{epoch:,} steps an epoch, {total:,} steps; "
@@ -170,22 +189,13 @@ def _train(
     return trainer.model
 
 
-def _new_trainer(
-    run: Run, model_options: BiLMOptions, options: TrainingOptions, vocabulary: Vocabulary, shards: list[Shard],
-    world: World, device: torch.device,
-) -> Trainer:  # fmt: skip
+def _new_trainer(beginning: Beginning, shards: list[Shard], world: World, device: torch.device) -> Trainer:
+    options = beginning.training
     torch.manual_seed(options.seed)
-    model = new_language_model(model_options, options.softmax, vocabulary, sparse=sparse_gradients(options, world))
-    if run.start_from is not None:
-        source = official.load(Path(run.start_from) / OPTIONS_FILE, Path(run.start_from) / WEIGHTS_FILE)
-        if source.options != model_options:
-            different = model_differences(source.options.to_json(), model_options.to_json())
-            raise TrainingError(
-                f"the model in {run.start_from} (--start-from) is another than the one asked for:\n"
-                + "".join(f"  {line}\n" for line in different)
-                + "Give its options to train it further"
-            )
-        model.bilm.load_state_dict(source.state_dict())
+    sparse = sparse_gradients(options, world)
+    model = new_language_model(
+        beginning.model, options.softmax, beginning.vocabulary, sparse=sparse, shared=options.share_softmax
+    )
     torch.manual_seed(options.seed + 1 + world.rank)  # dropout: each process its own
     return Trainer(model.to(device), shards, options, world)
 
@@ -195,12 +205,7 @@ def _identity(trainer: Trainer, shards: list[Shard], vocabulary: Vocabulary) -> 
     return {**trainer.settings(), "training text": [shard.digest for shard in shards], "vocabulary": words}
 
 
-def _resume(trainer: Trainer, folder: Path, identity: dict[str, Any]) -> None:
-    found = list_checkpoints(folder)
-    if not found:
-        return
-    path = found[-1][1]
-    content = load_checkpoint(path)
+def _resume(trainer: Trainer, path: Path, content: Mapping[str, Any], identity: dict[str, Any]) -> None:
     if different := run_differences(content["identity"], identity):
         raise TrainingError(
             f"{path} is of a run with other settings:\n"

@@ -3,12 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
+
+from .options import BiLMOptions, CharacterOptions
+from .training import TrainingOptions
+from .vocabulary import SPECIALS
 
 # Fields of BiLMOptions and CharacterOptions whose option has another name than the field.
 _OPTIONS = {"hidden": "dim", "embedding_dim": "char-dim"}
 # Have no option: they follow from others, or come from an official file.
 _DERIVED = ("projected", "vocabulary_size", "boundary_ids")
+
+# Options of the command that are fields of BiLMOptions or follow from them, and those of its CharacterOptions.
+_SIZES = ("input", "dim", "projection", "layers", "cell", "cell_clip", "proj_clip", "skip_connections")
+_CHARACTERS = ("char_dim", "filters", "highways", "activation", "max_characters")
+_FIELDS = {option.replace("-", "_"): field for field, option in _OPTIONS.items()}
+
+
+def with_sizes(base: BiLMOptions, given: Mapping[str, Any]) -> BiLMOptions:
+    """An architecture with some sizes changed, by the names of the command's options.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+    changes = {_FIELDS.get(name, name): given[name] for name in _SIZES if name in given}
+    characters = {_FIELDS.get(name, name): given[name] for name in _CHARACTERS if name in given}
+    hidden, projection = (changes.get(name, getattr(base, name)) for name in ("hidden", "projection"))
+    cell = changes.get("cell", base.cell)
+    if projection > hidden:
+        raise ValueError(f"--projection {projection} is larger than --dim {hidden}")
+    if cell == "gru" and projection != hidden:
+        raise ValueError("--cell gru has no projection: give --projection the value of --dim")
+    if {"hidden", "projection", "cell"} & changes.keys():
+        changes["projected"] = cell == "lstm" and hidden != projection
+    if changes.pop("input", base.input) == "words":
+        if characters:
+            options = ", ".join(_option(name, value) for name, value in characters.items())
+            raise ValueError(f"a model that reads words (--input words) has no characters: leave out {options}")
+        size = base.vocabulary_size or len(SPECIALS)  # the run's vocabulary decides
+        return replace(base, **changes, characters=None, vocabulary_size=size)
+    changes["characters"] = replace(base.characters or CharacterOptions(), **characters)
+    return replace(base, **changes, vocabulary_size=None)
+
+
+def contradictions(base: BiLMOptions, wanted: Mapping[str, Any] | BiLMOptions) -> list[str]:
+    """What in ``wanted``, an architecture or single options of the command, is otherwise in ``base``: "X and not Y"."""
+    if isinstance(wanted, BiLMOptions):
+        if wanted.characters is None and base.characters is None:
+            base = replace(base, vocabulary_size=wanted.vocabulary_size, boundary_ids=wanted.boundary_ids)
+        lines = [] if wanted == base else model_differences(base.to_json(), wanted.to_json())
+        return [line.replace(", now ", " and not ") for line in lines]
+    lines = []
+    for names, part in ((_SIZES, base), (_CHARACTERS, base.characters)):
+        for name in (name for name in names if name in wanted):
+            field = _FIELDS.get(name, name)
+            found = getattr(part, field, None)
+            if found != wanted[name]:
+                lines.append(f"{_option(field, found)} and not {_option(field, wanted[name])}")
+    return lines
 
 
 def model_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -28,6 +81,7 @@ def model_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 def run_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two runs' settings (``Trainer.settings``, training text and vocabulary), one line each."""
+    before = {**asdict(TrainingOptions()), **before}  # a checkpoint may be older than an option
     apart = ("model", "training text", "vocabulary", "processes")
     lines = list(_lines([name for name in now if name not in apart], before, now))
     lines += model_differences(before["model"], now["model"])
@@ -54,6 +108,8 @@ def _option(name: str, value: Any) -> str:
     name = name.removeprefix("characters.")
     if name == "skip_connections":
         return "--skip" if value else "--no-skip"
+    if name == "share_softmax":
+        return "--share-softmax" if value else "no --share-softmax"
     option = "--" + _OPTIONS.get(name, name).replace("_", "-")
     if value is None:
         return f"no {option}"

@@ -97,9 +97,12 @@ class SoftmaxHead(nn.Module):
         kind: "full" or "sampled", the same parameters, weight [V, R] and bias [V]; or "adaptive".
         sparse: gradients of the sampled rows only. For the optimisers that take them; a step then costs what the sample
             costs and not what the vocabulary does.
+        shared: the table [V + 1, R] of a word encoder, whose rows 1..V are the weight then; not for "adaptive".
     """
 
-    def __init__(self, kind: str, width: int, vocabulary_size: int, *, sparse: bool = False) -> None:
+    def __init__(
+        self, kind: str, width: int, vocabulary_size: int, *, sparse: bool = False, shared: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
         if kind not in KINDS:
             raise ValueError(f"the softmax must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -107,6 +110,7 @@ class SoftmaxHead(nn.Module):
         self.width = width
         self.vocabulary_size = vocabulary_size
         self.sparse = sparse and kind == "sampled"
+        self.shared = shared is not None
         self.adaptive: nn.AdaptiveLogSoftmaxWithLoss | None = None
         if kind == "adaptive":
             # Each cluster is narrower than the one before by this factor; torch's 4 leaves nothing of a small width.
@@ -115,9 +119,15 @@ class SoftmaxHead(nn.Module):
                 width, vocabulary_size, adaptive_cutoffs(vocabulary_size), div_value=narrower
             )
         else:
-            self.weight = nn.Parameter(torch.empty(vocabulary_size, width))
+            self.weight = nn.Parameter(torch.empty(vocabulary_size, width)) if shared is None else shared
             self.bias = nn.Parameter(torch.zeros(vocabulary_size, 1))
-            nn.init.normal_(self.weight, std=width**-0.5)
+            if shared is None:
+                nn.init.normal_(self.weight, std=width**-0.5)
+
+    @property
+    def table(self) -> Tensor:
+        """The weight [V, R]."""
+        return self.weight[1:] if self.shared else self.weight
 
     def loss(self, hidden: Tensor, targets: Tensor, negatives: Negatives | None = None) -> Tensor:
         """Mean loss in nats of one direction.
@@ -132,13 +142,13 @@ class SoftmaxHead(nn.Module):
             return self.adaptive(hidden, targets).loss
         if negatives is not None:
             return self._sampled_loss(hidden, targets, negatives)
-        return functional.cross_entropy(functional.linear(hidden, self.weight, self.bias[:, 0]).float(), targets)
+        return functional.cross_entropy(functional.linear(hidden, self.table, self.bias[:, 0]).float(), targets)
 
     def _sampled_loss(self, hidden: Tensor, targets: Tensor, negatives: Negatives) -> Tensor:
         sampled = negatives.words
         # One look-up for both, so that the gradient of a row is added up once.
         rows = torch.cat([targets, sampled])
-        weight = functional.embedding(rows, self.weight, sparse=self.sparse)
+        weight = functional.embedding(rows, self.table, sparse=self.sparse)
         offset = functional.embedding(rows, self.bias, sparse=self.sparse)[:, 0].float()
         offset = offset - log_expected_count(rows, negatives.tries, self.vocabulary_size)
         count = len(targets)
@@ -156,7 +166,7 @@ class SoftmaxHead(nn.Module):
         """Log probabilities [N, V] (float32) of every word after ``hidden`` [N, R]."""
         if self.adaptive is not None:
             return self.adaptive.log_prob(hidden.float())
-        return functional.linear(hidden, self.weight, self.bias[:, 0]).float().log_softmax(-1)
+        return functional.linear(hidden, self.table, self.bias[:, 0]).float().log_softmax(-1)
 
 
 def adaptive_cutoffs(vocabulary_size: int) -> list[int]:

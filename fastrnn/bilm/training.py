@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,10 +24,9 @@ from .data import Batch, TrainingData
 from .language_model import Clock, LanguageModel
 from .model import detach_state
 from .optimizer import OPTIMIZERS, SPARSE, clip_by_global_norm, make_optimizer
+from .precision import PRECISIONS
 from .softmax import KINDS, LogUniformSampler, Negatives
 from .text import Shard
-
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class TrainingError(RuntimeError):
@@ -42,6 +41,7 @@ class TrainingOptions:
         batch: rows of one process and one part of an accumulated step.
         unroll: steps of a window; gradients end at its start, the state goes on.
         softmax: "sampled", "full" or "adaptive".
+        share_softmax: word models: the softmax's rows are the words' input vectors.
         negatives: words drawn for each direction and step; at most the vocabulary.
         dropout: on the input of every layer and on the softmax's.
         clip: bound of the global gradient norm, 0: none.
@@ -54,6 +54,7 @@ class TrainingOptions:
     batch: int = 128
     unroll: int = 20
     softmax: str = "sampled"
+    share_softmax: bool = False
     negatives: int = 8192
     dropout: float = 0.1
     clip: float = 10.0
@@ -72,6 +73,8 @@ class TrainingOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.share_softmax and self.softmax == "adaptive":
+            raise ValueError("share_softmax needs a row for each word, which the adaptive softmax does not have")
         if self.clip < 0:
             raise ValueError(f"clip must be positive, or 0 for none, got {self.clip}")
 
@@ -151,7 +154,7 @@ class Trainer:
             last = part + 1 == options.accumulate
             with self._without_exchange() if not last else contextlib.nullcontext():
                 with self._autocast():
-                    arrays = (self._to_device(array) for array in (batch.characters, batch.inputs, batch.targets))
+                    arrays = (self._to_device(array) for array in (batch.ids, batch.inputs, batch.targets))
                     part_losses, state = self._module(
                         *arrays, negatives, self._states[part], options.dropout, self._clock.mark
                     )
@@ -256,6 +259,12 @@ class Trainer:
         if own["cuda_random"] is not None:
             torch.cuda.set_rng_state(own["cuda_random"], self.device)
 
+    def adopt_optimizer(self, states: Mapping[int, dict[str, Tensor]]) -> None:
+        """Takes the optimiser's state of some parameters from another run; rates and the like stay this one's."""
+        own = self._optimizer.state_dict()
+        own["state"].update(states)
+        self._optimizer.load_state_dict(own)
+
     def settings(self) -> dict[str, Any]:
         """What must be the same for a run to be resumed."""
         return {**asdict(self.options), "processes": self.world.size, "model": self.model.bilm.options.to_json()}
@@ -263,4 +272,5 @@ class Trainer:
 
 def sparse_gradients(options: TrainingOptions, world: World) -> bool:
     """Whether the softmax should give sparse gradients: NCCL exchanges dense ones only, AdamW takes no others."""
-    return options.softmax == "sampled" and options.optimizer in SPARSE and world.size == 1
+    sparse = options.softmax == "sampled" and not options.share_softmax
+    return sparse and options.optimizer in SPARSE and world.size == 1

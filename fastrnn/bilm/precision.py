@@ -1,0 +1,25 @@
+"""Types of products, and which processors compute in them."""
+
+from __future__ import annotations
+
+import torch
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Instructions that multiply a type, by the names of torch.cpu.get_capabilities: x86's two sets, and ARM's.
+_INSTRUCTIONS = {
+    "bfloat16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "float16": ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
+_SETS = {"bfloat16": "AVX512-BF16 or AMX", "float16": "AVX512-FP16 or AMX-FP16"}
+
+
+def precision_warning(precision: str, device: torch.device) -> str:
+    """What speaks against a precision on a device, in a sentence; empty if nothing does."""
+    if device.type != "cpu" or precision not in _INSTRUCTIONS:
+        return ""
+    if any(torch.cpu.get_capabilities().get(name) for name in _INSTRUCTIONS[precision]):
+        return ""
+    return (
+        f"this processor has no {_SETS[precision]}: --precision {precision} saves memory here, but is slower than "
+        "float32"
+    )

@@ -1,0 +1,83 @@
+"""Checkpoints of bilm-tf, softmax included, by TensorFlow's own reader (the extra `tf`).
+
+bilm-tf keeps `model.ckpt-STEP` (three files) and options.json in its folder. Its variables are named as in the hdf5
+that its dump_weights writes, but for the scope `lm` and the names of TensorFlow's cells: github.com/allenai/bilm-tf,
+bilm/training.py, `dump_weights` and `_build_loss`.
+"""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .files import WeightsError
+from .official import Weights
+
+ENDING = ".index"  # of the file that names the others
+_SCOPE = "lm/"
+# From a name in the hdf5 to a variable's: dump_weights the other way round.
+_NAMES = (
+    (r"/RNN/", "/rnn/"),
+    (r"/MultiRNNCell/", "/multi_rnn_cell/"),
+    (r"/Cell(\d+)/", r"/cell_\1/"),
+    (r"/LSTMCell/", "/lstm_cell/"),
+    (r"/W_P_0$", "/projection/kernel"),
+    (r"/W_0$", "/kernel"),
+    (r"/B$", "/bias"),
+)
+
+
+class Checkpoint(Weights):
+    """A checkpoint, read by the names of the hdf5 format."""
+
+    def __init__(self, path: str | PathLike) -> None:
+        try:
+            import tensorflow
+        except ImportError as error:
+            raise ImportError(
+                f"reading {path} needs TensorFlow (pip install tensorflow-cpu), whose checkpoint it is"
+            ) from error
+        self.path = path
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+        try:
+            self._reader = tensorflow.train.load_checkpoint(str(path).removesuffix(ENDING))
+            self._shapes = self._reader.get_variable_to_shape_map()
+        except Exception as error:  # TensorFlow's own kinds
+            raise WeightsError(f"{path}: not a checkpoint that can be read: {error}") from error
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __contains__(self, name: str) -> bool:
+        return _variable(name) in self._shapes
+
+    def _dataset(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        variable = _variable(name)
+        found = tuple(self._shapes[variable])
+        self.check_shape(variable, shape, found)
+        try:
+            values = self._reader.get_tensor(variable)
+        except Exception as error:
+            raise WeightsError(f"{self.path}: {variable} cannot be read, the file is damaged: {error}") from error
+        self.check_type(variable, values.dtype)
+        return torch.from_numpy(values.astype("float32"))
+
+
+def _variable(name: str) -> str:
+    for pattern, replacement in _NAMES:
+        name = re.sub(pattern, replacement, name)
+    return _SCOPE + name
+
+
+def read_softmax(path: str | PathLike, width: int) -> dict[str, Tensor]:
+    """The softmax's parameters under our names; a shared one has a bias alone."""
+    with Checkpoint(path) as file:
+        weights = {"bias": file.read("softmax/b", -1)[:, None]}
+        if "softmax/W" in file:
+            weights["weight"] = file.read("softmax/W", -1, width)
+    return weights
