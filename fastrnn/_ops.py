@@ -4,11 +4,13 @@ They run the same raw call as the eager route and carry the fakes and the autogr
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from . import _backward, _raw
 from ._config import Config, Rows, reference_gradients
@@ -132,6 +134,41 @@ def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
 
 
 torch.library.register_autograd("fastrnn::layer", _gradients, setup_context=_setup_context)
+
+
+def _forward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kwargs):
+    """Products alone, as torch counts its own layers: 2*N for each element of a weight matrix; tensors come as shapes.
+
+    Rows beyond ``lengths`` count, for shapes do not tell them.
+    """
+    rows, first = prod(operands[0][:-1]), _config(*options[:-1]).first_weight
+    return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) == 2)
+
+
+def _backward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kwargs):
+    """Likewise: each product's gradients of what it multiplied and of its weight, where they are wanted, and with
+    ``recompute`` the gates' products once more."""
+    *options, needs = options
+    config, rows = _config(*options[:-6]), prod(operands[0][:-1])
+    # The state before the first step has a gradient only if it is wanted.
+    wants_initial = any(needs[config.first_state : config.first_weight])
+    total = 0
+    for d in range(len(config.reverse)):
+        multiplied = {
+            "weight_ih": rows * needs[d if config.inputs > 1 else 0],
+            "weight_hh": rows if wants_initial else rows - batch,
+            "weight_hr": rows,
+        }
+        for name in multiplied.keys() & config.places.keys():
+            place = config.place(name, d)
+            total += 2 * prod(operands[place]) * (multiplied[name] + rows * needs[place])
+            if config.recompute and config.spec.saved and name != "weight_hr":
+                total += 2 * prod(operands[place]) * rows
+    return total
+
+
+register_flop_formula(torch.ops.fastrnn.layer)(_forward_flops)
+register_flop_formula(torch.ops.fastrnn.layer_backward)(_backward_flops)
 
 
 def gradients_operator(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from ._checks import check_masks
 from ._config import saveable
 from .cells import CELLS, States
 from .functional import stack
+
+
+def is_proxy(*arguments: Any) -> bool:
+    """Whether torch.fx traces the call."""
+    for t in arguments:
+        if type(t) is Proxy:
+            return True
+    return False
 
 
 class Recurrent(torch.nn.RNNBase):
@@ -62,6 +73,25 @@ class Recurrent(torch.nn.RNNBase):
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("recompute", False)
+
+    def _node(self, *arguments: Any, **options: Any) -> Any:
+        """The call as one node of the graph that torch.fx traces, as its Tracer makes of torch.nn's layers.
+
+        The Tracer takes the modules in torch.nn for leaves, and enters all others.
+        """
+        tracer = next(t.tracer for t in (*arguments, *options.values()) if isinstance(t, Proxy))
+        if self is tracer.root:
+            reason = "it is the whole model"
+        elif self._forward_hooks or self._forward_pre_hooks:
+            reason = "it has hooks"
+        elif type(self).forward.__module__ != "fastrnn.modules":
+            reason = f"its class {type(self).__name__} has a forward of its own"
+        else:
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, options)
+        raise RuntimeError(
+            f"torch.fx cannot trace this fastrnn {self._kind}, for {reason}: make it a leaf (a Tracer whose "
+            "is_leaf_module is true for it)"
+        )
 
     def _run(
         self,

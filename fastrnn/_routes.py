@@ -63,6 +63,16 @@ def _without_memory(t: Tensor | None) -> bool:
     return t is not None and (torch._C._functorch.is_legacy_batchedtensor(t) or t._is_zerotensor())
 
 
+def _only_these_steps(x: Tensor, steps: int) -> Tensor:
+    """``x``; as TorchScript, which a trace keeps as it is, branch included."""
+    if x.size(0) != steps:
+        raise RuntimeError(
+            f"torch.jit.trace unrolled the {steps} time steps (or packed rows) of a fastrnn layer's example input, "
+            f"got {x.size(0)}: trace the model again for other lengths"
+        )
+    return x
+
+
 def run(
     config: Config,
     operands: list[Tensor],
@@ -84,6 +94,9 @@ def run(
         if rows.lengths is not None or rows.resets is not None or rows.batch_sizes is not None:
             rows = Rows(rows.batch, *map(saveable, rows[1:]))
     if _transformed():
+        if torch._C._get_tracing_state() is not None:
+            steps = len(operands[0].unbind(0))  # a size itself is a tensor to the tracer
+            operands = [torch.jit.script(_only_these_steps)(operands[0], steps), *operands[1:]]
         return call_reference(config, operands, rows)
     x = operands[0]  # functional.py has checked that all lie on one device
     if not (x.is_cpu or x.is_cuda) or _observed() or not _plain(operands) or not _plain(rows[1:]):

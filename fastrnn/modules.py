@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ._recurrent import Recurrent
+from ._recurrent import Recurrent, is_proxy
 from .cells import States
 
 __all__ = ["GRU", "LSTM", "RNN"]
@@ -124,7 +124,8 @@ class LSTM(Recurrent):
             output [T, B, D*R], in the layout of the input, and the final states (h_n [L*D, B, R], c_n [L*D, B, H]),
             in the layout of hx. Under autocast both have autocast's type.
         """
-
+        if is_proxy(input, hx, lengths, resets):
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial)
         if hx is not None:
             states = (hx[0], hx[1])
             if len(hx) != 2:
@@ -222,7 +223,8 @@ class GRU(Recurrent):
             output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
             Under autocast both have autocast's type (torch.nn.GRU on a CPU alone returns float32 there).
         """
-
+        if is_proxy(input, hx, lengths, resets):
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial)
         output, final = self._run(input, None if hx is None else (hx,), lengths, resets, reset_to_initial)
         return output, final[0]
 
@@ -311,6 +313,7 @@ class RNN(Recurrent):
             output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
             Under autocast both have autocast's type.
         """
-
+        if is_proxy(input, hx, lengths, resets):
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial)
         output, final = self._run(input, None if hx is None else (hx,), lengths, resets, reset_to_initial)
         return output, final[0]
