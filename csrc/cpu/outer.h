@@ -38,7 +38,7 @@ struct OuterProduct {
   static constexpr int kVectors = Isa::kBytes == 64 ? 4 : 2, kColumns = kVectors * kLanes;
   static constexpr int kStrip = Isa::kAccumulators / kVectors;  // left columns in a strip
   // A block of rows: its left columns stay in L2, its right columns beside them, a strip of the left ones in L1.
-  static constexpr int64_t kDepth = 128, kLeftBytes = 384 << 10, kRightBytes = 128 << 10;
+  static constexpr int64_t kDepth = 128, kLeftBytes = Isa::kL2Bytes / 8 * 3, kRightBytes = Isa::kL2Bytes / 8;
 
   // Sizes of one thread's buffers for at most `rows` rows: as the products need them, and no larger. Of fewer rows a block has more
   // columns and may waste less of its bytes.

@@ -3,8 +3,9 @@
 //
 // A packed matrix is cut into panels of kVectors registers of columns. A panel covers kGroups*kLanes hidden units with all
 // kGates of their gates side by side (gate-major), so that the pointwise part of a unit finds its gates in one tile:
-//   panel = bias [kVectors*kLanes] (state type), then for each k: kVectors*kLanes weights (bfloat16: for each pair k, k+1:
-//   kVectors*kLanes pairs).
+//   panel = bias [kVectors*kLanes] (state type), then its slices, one after the other: for each k, the weights of the slice's
+//   kSlice registers (bfloat16: for each pair k, k+1, so many pairs).
+// A slice is as wide as a tile of sums may be: the whole panel, or half of it where registers are few.
 // Every sum runs over k in ascending order in one accumulator, whatever the number of rows, threads or blocks: results do not
 // depend on them, bit for bit.
 #pragma once
@@ -57,10 +58,13 @@ struct Product {
   static constexpr int kLanes = V::kLanes;
   static constexpr int kColumns = kVectors * kLanes;
   static constexpr int kUnits = kGroups * kLanes;
-  static constexpr int kMaxRows = Isa::kAccumulators / kVectors;
+  static constexpr int kSlices = kVectors > Isa::kTileVectors ? 2 : 1, kSlice = kVectors / kSlices;
+  static constexpr int kSliceColumns = kSlice * kLanes;
+  static constexpr int kMaxRows = Isa::kAccumulators / kSlice;
+  static_assert(kVectors % kSlices == 0 && kSlice <= Isa::kTileVectors && (kSlices == 1 || kSlice * Isa::kBytes <= 64));
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
-  // A block of k keeps its part of a panel in L2 (128 KiB in float) while the row groups pass; a block packed on the fly in L1.
-  static constexpr int64_t kDepthBlock = 512, kFlyBlock = 64;
+  // A block of k keeps its part of a slice near (Isa) while the row groups pass; a block packed on the fly in L1.
+  static constexpr int64_t kDepthBlock = Isa::kDepthBlock, kFlyBlock = 64;
   static constexpr int64_t kLine = 64;  // of cache
 
   static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
@@ -87,17 +91,18 @@ struct Product {
     }
   }
 
-  // Packs k in [k0, k1) of one panel; k0 is even.
-  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, O* out) {
+  // Packs k in [k0, k1) of one panel, slices `apart` elements from each other; k0 is even.
+  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, O* out, int64_t apart) {
     const S* data = static_cast<const S*>(source.data);
     const int64_t end = padded_depth(k1);
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t gate = vector / kGroups, unit0 = panel * kUnits + vector % kGroups * kLanes;
       const int64_t left = source.units - unit0;
       const int lanes = left < 0 ? 0 : left < kLanes ? static_cast<int>(left) : kLanes;
+      O* const slice = out + vector / kSlice * apart;
       const auto slot = [&](int64_t k) -> O* {
-        if constexpr (kPairs) return out + ((k - k0) / 2 * kColumns + vector * kLanes) * 2 + (k - k0) % 2;
-        else return out + (k - k0) * kColumns + vector * kLanes;
+        if constexpr (kPairs) return slice + ((k - k0) / 2 * kSliceColumns + vector % kSlice * kLanes) * 2 + (k - k0) % 2;
+        else return slice + (k - k0) * kSliceColumns + vector % kSlice * kLanes;
       };
       constexpr int kLaneStep = kPairs ? 2 : 1;
       if (source.transposed) {
@@ -136,7 +141,8 @@ struct Product {
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
       char* base = static_cast<char*>(matrix.panels) + panel * panel_bytes(matrix.source.depth);
       pack_bias(matrix.source, panel, reinterpret_cast<T*>(base));
-      pack_block(matrix.source, panel, 0, matrix.source.depth, reinterpret_cast<O*>(base + kColumns * sizeof(T)));
+      pack_block(matrix.source, panel, 0, matrix.source.depth, reinterpret_cast<O*>(base + kColumns * sizeof(T)),
+                 padded_depth(matrix.source.depth) * kSliceColumns);
     }
   }
 
@@ -161,10 +167,10 @@ struct Product {
       const O* weights = reinterpret_cast<const O*>(bias + kColumns);
       const char* after = reinterpret_cast<const char*>(weights) + (next - panel) * panel_bytes(depth);
       for (int64_t k = 0; k < depth; k += kDepthBlock) {
-        const O* here = weights + k * kColumns;
+        const O* here = weights + k * kSliceColumns;
         const bool last = k + kDepthBlock >= depth;
-        block(rows, count, k, last ? depth : k + kDepthBlock, here, bias, out, out_stride,
-              last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kColumns));
+        block(rows, count, k, last ? depth : k + kDepthBlock, here, padded_depth(depth) * kSliceColumns, bias, out, out_stride,
+              last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kSliceColumns));
       }
     } else {
       int64_t k = 0;
@@ -180,8 +186,8 @@ struct Product {
       alignas(64) O weights[kFlyBlock * kColumns];
       for (; k < depth; k += kFlyBlock) {
         const int64_t end = k + kFlyBlock < depth ? k + kFlyBlock : depth;
-        pack_block(source, panel, k, end, weights);
-        block(rows, count, k, end, weights, bias, out, out_stride, reinterpret_cast<const char*>(weights));
+        pack_block(source, panel, k, end, weights, kFlyBlock * kSliceColumns);
+        block(rows, count, k, end, weights, kFlyBlock * kSliceColumns, bias, out, out_stride, reinterpret_cast<const char*>(weights));
       }
     }
   }
@@ -192,57 +198,74 @@ struct Product {
     else to = to_float(from);
   }
 
-  // Adds k in [k0, k1) to the sums, in groups of rows as even as can be. The first block starts from the bias, the others from
-  // what the one before left. Meanwhile the next block comes closer, from `ahead`: each group asks for a part of it, so that
-  // memory works all the time and not for the first group alone.
-  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, const T* bias, T* out,
-                    int64_t out_stride, const char* ahead) {
-    int64_t groups = (count + kMaxRows - 1) / kMaxRows;
-    for (int64_t row = 0; groups > 0; --groups) {
-      const int64_t size = (count - row + groups - 1) / groups;
-      T* to = out + row * out_stride;
-      group<kMaxRows>(size, rows + row, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, ahead);
-      ahead += (k1 - k0) * kLine;
-      row += size;
+  // Adds k in [k0, k1) to the sums, slice by slice, in groups of rows as even as can be. The first block starts from the bias, the
+  // others from what the one before left. Meanwhile the next block comes closer, from `ahead`: each group asks for a part of it, so
+  // that memory works all the time and not for the first group alone. With slices the first group's part is all of it, and the other
+  // groups ask for what is near: more would push out of a small L2 what is in use.
+  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, int64_t apart, const T* bias,
+                    T* out, int64_t out_stride, const char* ahead) {
+    if constexpr (kSlices > 1) {
+      // Few rows take all slices at once: one would give too few chains of additions.
+      if (count <= kMaxRows / kSlices)
+        return group<kMaxRows / kSlices, kSlices>(count, rows, k0, k1, weights, apart, k0 ? out : bias, k0 ? out_stride : 0, out,
+                                                  out_stride, ahead);
+    }
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const char* part = ahead + slice * apart * static_cast<int64_t>(sizeof(O));
+      int64_t groups = (count + kMaxRows - 1) / kMaxRows;
+      for (int64_t row = 0; groups > 0; --groups) {
+        const int64_t size = (count - row + groups - 1) / groups;
+        T* to = out + row * out_stride;
+        group<kMaxRows, 1>(size, rows + row, k0, k1, weights, apart, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, part);
+        if constexpr (kSlices > 1) part = reinterpret_cast<const char*>(weights);
+        else part += (k1 - k0) * kLine;
+        row += size;
+      }
+      weights += apart, bias += kSliceColumns, out += kSliceColumns;
     }
   }
 
-  template <int kRows>
-  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const O* weights, const T* from,
+  template <int kRows, int kWide>
+  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const O* weights, int64_t apart, const T* from,
                     int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
     if constexpr (kRows > 1) {
-      if (size < kRows) return group<kRows - 1>(size, rows, k0, k1, weights, from, from_stride, to, to_stride, ahead);
+      if (size < kRows)
+        return group<kRows - 1, kWide>(size, rows, k0, k1, weights, apart, from, from_stride, to, to_stride, ahead);
     }
-    micro_kernel<kRows>(rows, k0, k1, weights, from, from_stride, to, to_stride, ahead);
+    micro_kernel<kRows, kWide>(rows, k0, k1, weights, apart, from, from_stride, to, to_stride, ahead);
   }
 
-  // The loop that matters: kRows*kVectors sums in registers; per k, kVectors loads of weights, kRows broadcasts. k0 < k1.
-  template <int kRows>
-  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const O* weights,
+  // The loop that matters: kRows times the registers of kWide slices in sums; per k, a load for each of those registers and kRows
+  // broadcasts. k0 < k1.
+  template <int kRows, int kWide>
+  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const O* weights, int64_t apart,
                                                      const T* from, int64_t from_stride, T* to, int64_t to_stride,
                                                      const char* ahead) {
-    V sum[kRows][kVectors];
+    constexpr int kWidth = kWide * kSlice;
+    const auto place = [&](int64_t word, int vector) {
+      return vector / kSlice * apart + (word * kSliceColumns + vector % kSlice * kLanes) * kWordSize;
+    };
+    V sum[kRows][kWidth];
     const O* a[kRows];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       a[row] = rows[row] + k0;
 #pragma GCC unroll 4
-      for (int vector = 0; vector < kVectors; ++vector)
+      for (int vector = 0; vector < kWidth; ++vector)
         sum[row][vector] = load_full<V>(from + row * from_stride + vector * kLanes);
     }
     const int64_t depth = k1 - k0;
     if constexpr (kPairs) {
 #if defined(__AVX512BF16__)
       const auto step = [&](int64_t pair, auto&& operand) {
-        __m512bh w[kVectors];
+        __m512bh w[kWidth];
 #pragma GCC unroll 4
-        for (int vector = 0; vector < kVectors; ++vector)
-          std::memcpy(&w[vector], weights + (pair * kColumns + vector * kLanes) * 2, 64);
+        for (int vector = 0; vector < kWidth; ++vector) std::memcpy(&w[vector], weights + place(pair, vector), 64);
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
           const __m512i pairs = _mm512_set1_epi32(operand(row));
 #pragma GCC unroll 4
-          for (int vector = 0; vector < kVectors; ++vector)
+          for (int vector = 0; vector < kWidth; ++vector)
             sum[row][vector].raw = reinterpret_cast<typename V::Raw>(_mm512_dpbf16_ps(
                 reinterpret_cast<__m512>(sum[row][vector].raw), reinterpret_cast<__m512bh>(pairs), w[vector]));
         }
@@ -259,22 +282,23 @@ struct Product {
     } else {
       int64_t k = 0;
       do {
-        V w[kVectors];
-        __builtin_prefetch(ahead + k * kLine, 0, 2);
+        V w[kWidth];
+        // All slices at once are read no faster than memory gives them: fetching ahead would only take the loads' place.
+        if constexpr (kWide == 1) __builtin_prefetch(ahead + k * kLine, 0, 2);
 #pragma GCC unroll 4
-        for (int vector = 0; vector < kVectors; ++vector) w[vector] = load_full<V>(weights + k * kColumns + vector * kLanes);
+        for (int vector = 0; vector < kWidth; ++vector) w[vector] = load_full<V>(weights + place(k, vector));
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
           const V operand(a[row][k]);
 #pragma GCC unroll 4
-          for (int vector = 0; vector < kVectors; ++vector) sum[row][vector] = sum[row][vector] + operand * w[vector];
+          for (int vector = 0; vector < kWidth; ++vector) sum[row][vector] = sum[row][vector] + operand * w[vector];
         }
       } while (++k < depth);
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
-      for (int vector = 0; vector < kVectors; ++vector)
+      for (int vector = 0; vector < kWidth; ++vector)
         store_full(to + row * to_stride + vector * kLanes, sum[row][vector]);
   }
 
