@@ -136,6 +136,7 @@ def _cpu() -> list[Case]:
     return _both_modes(
         [
             *(Case(cell, *shape) for cell in cells for shape in shapes),
+            *(Case(cell, 1, 1, hidden, hidden) for cell in cells for hidden in (64, 128, 512, 1024)),
             *(Case(cell, 100, 32, 256, 256, layers=2, bidirectional=True) for cell in cells),
             *(Case(cell, 100, 32, 256, 256, packed=True) for cell in cells),
             Case("lstm", 64, 20, 512, 4096, proj=512),

@@ -83,10 +83,12 @@ def _in_one_call(
     if d_output is not None:
         d_output = readable(d_output)
     d_final = [None if g is None else g.contiguous() for g in gradients[1:]]
-    found = [
-        torch.empty_like(t, memory_format=torch.contiguous_format) if need else None
-        for t, need in zip(operands, needs, strict=True)
-    ]
+    found: list[Tensor | None] = [None] * len(operands)
+    for place, (t, need) in enumerate(zip(operands, needs, strict=True)):
+        if need:  # naming the format costs as much again
+            found[place] = (
+                torch.empty_like(t) if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
+            )
     structs = []
     for d, reverse in enumerate(config.reverse):
         struct = _C.GradientDirection()

@@ -49,6 +49,8 @@ def test_lists_hold_valid_cases_with_names_of_their_own():
         assert len({case.name for case in named.cases}) == len(named.cases)
         assert {case.mode for case in named.cases} == {"forward", "training"}
     assert all(case.dtype == "float32" for case in CASE_LISTS["cpu"].cases)
+    steps = {case.hidden for case in CASE_LISTS["cpu"].cases if case.time == case.batch == 1 and case.cell == "gru"}
+    assert steps == {64, 128, 256, 512, 1024}
     assert any(case.packed for case in CASE_LISTS["cpu"].cases) and any(case.proj for case in CASE_LISTS["cpu"].cases)
 
 

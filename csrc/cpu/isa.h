@@ -9,21 +9,22 @@ namespace fr::cpu {
 // kDepthBlock: operands of a row that a tile takes at a time. AVX2: a slice of 64 bytes each is 16 KiB, which stay in an L1 of 32
 // while the groups of rows pass; the others: 128 KiB in L2. kL2Bytes: of a core that has this set and no better one.
 // kNativeBFloat16: products of bfloat16 pairs in one instruction (vdpbf16ps), so that operands stay in 16 bit.
+// kUnpacksLines: weights that are used once, and are many or have rows that share a set of L1, are read a line of each row at a time.
 struct Baseline {
   static constexpr int kBytes = 16, kAccumulators = 8, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false;
+  static constexpr bool kNativeBFloat16 = false, kUnpacksLines = false;
 };
 struct Avx2 {
   static constexpr int kBytes = 32, kAccumulators = 12, kTileVectors = 3, kDepthBlock = 256, kL2Bytes = 512 << 10;
-  static constexpr bool kNativeBFloat16 = false;
+  static constexpr bool kNativeBFloat16 = false, kUnpacksLines = true;
 };
 struct Avx512 {
   static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false;
+  static constexpr bool kNativeBFloat16 = false, kUnpacksLines = false;
 };
 struct Avx512BFloat16 {
   static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = true;
+  static constexpr bool kNativeBFloat16 = true, kUnpacksLines = false;
 };
 
 }  // namespace fr::cpu

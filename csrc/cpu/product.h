@@ -70,6 +70,8 @@ struct Product {
   static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
   // Up to so many rows, weights that are used once go from where they lie straight into the sums.
   static constexpr int kUnpackedRows = Isa::kBytes / 8;
+  static constexpr int64_t kStep = 4 * kWordSize;  // operands of a row of such weights that are transposed at a time
+  static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely in cache when they are used again
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
   static int64_t padded_depth(int64_t depth) { return kPairs ? (depth + 1) / 2 * 2 : depth; }
@@ -175,12 +177,17 @@ struct Product {
     } else {
       int64_t k = 0;
 #if defined(__AVX2__)
-      // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are packed, a block at a time.
-      const bool apart = source.stride * static_cast<int64_t>(sizeof(S)) % 4096 != 0;
-      const bool full = (panel + 1) * kUnits <= source.units && depth >= 4 * kWordSize;
-      if (!source.transposed && apart && full && count <= kUnpackedRows) {
-        k = depth / (4 * kWordSize) * (4 * kWordSize);
-        unpacked<kUnpackedRows>(source, panel, rows, count, k, bias, out, out_stride);
+      // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are read line by line, or packed, a block at
+      // a time.
+      const int64_t row_bytes = source.stride * static_cast<int64_t>(sizeof(S));
+      const bool apart = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
+      const bool full = (panel + 1) * kUnits <= source.units && depth >= kStep;
+      if (!source.transposed && full && count <= kUnpackedRows) {
+        const int64_t whole = depth / kStep * kStep, after = (next + 1) * kUnits <= source.units ? next : panel;
+        if (apart && !(Isa::kUnpacksLines && far))
+          unpacked<kUnpackedRows, false>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
+        else if constexpr (Isa::kUnpacksLines)
+          unpacked<kUnpackedRows, true>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
       }
 #endif
       alignas(64) O weights[kFlyBlock * kColumns];
@@ -359,35 +366,67 @@ struct Product {
 
   // The sums of k in [0, depth), a multiple of 4 words, from the bias, for a panel without padding. A few half registers of
   // columns at a time: each is one chain of additions, and with more a line of weights would leave L1 before all of it is used.
-  template <int kRows>
+  // kLines: a line of each row at a time, for weights that come from memory or whose rows share a set of L1.
+  template <int kRows, bool kLines>
   static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows, int64_t count,
-                                                 int64_t depth, const T* bias, T* out, int64_t out_stride) {
+                                                 int64_t depth, const T* bias, T* out, int64_t out_stride, int64_t next) {
     if constexpr (kRows > 1) {
-      if (count < kRows) return unpacked<kRows - 1>(source, panel, rows, count, depth, bias, out, out_stride);
+      if (count < kRows) return unpacked<kRows - 1, kLines>(source, panel, rows, count, depth, bias, out, out_stride, next);
     }
+    const auto first_row = [&](int64_t of, int column) {
+      const int vector = column / kLanes;
+      const int64_t unit = of * kUnits + vector % kGroups * kLanes + column % kLanes;
+      return static_cast<const S*>(source.data) + (vector / kGroups * source.gate_rows + unit) * source.stride;
+    };
     constexpr int kTogether = kColumns / kHalf % 2 ? 3 : 2;
     for (int column = 0; column < kColumns; column += kTogether * kHalf) {
       const S* from[kTogether];
       Half sum[kRows][kTogether];
 #pragma GCC unroll 3
       for (int i = 0; i < kTogether; ++i) {
-        const int first = column + i * kHalf, vector = first / kLanes;
-        const int64_t unit = panel * kUnits + vector % kGroups * kLanes + first % kLanes;
-        from[i] = static_cast<const S*>(source.data) + (vector / kGroups * source.gate_rows + unit) * source.stride;
+        const int first = column + i * kHalf;
+        from[i] = first_row(panel, first);
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) std::memcpy(&sum[row][i], bias + first, 32);
       }
-      for (int64_t k = 0; k < depth; k += 4 * kWordSize) {
-        Half words[kTogether][4];
+      if constexpr (kLines) {
+        // Line by line, so that none leaves L1 half used. Meanwhile the rows that come next are asked for in the order in which
+        // they lie; the core's own prefetch sees each row as a short stream of its own.
+        constexpr int64_t kRun = kLine / sizeof(S);
+        const S* ahead[kTogether];
+        for (int i = 0; i < kTogether; ++i) {
+          const int after = column + (kTogether + i) * kHalf;
+          ahead[i] = first_row(after < kColumns ? panel : next, after % kColumns);
+        }
+        for (int64_t k0 = 0; k0 < depth; k0 += kRun) {
+          const int64_t k1 = k0 + kRun < depth ? k0 + kRun : depth;
 #pragma GCC unroll 3
-        for (int i = 0; i < kTogether; ++i) transpose(from[i] + k, source.stride, words[i]);
+          for (int i = 0; i < kTogether; ++i)
+            for (int64_t k = k0; k < k1; k += kStep) {
 #pragma GCC unroll 4
-        for (int word = 0; word < 4; ++word)
+              for (int64_t line = 0; line < kStep * kHalf; line += kRun) __builtin_prefetch(ahead[i] + k * kHalf + line, 0, 2);
+              Half words[4];
+              transpose(from[i] + k, source.stride, words);
+#pragma GCC unroll 4
+              for (int word = 0; word < 4; ++word)
 #pragma GCC unroll 8
-          for (int row = 0; row < kRows; ++row)
+                for (int row = 0; row < kRows; ++row)
+                  sum[row][i] = add_product(sum[row][i], rows[row] + k + word * kWordSize, words[word]);
+            }
+        }
+      } else {
+        for (int64_t k = 0; k < depth; k += kStep) {
+          Half words[kTogether][4];
 #pragma GCC unroll 3
-            for (int i = 0; i < kTogether; ++i)
-              sum[row][i] = add_product(sum[row][i], rows[row] + k + word * kWordSize, words[i][word]);
+          for (int i = 0; i < kTogether; ++i) transpose(from[i] + k, source.stride, words[i]);
+#pragma GCC unroll 4
+          for (int word = 0; word < 4; ++word)
+#pragma GCC unroll 8
+            for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 3
+              for (int i = 0; i < kTogether; ++i)
+                sum[row][i] = add_product(sum[row][i], rows[row] + k + word * kWordSize, words[i][word]);
+        }
       }
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row)
