@@ -1,13 +1,13 @@
 #include "team.h"
 
+#include <thread>
+#include <vector>
+
 #if defined(_OPENMP)
 #include <omp.h>
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
-#else
-#include <thread>
-#include <vector>
 #endif
 
 #if defined(__x86_64__)
@@ -16,37 +16,40 @@
 
 namespace fr::cpu {
 
-#if defined(_OPENMP)
 namespace {
 
-// A process forked after a team ran inherits the runtime's record of a team whose threads did not come along, and would wait
-// for them for ever: it computes alone.
-std::atomic<bool> team_ran{false}, forked{false};
-
-void watch_forks() {
-#if defined(__unix__) || defined(__APPLE__)
-  static const int watching = pthread_atfork(nullptr, nullptr, [] { forked.store(team_ran.load()); });
-  static_cast<void>(watching);
-#endif
-  team_ran.store(true, std::memory_order_relaxed);
-}
-
-}  // namespace
-
-void run_team(int threads, void (*body)(void*, int, int), void* context) {
-  if (threads <= 1 || forked.load(std::memory_order_relaxed)) return body(context, 0, 1);
-  watch_forks();
-#pragma omp parallel num_threads(threads)
-  body(context, omp_get_thread_num(), omp_get_num_threads());
-}
-#else
-void run_team(int threads, void (*body)(void*, int, int), void* context) {
+void run_on_new_threads(int threads, void (*body)(void*, int, int), void* context) {
   std::vector<std::thread> others;
   for (int index = 1; index < threads; ++index) others.emplace_back(body, context, index, threads);
   body(context, 0, threads < 1 ? 1 : threads);
   for (std::thread& other : others) other.join();
 }
+
+#if defined(_OPENMP) && (defined(__unix__) || defined(__APPLE__))
+// A process forked after anybody used OpenMP inherits the runtime's record of a team whose threads did not come along, and
+// would wait for them for ever. Who used it cannot be asked, so a forked process leaves the runtime alone. Watched from the
+// time the library is loaded, for a fork may come before the first call.
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+
+bool openmp_is_safe() { return !forked.load(std::memory_order_relaxed); }
+#elif defined(_OPENMP)
+bool openmp_is_safe() { return true; }
 #endif
+
+}  // namespace
+
+void run_team(int threads, void (*body)(void*, int, int), void* context) {
+#if defined(_OPENMP)
+  if (threads <= 1) return body(context, 0, 1);
+  if (openmp_is_safe()) {
+#pragma omp parallel num_threads(threads)
+    body(context, omp_get_thread_num(), omp_get_num_threads());
+    return;
+  }
+#endif
+  run_on_new_threads(threads, body, context);
+}
 
 void Barrier::wait(int parties) {
   if (parties <= 1) return;
