@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import sys
@@ -60,7 +61,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands_by_name:
             return None
         module, _, attribute = self.commands_by_name[cmd_name][0].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _bounded(getattr(importlib.import_module(module), attribute))
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -73,6 +74,45 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.commands_by_name.items()])
+
+
+class _Integer(click.IntRange):
+    """Integers from ``min``; the upper bound, which no use comes near, is not in the help."""
+
+    def __init__(self, min: int, most: int) -> None:
+        super().__init__(min)
+        self.most = most
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = super().convert(value, param, ctx)
+        if number > self.most:
+            self.fail(f"{number} is too large, at most {self.most} is possible", param, ctx)
+        return number
+
+
+class _Finite(click.FloatRange):
+    """A range without NaN, which no comparison keeps out, and without infinity."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
+
+
+def _bounded(command: click.Command) -> click.Command:
+    """The command, its numbers bounded: sizes to 31 bits, seeds to 0 and 63 bits, floats to finite ones."""
+    for parameter in command.params:
+        kind = parameter.type
+        if type(kind) is click.IntRange and kind.max is None:
+            parameter.type = _Integer(kind.min, (1 << 31) - 1)
+        elif kind is click.INT:
+            parameter.type = _Integer(0, (1 << 63) - 1)
+        elif type(kind) is click.FloatRange:
+            parameter.type = _Finite(kind.min, kind.max, kind.min_open, kind.max_open)
+        elif kind is click.FLOAT:
+            parameter.type = _Finite()
+    return command
 
 
 def require_device(device: str) -> None:

@@ -142,6 +142,9 @@ def explain_layer(
         raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
     if card.startswith("cuda") and not has_cuda():
         raise ValueError(f"no card {card}: {build_info()['cuda_status']}. Name one with a table, such as H100")
+    for name, size in {"hidden": hidden, "batch": batch, "steps": steps, "projection": projection}.items():
+        if not 0 <= size < 1 << 63:  # the core, whose sizes have 64 bits, says which of them it can plan
+            raise ValueError(f"{name} must be a size of at most 64 bits, got {size}")
     code, storage = CELLS[cell].code, STORAGE_CODES[dtype]
     plan = _C.plan(code, storage, tf32, steps, batch, hidden, projection, directions, training, strategy, card, packed)
     kind = "tf32" if tf32 and dtype == torch.float32 else str(dtype).removeprefix("torch.")

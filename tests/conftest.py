@@ -11,6 +11,7 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="device that the tests run on")
+    parser.addoption("--fuzz-seconds", type=int, default=0, help="how long test_fuzz.py goes on; default: a short list")
 
 
 @pytest.fixture(scope="session")

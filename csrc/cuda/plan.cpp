@@ -24,6 +24,8 @@ constexpr double kTensorShare = 0.65, kVectorShare = 0.6;
 constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest sums and addresses
 constexpr double kL2Share = 0.8;             // of L2 that keeps weights from step to step
 constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows, beside one a slice
+// Sizes up to which the counts of elements and bytes below stay within 64 bits; no card holds a layer as large.
+constexpr int64_t kMostUnits = int64_t{1} << 24, kMostRows = int64_t{1} << 31;
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
 constexpr int64_t kStepRows = 32;            // rows that a warp of `step` multiplies; counted for FMA, whose arithmetic binds
 constexpr int kPersistentThreads = 256;
@@ -449,6 +451,11 @@ Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
 Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   if (request.steps < 0 || request.batch < 1 || request.hidden < 1 || request.projection < 0)
     throw std::invalid_argument("plan: steps >= 0, batch >= 1, hidden >= 1 and projection >= 0 expected");
+  const struct { const char* name; int64_t size, most; } sizes[] = {
+      {"hidden", request.hidden, kMostUnits}, {"projection", request.projection, kMostUnits}, {"batch", request.batch, kMostRows}, {"steps", request.steps, kMostRows}};
+  for (const auto& [name, size, most] : sizes)
+    if (size > most)
+      throw std::invalid_argument(std::string("plan: ") + name + " is " + std::to_string(size) + ", at most " + std::to_string(most) + " can be planned");
   if (request.directions != 1 && request.directions != 2) throw std::invalid_argument("plan: 1 or 2 directions expected");
   if (facts_of(request.cell).projects() != (request.projection > 0))
     throw std::invalid_argument("plan: projection > 0 expected with lstm_projected, and only there");

@@ -6,7 +6,6 @@ layer's gate keeps the INPUT there, so its half of the matrix and bias is negate
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Iterator
 from os import PathLike
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from .elmo import Elmo
 from .encoder import CharacterEncoder
-from .files import WeightsError, replacing, save_torch
+from .files import WeightsError, replacing, require_finite, save_torch
 from .model import BiLanguageModel
 from .official import read_options
 from .options import BiLMOptions, CharacterOptions
@@ -62,12 +61,13 @@ def load(
             value = source.get(inner + entry)
             if value is None:
                 raise WeightsError(f"{name}: the entry {inner + entry} is missing")
-            if sign < 0:  # a highway layer: [transform; gate] in one
-                value = torch.cat([value[: len(value) // 2], -value[len(value) // 2 :]])
+            require_finite(name, inner + entry, value)
             if value.shape != target.shape:
                 raise WeightsError(
                     f"{name}: {inner + entry} should have shape {tuple(target.shape)}, found {tuple(value.shape)}"
                 )
+            if sign < 0:  # a highway layer: [transform; gate] in one
+                value = torch.cat([value[: len(value) // 2], -value[len(value) // 2 :]])
             target.copy_(value)
         for index, mix in enumerate(elmo.mixes):
             prefix = f"{outer}scalar_mix_{index}."
@@ -85,9 +85,9 @@ def _read(path: str | PathLike) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no such file: {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # whatever unpickling of other bytes ends in
         raise WeightsError(f"{path}: not a file of tensors that torch.load reads with weights_only: {error}") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise WeightsError(f"{path}: expected a state dict (names to tensors), found {type(state).__name__}")
     return state
 

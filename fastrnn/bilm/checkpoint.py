@@ -62,8 +62,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"cannot read {path}: {error}. Remove it to go on from the checkpoint before it, if there is one"
         ) from error
-    if content.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {content.get('format')}, this version reads format {FORMAT}")
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path} has format {found!r}, this version reads format {FORMAT}")
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,9 +43,13 @@ def plain_errors() -> Iterator[None]:
         if isinstance(error, Interrupted):
             click.echo(str(error), err=True)
             sys.exit(130)
+        if re.search("allocate|out of memory|overflow", str(error)):
+            raise click.ClickException(f"not enough memory: {str(error).splitlines()[0]}") from error
         if not isinstance(error, (CheckpointError, TrainingError)):
             raise
         raise click.ClickException(str(error)) from error
+    except (MemoryError, OverflowError) as error:
+        raise click.ClickException(f"not enough memory: {error}") from error
 
 
 def _path(text: str) -> Callable[..., Any]:

@@ -20,6 +20,20 @@ class WeightsError(ValueError):
     """A file of weights or options is broken or does not fit; the message names file, dataset and shapes."""
 
 
+def require_finite(path: str | os.PathLike, name: str, values: Tensor) -> None:
+    """Refuse weights that are no floating-point numbers, or hold NaN or infinity.
+
+    Raises:
+        WeightsError: naming the file and the tensor.
+    """
+    import torch
+
+    if values.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise WeightsError(f"{path}: {name} should hold floating-point numbers, found {values.dtype}")
+    if values.layout is not torch.strided or not bool(torch.isfinite(values).all()):
+        raise WeightsError(f"{path}: {name} holds numbers that are not finite")
+
+
 @contextmanager
 def naming(path: str | os.PathLike, temporary: str | os.PathLike | None = None) -> Iterator[None]:
     """Makes errors of the operating system name ``path`` where they name no file, as those of an open file do, or

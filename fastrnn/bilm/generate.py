@@ -85,4 +85,6 @@ def _draw(
     if top_k is not None and top_k < log_probabilities.shape[1]:
         least = log_probabilities.topk(top_k).values[:, -1:]
         log_probabilities[log_probabilities < least] = float("-inf")
-    return torch.multinomial((log_probabilities / temperature).softmax(-1), 1, generator=random)[:, 0]
+    # From the largest, and in float64: a small temperature then leaves 0 for the best word, and not 0 / 0 or inf - inf.
+    below = log_probabilities.double() - log_probabilities.double().amax(-1, keepdim=True)
+    return torch.multinomial((below / temperature).softmax(-1), 1, generator=random)[:, 0]

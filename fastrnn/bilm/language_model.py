@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from . import native, official, tf_checkpoint
 from .data import TokenTable
+from .files import require_finite
 from .location import ModelFiles, find_model
 from .model import BiLanguageModel, State
 from .options import BiLMOptions
@@ -200,13 +201,15 @@ class LanguageModel(nn.Module):
         bilm = files.elmo().bilm
         head = read_head(files, bilm, vocabulary)
         assert head is not None
-        model = cls(bilm, head, vocabulary)
+        model = cls(bilm.float(), head, vocabulary)  # the softmax is kept in float32
         extra = head_tensors(files, bilm)
         if f"{START}0.0" in extra:
-            states = range(sum(name.startswith(f"{START}0.") for name in extra))
-            model.start = tuple(
-                tuple(extra[f"{START}{index}.{place}"] for place in states) for index in range(bilm.options.layers)
-            )
+            wanted = bilm.zero_state(1)
+            found = [[extra.get(f"{START}{i}.{j}") for j in range(len(layer))] for i, layer in enumerate(wanted)]
+            for layer, values in zip(wanted, found, strict=True):
+                if any(value is None or value.shape != zero.shape for value, zero in zip(values, layer, strict=True)):
+                    raise ValueError(f"{files.weights} is damaged: its start state does not fit the model")
+            model.start = tuple(tuple(value.float() for value in layer) for layer in found)
         return model
 
 
@@ -237,6 +240,8 @@ def read_head(files: ModelFiles, bilm: BiLanguageModel, vocabulary: Vocabulary) 
         return None
     tensors = head_tensors(files, bilm).items()
     weights = {name.removeprefix(HEAD): value for name, value in tensors if name.startswith(HEAD)}
+    for name, value in weights.items():
+        require_finite(files.weights, f"the tensor {HEAD}{name}", value)
     shared = None
     if weights.keys() == {"bias"}:
         shared = weights["weight"] = bilm.encoder.embedding

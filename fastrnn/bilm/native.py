@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .elmo import Elmo
-from .files import WeightsError, replacing, save_tensors
+from .files import WeightsError, replacing, require_finite, save_tensors
 from .model import BiLanguageModel
 from .options import BiLMOptions
 
@@ -105,21 +105,27 @@ def load_elmo(path: str | PathLike, **changes) -> Elmo:
         changes: arguments of :class:`Elmo` that differ from the saved ones.
     """
     tensors, head = _read(path)
-    elmo = Elmo(_model(path, tensors, head), **{**json.loads(head.get(_ELMO, "{}")), **changes})
+    try:
+        settings = dict(json.loads(head.get(_ELMO, "{}")))
+        elmo = Elmo(_model(path, tensors, head), **{**settings, **changes})
+    except WeightsError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WeightsError(f"{path}: the settings of an Elmo in its head cannot be used: {error}") from error
     if _ELMO in head:
         _fill(path, elmo.mixes, {n.removeprefix("mixes."): t for n, t in tensors.items() if n.startswith("mixes.")})
     return elmo
 
 
 def _read(path: str | PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # the library's own, the system's, and those of names or types that it cannot give
         raise WeightsError(f"{path}: not a readable safetensors file (cut short or not one): {error}") from error
 
 
@@ -128,12 +134,13 @@ def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str
         raise WeightsError(f"{path}: a safetensors file, but without {_OPTIONS} in its head: not a biLM of fastrnn")
     try:
         options = BiLMOptions.from_json(json.loads(head[_OPTIONS]))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsError(f"{path}: the architecture in its head cannot be used: {error}") from error
     model = BiLanguageModel(options)
     own = {name.removeprefix("bilm."): value for name, value in tensors.items() if name.startswith("bilm.")}
-    floating = next((value.dtype for value in own.values()), torch.float32)
-    model.to(floating)
+    for name, value in own.items():
+        require_finite(path, f"the tensor {name}", value)
+    model.to(next((value.dtype for value in own.values()), torch.float32))
     _fill(path, model, own)
     return model
 
@@ -144,6 +151,7 @@ def _fill(path: str | PathLike, module: torch.nn.Module, tensors: dict[str, Tens
     for name, target in targets.items():
         if name not in tensors:
             raise WeightsError(f"{path}: the tensor {name} is missing; expected it with shape {tuple(target.shape)}")
+        require_finite(path, f"the tensor {name}", tensors[name])
         if tensors[name].shape != target.shape:
             found = tuple(tensors[name].shape)
             raise WeightsError(f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {found}")

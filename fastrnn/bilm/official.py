@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .encoder import CharacterEncoder
-from .files import WeightsError, naming, replacing, save_hdf5
+from .files import WeightsError, naming, replacing, require_finite, save_hdf5
 from .model import BiLanguageModel, RecurrentParameters
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
@@ -37,7 +37,7 @@ def read_options(path: str | PathLike) -> BiLMOptions:
 def read_json(path: str | PathLike) -> dict[str, Any]:
     try:
         data = json.loads(Path(path).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: not a JSON file: {error}") from error
     if not isinstance(data, dict):
         raise WeightsError(f"{path}: expected a JSON object, found {type(data).__name__}")
@@ -94,7 +94,7 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
         )
     except WeightsError:
         raise
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise WeightsError(f"{name}: {error}") from error
 
 
@@ -109,7 +109,7 @@ class Weights:
             raise FileNotFoundError(f"no such file: {path}")
         try:
             self.file = h5py.File(path, "r")
-        except OSError as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise WeightsError(f"{path}: not a readable hdf5 file (cut short, or another format): {error}") from error
 
     def __enter__(self) -> Weights:
@@ -121,7 +121,7 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         try:
             return name in self.file
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise WeightsError(f"{self.path}: cannot be searched for {name}: {error}") from error
 
     def read(self, name: str, *shape: int) -> Tensor:
@@ -130,8 +130,9 @@ class Weights:
             raise WeightsError(f"{self.path}: dataset {name} is missing; expected it with shape {shape}")
         return self._dataset(name, shape)
 
-    def check_shape(self, name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> None:
-        if len(found) != len(shape) or any(e not in (-1, f) for e, f in zip(shape, found, strict=True)):
+    def check_shape(self, name: str, shape: tuple[int, ...], found: tuple[int, ...] | None) -> None:
+        fits = found is not None and len(found) == len(shape)
+        if not fits or any(e not in (-1, f) for e, f in zip(shape, found, strict=True)):
             raise WeightsError(f"{self.path}: dataset {name} should have shape {shape}, found {found}")
 
     def check_type(self, name: str, dtype: Any) -> None:
@@ -141,15 +142,19 @@ class Weights:
     def _dataset(self, name: str, shape: tuple[int, ...]) -> Tensor:
         import h5py
 
-        dataset = self.file[name]
-        if not isinstance(dataset, h5py.Dataset):
-            raise WeightsError(f"{self.path}: {name} is a group; expected a dataset of shape {shape}")
-        self.check_shape(name, shape, dataset.shape)
-        self.check_type(name, dataset.dtype)
         try:
-            return torch.from_numpy(dataset[...].astype("float32"))
-        except OSError as error:
+            dataset = self.file[name]
+            if not isinstance(dataset, h5py.Dataset):
+                raise WeightsError(f"{self.path}: {name} is a group; expected a dataset of shape {shape}")
+            self.check_shape(name, shape, dataset.shape)
+            self.check_type(name, dataset.dtype)
+            values = torch.from_numpy(dataset[...].astype("float32"))
+        except WeightsError:
+            raise
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # also a link to nothing
             raise WeightsError(f"{self.path}: dataset {name} cannot be read, the file is damaged: {error}") from error
+        require_finite(self.path, f"dataset {name}", values)
+        return values
 
     def refuse(self, name: str, message: str) -> None:
         if name in self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,17 @@ CHARACTER_ROWS = 262  # 256 bytes, 5 specials, and row 0: "no token"
 TOKENS_PER_BATCH = 4096
 CHUNK_LENGTH = 1024
 STATEFUL_BATCH = 64  # of AllenNLP's elmo command
+
+
+_LARGEST = 1 << 24  # of a size: what a damaged file says beyond it would end in the system's memory, not in a message
+_DEEPEST = 1 << 10
+
+
+def _require_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        most = _DEEPEST if name in ("layers", "highways") else _LARGEST
+        if type(size) is not int or size > most:
+            raise ValueError(f"{name} must be an integer of at most {most}, got {size!r}")
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,10 @@ class CharacterOptions:
     projected: bool = True
 
     def __post_init__(self) -> None:
+        _require_sizes(
+            embedding_dim=self.embedding_dim, highways=self.highways, max_characters=self.max_characters,
+            **{f"filters[{i}][{j}]": n for i, f in enumerate(self.filters) for j, n in enumerate(f)},
+        )  # fmt: skip
         if self.activation not in ("relu", "tanh"):
             raise ValueError(f"char_cnn activation must be 'relu' or 'tanh', got {self.activation!r}")
         if not self.filters or any(len(f) != 2 or min(f) < 1 for f in self.filters):
@@ -85,6 +101,10 @@ class BiLMOptions:
     boundary_ids: tuple[int, int] = (1, 2)
 
     def __post_init__(self) -> None:
+        _require_sizes(
+            hidden=self.hidden, projection=self.projection, layers=self.layers,
+            vocabulary_size=1 if self.vocabulary_size is None else self.vocabulary_size,
+        )  # fmt: skip
         if min(self.hidden, self.projection, self.layers) < 1:
             raise ValueError(
                 "dim, projection_dim and n_layers must be positive, "
@@ -101,7 +121,7 @@ class BiLMOptions:
                 f"without projection token vectors are as wide as the layers: projection must equal hidden, "
                 f"got {self.projection} and {self.hidden}"
             )
-        if min(self.cell_clip, self.proj_clip) < 0:
+        if not (0 <= self.cell_clip < math.inf and 0 <= self.proj_clip < math.inf):
             raise ValueError(f"clips must be positive, or 0 for none, got {self.cell_clip} and {self.proj_clip}")
         if (self.characters is None) == (self.vocabulary_size is None):
             raise ValueError("a model reads characters or words: give exactly one of characters, vocabulary_size")

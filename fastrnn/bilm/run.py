@@ -29,7 +29,7 @@ from .progress import StepTimer, TrainingProgress, summary_writer
 from .run_folder import require_own_folder
 from .settings import run_differences
 from .start import Beginning, begin, take_over
-from .text import Shard, find_files, read_sentences, read_shard, scan
+from .text import Shard, TextError, find_files, read_sentences, read_shard, scan
 from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
 from .vocabulary import Vocabulary
 
@@ -206,13 +206,22 @@ def _identity(trainer: Trainer, shards: list[Shard], vocabulary: Vocabulary) -> 
 
 
 def _resume(trainer: Trainer, path: Path, content: Mapping[str, Any], identity: dict[str, Any]) -> None:
-    if different := run_differences(content["identity"], identity):
+    try:
+        different = run_differences(content["identity"], identity)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: its settings cannot be read ({error!r})") from error
+    if different:
         raise TrainingError(
             f"{path} is of a run with other settings:\n"
             + "".join(f"  {line}\n" for line in different)
             + "Give the old ones to go on with that run, or another --out to begin anew"
         )
-    trainer.restore(content["trainer"])
+    try:
+        trainer.restore(content["trainer"])
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, TextError):  # the text changed, which says itself what to do
+            raise
+        raise CheckpointError(f"{path} is damaged: its state cannot be taken up ({error!r})") from error
 
 
 def _evaluate(model: LanguageModel, files: list[Path], world: World) -> Evaluation:

@@ -1,0 +1,139 @@
+"""Bad numbers and files of other programs end in one line, as people met them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_text_files import place, run, trained  # noqa: F401
+
+from fastrnn.explain import explain_layer
+
+h5py = pytest.importorskip("h5py")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+OFFICIAL = ["--options", "model/options.json", "--weights", "model/weights.hdf5"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"hidden": 10**12, "batch": 1}, "plan: hidden is 1000000000000, at most 16777216"),
+        ({"hidden": 8, "batch": 10**12}, "plan: batch is 1000000000000"),
+        ({"hidden": 8, "batch": 1, "steps": 2**62}, "plan: steps is 4611686018427387904"),
+        ({"hidden": 10**40, "batch": 1}, "hidden must be a size of at most 64 bits"),
+    ],
+)
+def test_sizes_that_cannot_be_planned(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explain_layer("lstm", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "--hidden", "1000000000000", "--batch", "1"], "1000000000000 is too large"),
+        (["generate", "--model", "model", "--seed", "-1"], "-1 is not in the range"),
+        (["generate", "--model", "model", "--seed", str(2**64)], "is too large"),
+        (["generate", "--model", "model", "--temperature", "nan"], "nan is not a finite number"),
+        (["bench", "char-lm", "--learning-rate", "inf"], "inf is not a finite number"),
+        (["bench", "--budget", "nan"], "nan is not a finite number"),
+    ],
+)
+def test_numbers_out_of_range(place: Path, arguments: list[str], message: str) -> None:  # noqa: F811
+    code, said = run(arguments)
+    assert code == 2 and message in said
+
+
+@pytest.mark.parametrize("temperature", ["1e-45", "5e-324", "1e300"])
+def test_temperatures_that_underflow(place: Path, temperature: str) -> None:  # noqa: F811
+    code, said = run(["generate", "--model", "model", "--temperature", temperature, "--max-tokens", "5"])
+    assert code == 0, said
+    if float(temperature) < 1:
+        assert said == run(["generate", "--model", "model", "--temperature", "0", "--max-tokens", "5"])[1]
+
+
+def test_a_model_in_bfloat16_just_works(place: Path) -> None:  # noqa: F811
+    path = Path("model/model.safetensors")
+    with __import__("safetensors").safe_open(path, "pt") as file:
+        head = dict(file.metadata())
+    tensors = safetensors_torch.load_file(path)
+    safetensors_torch.save_file({name: value.bfloat16() for name, value in tensors.items()}, path, head)
+    Path("words").write_text("w1\nw2\n")
+    for output in ("out.txt", "out.hdf5"):
+        assert run(["cache-tokens", "words", output, "--model", "model"])[0] == 0
+    for arguments in (["eval-bilm", "shard0.txt"], ["score", "shard0.txt"], ["generate"]):
+        code, said = run([*arguments, "--model", "model"])
+        assert code == 0 and "nan" not in said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "found list"),
+        (torch.zeros(3), "found Tensor"),
+        ({1: torch.zeros(3)}, "found dict"),
+        ({"_token_embedder._char_embedding_weights": [1.0]}, "found dict"),
+        ({"model": {"a": torch.zeros(3)}}, "found dict"),
+        ({"_token_embedder._char_embedding_weights": torch.zeros(2)}, "missing or not of 3 dimensions|dimensions"),
+    ],
+)
+def test_checkpoints_of_other_programs(place: Path, content: object, message: str) -> None:  # noqa: F811
+    import re
+
+    torch.save(content, "other.th")
+    code, said = run(["embed", "shard0.txt", "out", "--weights", "other.th"])
+    assert code == 1 and re.search(message, said) and said.count("\n") == 1, said
+    Path("out").mkdir()
+    torch.save(content, "out/checkpoint-000000001.pt")
+    train = ["train-bilm", "--train", "shard0.txt", "--vocab", "vocab.txt", "--out", "out", "--dim", "12"]
+    code, said = run([*train, "--projection", "6", "--filters", "1:4", "--batch", "2", "--unroll", "4", "--steps", "2"])
+    assert code == 1 and "checkpoint-000000001.pt has format None" in said, said
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("lstm", "dim"), 10**12, "hidden must be an integer of at most"),
+        (("lstm", "n_layers"), 10**6, "layers must be an integer of at most"),
+        (("lstm", "cell_clip"), float("nan"), "clips must be positive"),
+        (("lstm", "cell_clip"), 10**400, "too large"),
+        (("char_cnn", "n_highway"), 10**6, "highways must be an integer of at most"),
+        (("char_cnn", "filters"), [[1, 10**12]], "must be an integer of at most"),
+    ],
+)
+def test_options_with_values_that_cannot_be(place: Path, path: tuple[str, str], value, message: str) -> None:  # noqa: F811
+    options = json.loads(Path("model/options.json").read_text())
+    options[path[0]][path[1]] = value
+    Path("model/options.json").write_text(json.dumps(options))
+    code, said = run(["embed", "shard0.txt", "out", *OFFICIAL])
+    assert code == 1 and "options.json" in said and message in said and said.count("\n") == 1, said
+
+
+def test_options_of_endless_depth(place: Path) -> None:  # noqa: F811
+    Path("model/options.json").write_text("[" * 200_000)
+    code, said = run(["embed", "shard0.txt", "out", *OFFICIAL])
+    assert code == 1 and "options.json: not a JSON file" in said
+
+
+@pytest.mark.parametrize("kind", ["nan", "large", "soft link", "external link", "group", "null", "text"])
+def test_hdf5_with_values_or_links_that_cannot_be(place: Path, kind: str) -> None:  # noqa: F811
+    name = "CNN_proj/b_proj"
+    with h5py.File("model/weights.hdf5", "r+") as file:
+        values = file[name][...].astype("float64")
+        del file[name]
+        if kind in ("nan", "large"):
+            values[1] = float("nan") if kind == "nan" else 1e300
+            file[name] = values
+        elif kind == "group":
+            file.create_group(name)
+        elif kind == "null":
+            file[name] = h5py.Empty("f")
+        elif kind == "text":
+            file[name] = ["a"] * len(values)
+        else:
+            file[name] = h5py.SoftLink("/nowhere") if kind == "soft link" else h5py.ExternalLink("none.hdf5", "/x")
+    code, said = run(["embed", "shard0.txt", "out", *OFFICIAL])
+    assert code == 1 and "weights.hdf5: " in said and name in said and said.count("\n") == 1, said
