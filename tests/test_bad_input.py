@@ -137,3 +137,12 @@ def test_hdf5_with_values_or_links_that_cannot_be(place: Path, kind: str) -> Non
             file[name] = h5py.SoftLink("/nowhere") if kind == "soft link" else h5py.ExternalLink("none.hdf5", "/x")
     code, said = run(["embed", "shard0.txt", "out", *OFFICIAL])
     assert code == 1 and "weights.hdf5: " in said and name in said and said.count("\n") == 1, said
+
+
+def test_a_learning_rate_that_ends_in_nan_leaves_the_last_good_checkpoint(place: Path) -> None:  # noqa: F811
+    """Steps are made with a good rate first; the next one's loss is finite, and its parameters are not."""
+    train = ["train-bilm", "--train", "shard0.txt", "--vocab", "vocab.txt", "--out", "out", "--dim", "12"]
+    train += ["--projection", "6", "--filters", "1:4", "--batch", "2", "--unroll", "4", "--checkpoint-every", "1"]
+    code, said = run([*train, "--keep", "1", "--steps", "2", "--learning-rate", "1e30"])
+    assert code == 1 and "step 1 has left parameters under which the loss is not finite" in said, said
+    assert not list(Path("out").glob("*.pt")) and not Path("out/weights.hdf5").exists()

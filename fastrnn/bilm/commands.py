@@ -43,13 +43,16 @@ def plain_errors() -> Iterator[None]:
         if isinstance(error, Interrupted):
             click.echo(str(error), err=True)
             sys.exit(130)
-        if re.search("allocate|out of memory|overflow", str(error)):
-            raise click.ClickException(f"not enough memory: {str(error).splitlines()[0]}") from error
+        if found := re.search("(allocate|out of memory)|overflow", str(error)):
+            what = "not enough memory" if found[1] else "a number is too large"
+            raise click.ClickException(f"{what}: {str(error).splitlines()[0]}") from error
         if not isinstance(error, (CheckpointError, TrainingError)):
             raise
         raise click.ClickException(str(error)) from error
-    except (MemoryError, OverflowError) as error:
+    except MemoryError as error:
         raise click.ClickException(f"not enough memory: {error}") from error
+    except OverflowError as error:
+        raise click.ClickException(f"a number is too large: {error}") from error
 
 
 def _path(text: str) -> Callable[..., Any]:

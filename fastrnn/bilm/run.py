@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import importlib.util
+import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,6 +149,7 @@ def _train(
     )  # fmt: skip
 
     def save() -> None:
+        _require_sound(trainer, opening)
         state = trainer.state()  # on every process: each has a part
         if world.rank == 0:
             save_checkpoint(folder, trainer.done, {"identity": identity, "trainer": state}, run.keep)
@@ -235,6 +237,21 @@ def _evaluate(model: LanguageModel, files: list[Path], world: World) -> Evaluati
         parts = [None] * world.size
         dist.all_gather_object(parts, part)
     return merge(parts)
+
+
+def _require_sound(trainer: Trainer, sentences: list[list[str]]) -> None:
+    """Refuses parameters from which training cannot go on, so that they replace neither checkpoint nor model.
+
+    A step whose loss is finite may leave them so: the next loss would tell, when the good checkpoint is gone.
+    """
+    trainer.model.eval()
+    found = evaluate(trainer.model, sentences)
+    trainer.model.train()
+    if not math.isfinite(found.log_forward + found.log_backward):
+        raise TrainingError(
+            f"step {trainer.done} has left parameters under which the loss is not finite. They were not kept, and the "
+            "checkpoint before them stays. A lower learning rate or a tighter clip may help"
+        )
 
 
 def _export(trainer: Trainer, folder: Path) -> None:
