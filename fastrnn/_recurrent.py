@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
 
 from ._checks import check_masks
 from ._config import saveable
@@ -23,6 +26,25 @@ def is_proxy(*arguments: Any) -> bool:
     return False
 
 
+def _keep_for_opacus(layer: Recurrent, hook: Callable) -> RemovableHandle | None:
+    """Give opacus' hooks to the adapter: called around the layer they do not see all that its gradients depend on."""
+    owner = getattr(getattr(hook, "func", hook), "__self__", None)  # a bound method, or a partial over one
+    if not any(cls.__module__.startswith("opacus.") for cls in type(owner).__mro__):
+        return None
+    from .contrib.opacus import keep_hook
+
+    return keep_hook(layer, hook)
+
+
+def _opacus(layer: Recurrent) -> ModuleType | None:
+    """The adapter, where opacus wants per-sample gradients of this call."""
+    if not layer._opacus_hooks:
+        return None
+    from .contrib import opacus
+
+    return opacus if opacus.wanted(layer) else None
+
+
 class Recurrent(torch.nn.RNNBase):
     """What the three modules share; states travel as tuples."""
 
@@ -30,6 +52,7 @@ class Recurrent(torch.nn.RNNBase):
     _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
     cell_clip: float | None = None
     proj_clip: float | None = None
+    _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
     def __init__(self, mode: str | None, recompute: bool, *options) -> None:
         # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order. No
@@ -73,6 +96,12 @@ class Recurrent(torch.nn.RNNBase):
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("recompute", False)
+
+    def register_forward_hook(self, hook: Callable, **options: Any) -> RemovableHandle:
+        return _keep_for_opacus(self, hook) or super().register_forward_hook(hook, **options)
+
+    def register_full_backward_hook(self, hook: Callable, prepend: bool = False) -> RemovableHandle:
+        return _keep_for_opacus(self, hook) or super().register_full_backward_hook(hook, prepend)
 
     def _node(self, *arguments: Any, **options: Any) -> Any:
         """The call as one node of the graph that torch.fx traces, as its Tracer makes of torch.nn's layers.
@@ -128,7 +157,11 @@ class Recurrent(torch.nn.RNNBase):
             self._check_states(states, x.shape[1])
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-        output, final = self._stack(x, states, weights, lengths, resets, reset_to_initial)
+        opacus = _opacus(self)
+        if opacus is None:
+            output, final = self._stack(x, states, weights, lengths, resets, reset_to_initial)
+        else:
+            output, final = opacus.run_rows(self, x, states, weights, lengths, resets, reset_to_initial)
         if not batched:
             return output.squeeze(1), tuple(state.squeeze(1) for state in final)
         return (output.transpose(0, 1) if self.batch_first else output), final
@@ -147,6 +180,9 @@ class Recurrent(torch.nn.RNNBase):
                 self._check_states(states, states[0].shape[1])
         elif states is not None:
             self._check_states(states, int(batch_sizes[0]))
+        opacus = _opacus(self)
+        if opacus is not None:
+            return opacus.run_packed(self, packed, states, resets, reset_to_initial)
         to_sorted, to_given = sorted_indices, unsorted_indices
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             to_sorted, to_given = saveable(to_sorted), saveable(to_given)

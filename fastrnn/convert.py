@@ -201,6 +201,7 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
         # The properties that parametrize installed live in the class that it made; make one like it over the new base.
         namespace = {k: v for k, v in vars(type(module)).items() if k not in ("__dict__", "__weakref__")}
         module.__class__ = type(new)(f"Parametrized{new.__name__}", (new,), namespace)
+    module.__dict__.pop("_opacus_hooks", None)  # empty: layers with such hooks are left
     for base in old.__mro__:
         for extra in _EXTRAS.get(base, ()):
             module.__dict__.pop(extra, None)
@@ -234,6 +235,8 @@ def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
         return "its forward is replaced on the instance"
     if module._compiled_call_impl is not None:
         return "it is compiled; swap before calling compile()"
+    if "ft_compute_sample_grad" in vars(module):
+        return "opacus' hooks are on it; swap before PrivacyEngine.make_private"
     held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
     for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
         return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
@@ -248,6 +251,8 @@ def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
 
 
 def _reason_against_torch(module: torch.nn.Module) -> str | None:
+    if module._opacus_hooks:
+        return "opacus' hooks are on it; swap after to_standard_module()"
     for name in ("cell_clip", "proj_clip"):
         if getattr(module, name, None) is not None:
             return f"torch.nn has no {name}"

@@ -1,4 +1,4 @@
-"""The adapters for torchrl and sb3-contrib against these packages' own results; skipped where they are missing."""
+"""The adapters for torchrl, sb3-contrib and opacus against these packages' own results; skipped without them."""
 
 from __future__ import annotations
 
@@ -225,3 +225,205 @@ class TestSb3:
         self.algorithm(self.adapters.MlpLstmPolicy).save(file)
         file.seek(0)
         assert type(RecurrentPPO.load(file).policy.lstm_actor) is fastrnn.LSTM
+
+
+PRIVATE = {
+    "lstm": lambda **kw: fastrnn.LSTM(3, 4, **kw),
+    "lstm_layers": lambda **kw: fastrnn.LSTM(3, 4, 2, bidirectional=True, bias=False, **kw),
+    "lstm_projected": lambda **kw: fastrnn.LSTM(3, 4, 2, proj_size=2, cell_clip=0.1, **kw),
+    "gru": lambda **kw: fastrnn.GRU(3, 4, 2, bidirectional=True, **kw),
+    "gru_reset_before": lambda **kw: fastrnn.GRU(3, 4, reset_after=False, recompute=True, **kw),
+    "rnn": lambda **kw: fastrnn.RNN(3, 4, **kw),
+}
+
+
+class TestOpacus:
+    @pytest.fixture(autouse=True)
+    def _packages(self):
+        self.opacus = pytest.importorskip("opacus")
+        torch.manual_seed(0)
+
+    def loss(self, output, final):
+        """Of output and every final state, so that each counts."""
+        states = final if isinstance(final, tuple) else (final,)
+        return output.square().sum() + sum((state.sin() * (i + 1)).sum() for i, state in enumerate(states))
+
+    def one_by_one(self, layer, loss, rows):
+        """Gradients of ``loss(row)`` for each row alone, without opacus."""
+        parameters = [*layer.parameters()]
+        gradients = [torch.autograd.grad(loss(row), parameters) for row in range(rows)]
+        return [torch.stack(parts) for parts in zip(*gradients, strict=True)]
+
+    def compare(self, layer, truth, scale=1.0):
+        for parameter, expected in zip(layer.parameters(), truth, strict=True):
+            tol.assert_close(parameter.grad_sample, expected, tol.SAME_FLOAT64, relative=True)
+            tol.assert_close(parameter.grad * scale, expected.sum(0), tol.SAME_FLOAT64, relative=True)
+
+    def states(self, layer, rows):
+        count = layer.num_layers * (2 if layer.bidirectional else 1)
+        states = tuple(torch.randn(count, rows, width, dtype=torch.float64) for width in layer._state_widths())
+        return states, lambda part: (states[0][:, part], states[1][:, part]) if len(states) > 1 else states[0][:, part]
+
+    @pytest.mark.parametrize("reduction", ["sum", "mean"])
+    @pytest.mark.parametrize("batch_first", [True, False])
+    @pytest.mark.parametrize("name", PRIVATE)
+    def test_each_row(self, name, batch_first, reduction):
+        """As each row alone: with lengths and resets, initial states and a loss of all results."""
+        layer = PRIVATE[name](batch_first=batch_first, dtype=torch.float64)
+        plain = copy.deepcopy(layer)
+        private = self.opacus.GradSampleModule(layer, batch_first=batch_first, loss_reduction=reduction)
+        x, resets, lengths = torch.randn(5, 4, 3).double(), torch.rand(5, 4) < 0.3, torch.tensor([5, 0, 3, 1])
+        _, hx = self.states(layer, 4)
+
+        def loss(module, part):
+            mine, cut = (t.transpose(0, 1) if batch_first else t for t in (x[:, part], resets[:, part]))
+            return self.loss(*module(mine, hx(part), lengths=lengths[part], resets=cut))
+
+        scale = 4.0 if reduction == "mean" else 1.0
+        (loss(private, slice(None)) / scale).backward()
+        self.compare(layer, self.one_by_one(plain, lambda b: loss(plain, slice(b, b + 1)), 4), scale)
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    @pytest.mark.parametrize("name", PRIVATE)
+    def test_packed(self, name, in_order):
+        """Samples count in the order given; gradients of input and initial state are torch's."""
+        layer = PRIVATE[name](dtype=torch.float64)
+        plain = copy.deepcopy(layer)
+        private = self.opacus.GradSampleModule(layer, loss_reduction="sum")
+        lengths = [5, 3, 2, 2] if in_order else [2, 5, 2, 3]
+        states, hx = self.states(layer, 4)
+        rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+        wanted = [t.requires_grad_() for t in (*rows, *states)]
+        results = []
+        for module in (private, plain):
+            packed = torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=in_order)
+            output, final = module(packed, hx(slice(None)))
+            loss = self.loss(output.data, final)
+            if module is private:
+                loss.backward()
+                results.append([output.data, *(t.grad for t in wanted)])
+            else:
+                results.append([output.data, *torch.autograd.grad(loss, wanted)])
+        for found, truth in zip(*results, strict=True):
+            tol.assert_close(found, truth, tol.SAME_FLOAT64, relative=True)
+        alone = lambda b: self.loss(*plain(rows[b].unsqueeze(1), hx(slice(b, b + 1))))  # noqa: E731
+        self.compare(layer, self.one_by_one(plain, alone, 4))
+
+    @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+    def test_beside_opacus_own_layers(self, kind):
+        import opacus.layers
+
+        theirs = getattr(opacus.layers, f"DP{kind}")(3, 4, 2, batch_first=True, bidirectional=True).double()
+        mine = getattr(fastrnn, kind)(3, 4, 2, batch_first=True, bidirectional=True, dtype=torch.float64)
+        mine.load_state_dict(theirs.state_dict())
+        x = torch.randn(4, 5, 3, dtype=torch.float64)
+        for layer in (mine, theirs):
+            self.opacus.GradSampleModule(layer)(x)[0].square().mean().backward()
+        samples = dict(theirs.named_parameters())
+        for name, parameter in mine.named_parameters():
+            tol.assert_close(parameter.grad_sample, samples[name].grad_sample, tol.SAME_FLOAT64, name, relative=True)
+
+    def test_several_calls_and_passes(self):
+        """Calls before one backward pass add up; each pass has its own gradients; evaluation has none."""
+        layer = fastrnn.GRU(3, 4, batch_first=True, dtype=torch.float64)
+        plain = copy.deepcopy(layer)
+        private = self.opacus.GradSampleModule(layer, loss_reduction="sum")
+        x = torch.randn(4, 5, 3, dtype=torch.float64)
+        loss = lambda module, x: self.loss(*module(x)) + self.loss(*module(2 * x))  # noqa: E731
+        truth = self.one_by_one(plain, lambda b: loss(plain, x[b : b + 1]), 4)
+        for _ in range(2):
+            loss(private, x).backward()
+        for parameter, expected in zip(layer.parameters(), truth, strict=True):
+            for found in parameter.grad_sample:
+                tol.assert_close(found, expected, tol.SAME_FLOAT64, relative=True)
+        private.zero_grad()
+        private.eval()
+        private(x)[0].sum().backward()
+        assert all(parameter.grad is not None and parameter.grad_sample is None for parameter in layer.parameters())
+
+    def test_an_empty_batch(self):
+        layer = fastrnn.LSTM(3, 4, 2, batch_first=True)
+        self.opacus.GradSampleModule(layer)(torch.randn(0, 5, 3))[0].sum().backward()
+        for parameter in layer.parameters():
+            assert parameter.grad_sample.shape == (0, *parameter.shape) and not parameter.grad.any()
+
+    def test_frozen_and_foreign_parameters(self):
+        layer = fastrnn.LSTM(3, 4, batch_first=True, dtype=torch.float64)
+        layer.weight_hh_l0.requires_grad_(False)
+        plain = copy.deepcopy(layer).requires_grad_(True)
+        x = torch.randn(4, 5, 3, dtype=torch.float64)
+        self.opacus.GradSampleModule(layer, loss_reduction="sum")(x)[0].sum().backward()
+        truth = self.one_by_one(plain, lambda b: plain(x[b : b + 1])[0].sum(), 4)
+        for (name, parameter), expected in zip(layer.named_parameters(), truth, strict=True):
+            if name == "weight_hh_l0":
+                assert parameter.grad is None
+            else:
+                tol.assert_close(parameter.grad_sample, expected, tol.SAME_FLOAT64, name, relative=True)
+
+        layer = fastrnn.LSTM(3, 4)
+        layer.scale = torch.nn.Parameter(torch.ones(()))
+        with pytest.raises(RuntimeError, match="opacus cannot train scale"):
+            self.opacus.GradSampleModule(layer)(torch.randn(5, 2, 3))
+
+    class Classifier(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = torch.nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True), torch.nn.Linear(8, 3)
+
+        def forward(self, x):
+            output, (h_n, _) = self.rnn(x)
+            return self.head(output[:, -1] + h_n[-2:].transpose(0, 1).flatten(1))
+
+    def private(self, model, norm, mode, batch=8):
+        """The private model, its optimizer, loss and batches."""
+        data = torch.utils.data.TensorDataset(torch.randn(16, 5, 3), torch.randint(3, (16,)))
+        model, optimizer, *criterion, batches = self.opacus.PrivacyEngine().make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), noise_multiplier=0.0,
+            data_loader=torch.utils.data.DataLoader(data, batch_size=batch), max_grad_norm=norm, poisson_sampling=False,
+            grad_sample_mode=mode, **(dict(criterion=torch.nn.CrossEntropyLoss()) if mode == "ghost" else {}),
+        )  # fmt: skip
+        return model, optimizer, criterion[0] if criterion else torch.nn.functional.cross_entropy, batches
+
+    @pytest.mark.parametrize("norm", [1e6, 0.1])
+    @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+    def test_private_training(self, mode, norm):
+        """Without noise, steps of clipped gradients of each sample; with a large bound, the ordinary ones."""
+        model = self.Classifier()
+        assert fastrnn.convert(model).swapped == ["rnn"]
+        assert self.opacus.validators.ModuleValidator.is_valid(model)
+        plain = copy.deepcopy(model)
+        private, optimizer, criterion, batches = self.private(model, norm, mode)
+        parameters = [*plain.parameters()]
+        for x, y in batches:
+            optimizer.zero_grad()
+            criterion(private(x), y).backward()
+            optimizer.step()
+            clipped = [torch.zeros_like(parameter) for parameter in parameters]
+            for row in range(len(x)):
+                loss = torch.nn.functional.cross_entropy(plain(x[row : row + 1]), y[row : row + 1])
+                gradients = torch.autograd.grad(loss, parameters)
+                size = torch.stack([gradient.norm() for gradient in gradients]).norm()
+                for total, gradient in zip(clipped, gradients, strict=True):
+                    total += gradient * min(1.0, norm / size.item())
+            with torch.no_grad():
+                for parameter, total in zip(parameters, clipped, strict=True):
+                    parameter -= 0.5 * total / len(x)
+        for found, truth in zip(model.parameters(), parameters, strict=True):
+            tol.assert_close(found, truth, tol.SAME_FLOAT32)
+
+    def test_swapping_before_and_after(self):
+        """convert and revert leave layers with opacus' hooks; afterwards nothing of these is left."""
+        model = self.Classifier()
+        late = self.opacus.GradSampleModule(copy.deepcopy(model))
+        assert "make_private" in fastrnn.convert(late).left["_module.rnn"]
+        fastrnn.convert(model)
+        private = self.opacus.GradSampleModule(model)
+        assert not fastrnn.convert(private).left
+        assert "to_standard_module" in fastrnn.revert(private).left["_module.rnn"]
+        private(torch.randn(2, 5, 3)).sum().backward()
+        assert model.rnn.weight_ih_l0.grad_sample.shape == (2, 16, 3)
+        assert private.to_standard_module() is model
+        model = pickle.loads(pickle.dumps(model))
+        model(torch.randn(2, 5, 3)).sum().backward()
+        assert not hasattr(model.rnn.weight_ih_l0, "grad_sample")
+        assert fastrnn.revert(model).swapped == fastrnn.convert(model).swapped == ["rnn"]
