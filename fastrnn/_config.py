@@ -8,6 +8,7 @@ the spec of the cell names, in its order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,8 @@ class Rows(NamedTuple):
     batch_sizes: Tensor | None  # int64 [T] on the CPU
 
 
-class Config(NamedTuple):
+@dataclass(slots=True)  # of a NamedTuple torch.compile reads no property before torch 2.10
+class Config:
     """Options of one layer call; ``reverse`` has one entry for each direction."""
 
     spec: CellSpec
@@ -52,12 +54,12 @@ class Config(NamedTuple):
     @property
     def places(self) -> dict[str, int]:
         """Place of each parameter among those of its direction."""
-        return self.spec.parameters[self.has_bias]
+        return self.spec.parameters[int(self.has_bias)]
 
     @property
     def weights(self) -> int:
         """Operands for each direction's parameters."""
-        return len(self.spec.parameters[self.has_bias])
+        return len(self.spec.parameters[int(self.has_bias)])
 
     def place(self, name: str, direction: int) -> int:
         """Place of a parameter in the operands."""

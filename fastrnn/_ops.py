@@ -21,14 +21,19 @@ def _config(cell: str, reverse: Sequence[bool], *options) -> Config:
     return Config(CELLS[cell], tuple(reverse), *options)
 
 
+def _arguments(config: Config, rows: Rows) -> tuple:
+    """What both operators take first, after the operands; named one by one for torch.compile of torch 2.6."""
+    return (rows.lengths, rows.resets, rows.batch_sizes, rows.batch, *_options(config))
+
+
 def _options(config: Config) -> tuple:
     """The operators' arguments that make up a Config; the inverse of _config."""
-    return (config.spec.name, list(config.reverse), *config[2:])
+    return (config.spec.name, list(config.reverse), *(getattr(config, name) for name in _OPTION_TYPES))
 
 
 _SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
-_OPTION_TYPES = get_type_hints(Config)
-_SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[_OPTION_TYPES[name]]} {name}" for name in Config._fields[2:])
+_OPTION_TYPES = {name: kind for name, kind in get_type_hints(Config).items() if name not in ("spec", "reverse")}
+_SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _OPTION_TYPES.items())
 # What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
 # before 2.7 would infer no schema from annotations such as collections.abc.Sequence and `X | None`.)
 _SCHEMA = (
@@ -186,7 +191,7 @@ def gradients_operator(
     d_output, d_h_n, d_c_n = (*gradients, None)[:3]
     found = iter(
         torch.ops.fastrnn.layer_backward(
-            operands, *rows[1:], rows.batch, *_options(config), result.output, gates, cells,
+            operands, *_arguments(config, rows), result.output, gates, cells,
             d_output, d_h_n, d_c_n, list(needs),
         )
     )  # fmt: skip
@@ -195,7 +200,7 @@ def gradients_operator(
 
 def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
     """The layer through its operator; output and final states."""
-    output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(operands, *rows[1:], rows.batch, *_options(config), save)
+    output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
     if save:
         # The caller may change what it gets in place, backward needs what was written. The compiler removes the copy
         # unless both leave the graph: the layer's output as it is as an output of the graph.

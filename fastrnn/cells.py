@@ -7,8 +7,7 @@ LSTM i, f, g, o; GRU r, z, n.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -69,6 +68,7 @@ class CellSpec:
         carried: values per hidden unit that the first phase hands to the second.
         projects: the second product is with weight_hr.
         split_gate: the gate whose recurrent part has its own gradient, the last one, or None.
+        parameters: their names, with their places in a flat list; without biases, and with them.
     """
 
     name: str
@@ -83,24 +83,24 @@ class CellSpec:
     carried: int
     projects: bool
     split_gate: int | None
+    parameters: tuple[dict[str, int], dict[str, int]] = field(init=False)
 
     @property
     def states(self) -> int:
         """Tensors of state: h, and with cell states a second one that holds them side by side."""
         return 2 if self.cells else 1
 
-    @cached_property
-    def parameters(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Names of the parameters and their places in a flat list, without biases and with them."""
+    def __post_init__(self) -> None:
         has = {"weight_hr": self.projects, "weight_unit": self.unit_weights > 0}
         names = [name for name in _SHAPES if has.get(name, True)]
         without = [name for name in names if not name.startswith("bias")]
-        return tuple({name: place for place, name in enumerate(each)} for each in (without, names))
+        places = tuple({name: place for place, name in enumerate(each)} for each in (without, names))
+        object.__setattr__(self, "parameters", places)
 
     def shapes(self, bias: bool, inputs: int, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters by name, for I, H and R."""
         sizes = {"GH": self.gates * hidden, "I": inputs, "H": hidden, "R": width, "U": self.unit_weights}
-        return {name: tuple(sizes[size] for size in _SHAPES[name]) for name in self.parameters[bias]}
+        return {name: tuple(sizes[size] for size in _SHAPES[name]) for name in self.parameters[int(bias)]}
 
     def state_widths(self, width: int, hidden: int) -> tuple[int, ...]:
         """Values a row of each of these tensors, for R and H."""

@@ -297,7 +297,13 @@ def test_autocast(kind, given_states):
     x, hx = torch.randn(4, 2, 3), states_for(ours, (2,), torch.float32) if given_states else None
     results = []
     for module in (ours, theirs):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                results.append(module(x, hx))
+        except RuntimeError as error:
+            # oneDNN has no bfloat16 LSTM for processors without AVX-512; torch.nn's float32 numbers judge there.
+            if module is ours or "primitive descriptor" not in str(error):
+                raise
             results.append(module(x, hx))
         sum(t.float().sum() for t in flat(results[-1])).backward()
         assert module.weight_hh_l0.grad.dtype == torch.float32
