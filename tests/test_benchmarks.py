@@ -73,7 +73,7 @@ def test_packed_case_has_mean_length_of_half_the_time():
 
 
 @pytest.mark.parametrize(
-    "change", [{"cell": "elman"}, {"proj": 6}, {"cell": "gru", "proj": 2}, {"time": 0}, {"mode": "backward"}]
+    "change", [{"cell": "lstm_projected"}, {"proj": 6}, {"cell": "gru", "proj": 2}, {"time": 0}, {"mode": "backward"}]
 )
 def test_case_refuses(change):
     with pytest.raises(ValueError):
