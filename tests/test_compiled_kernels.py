@@ -28,7 +28,6 @@ MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32"
 KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3}
 for _math in ("bf16", "fp16", "fp32", "tf32"):
     KERNELS[f"persistent_{_math}"], KERNELS[f"projected_{_math}"] = 6, 2
-SECONDS_BUDGET = 180 * 2  # of one core: 3 minutes on two
 BYTES_BUDGET = 40 << 20
 
 INSTRUCTIONS = {
@@ -69,7 +68,7 @@ def planned_registers(name: str, kernel: str) -> int:
 
 
 class Compiled:
-    """One inst/*.cu for all architectures: object file, ptxas' words, CPU seconds."""
+    """One inst/*.cu for all architectures: object file and ptxas' words."""
 
     def __init__(self, name: str, folder: Path) -> None:
         codes = [
@@ -77,7 +76,6 @@ class Compiled:
         ]  # as CMake has it
         codes.append("-gencode=arch=compute_90,code=compute_90")
         self.path, source = folder / f"{name}.o", CUDA / "inst" / f"{name}.cu"
-        before = os.times()
         done = subprocess.run(
             [
                 NVCC,
@@ -95,10 +93,8 @@ class Compiled:
             capture_output=True,
             text=True,
         )
-        after = os.times()
         assert done.returncode == 0, done.stderr
         self.words = done.stderr
-        self.seconds = sum(after[2:4]) - sum(before[2:4])
 
 
 @pytest.fixture(scope="session")
@@ -132,10 +128,9 @@ def test_ptxas(compiled, name):
         assert registers <= planned, f"{kernel} {arch} uses {registers} registers, the plan counts with {planned}"
 
 
-def test_compile_budgets(compiled):
-    made = [compiled(name) for name in INSTANCES]
-    assert sum(one.seconds for one in made) < SECONDS_BUDGET
-    assert sum(one.path.stat().st_size for one in made) < BYTES_BUDGET
+def test_size_budget(compiled):
+    # Their number (test_ptxas) and their size, not nvcc's seconds: an older processor takes twice as many.
+    assert sum(compiled(name).path.stat().st_size for name in INSTANCES) < BYTES_BUDGET
 
 
 def disassemble(path: Path, arch: str) -> str:
