@@ -72,7 +72,7 @@ def link(kind: str, parts: list[str], program: Path) -> Path:
 
 def execute(program: Path, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        [str(program), *arguments], capture_output=True, text=True, env=ENVIRONMENT, errors="replace", timeout=600
+        [str(program), *arguments], capture_output=True, text=True, env=ENVIRONMENT, errors="replace", timeout=1800
     )
     return done.returncode, done.stdout + done.stderr
 
