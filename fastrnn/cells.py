@@ -100,7 +100,8 @@ class CellSpec:
     def shapes(self, bias: bool, inputs: int, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters by name, for I, H and R."""
         sizes = {"GH": self.gates * hidden, "I": inputs, "H": hidden, "R": width, "U": self.unit_weights}
-        return {name: tuple(sizes[size] for size in _SHAPES[name]) for name in self.parameters[int(bias)]}
+        # Lists, not generators: this runs in every call.
+        return {name: tuple([sizes[size] for size in _SHAPES[name]]) for name in self.parameters[int(bias)]}
 
     def state_widths(self, width: int, hidden: int) -> tuple[int, ...]:
         """Values a row of each of these tensors, for R and H."""
