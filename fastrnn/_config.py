@@ -27,7 +27,7 @@ class Rows(NamedTuple):
     batch_sizes: Tensor | None  # int64 [T] on the CPU
 
 
-@dataclass(slots=True)  # of a NamedTuple torch.compile reads no property before torch 2.10
+@dataclass(slots=True)  # torch.compile of torch 2.6 and 2.9 reads no property of a NamedTuple
 class Config:
     """Options of one layer call; ``reverse`` has one entry for each direction."""
 

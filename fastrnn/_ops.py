@@ -35,7 +35,7 @@ _SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
 _OPTION_TYPES = {name: kind for name, kind in get_type_hints(Config).items() if name not in ("spec", "reverse")}
 _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _OPTION_TYPES.items())
 # What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
-# before 2.7 would infer no schema from annotations such as collections.abc.Sequence and `X | None`.)
+# 2.6 infers no schema from annotations such as collections.abc.Sequence and `X | None`.)
 _SCHEMA = (
     "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, SymInt batch, str cell, bool[] reverse, "
     + _SCHEMA_OPTIONS
