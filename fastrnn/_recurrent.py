@@ -9,13 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Proxy
+from torch.nn.functional import dropout
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from ._checks import check_masks
 from ._config import saveable
+from ._noise import Variational, check_probability
 from .cells import CELLS, States
 from .functional import stack
+
+# Options of the modules that act in training only; torch.nn has none of them.
+NOISE = ("weight_dropout", "input_dropout", "hidden_dropout", "output_dropout")
 
 
 def is_proxy(*arguments: Any) -> bool:
@@ -52,12 +57,22 @@ class Recurrent(torch.nn.RNNBase):
     _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
     cell_clip: float | None = None
     proj_clip: float | None = None
+    weight_dropout: float = 0.0
+    input_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    output_dropout: float = 0.0
     _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
-    def __init__(self, mode: str | None, recompute: bool, *options) -> None:
-        # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order. No
-        # docstring here: help() would show it for the three constructors.
+    def __init__(self, mode: str | None, recompute: bool, *options, **noise: float) -> None:
+        # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order.
+        # noise: NOISE by name. No docstring here: help() would show it for the three constructors.
         super().__init__(mode or "RNN_TANH", *options)
+        for name, p in noise.items():
+            setattr(self, name, check_probability(name, p))
+        if self.hidden_dropout and self.num_layers == 1:
+            raise ValueError("hidden_dropout acts between layers and needs num_layers > 1")
+        if self.hidden_dropout and self.dropout:
+            raise ValueError("dropout and hidden_dropout both act between layers, give one of them")
         if mode is None:
             self.mode = self.cell.upper()
             self._make_parameters()
@@ -91,6 +106,9 @@ class Recurrent(torch.nn.RNNBase):
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
+        for name in NOISE:
+            if getattr(self, name):
+                text += f", {name}={getattr(self, name)}"
         return text + ", recompute=True" if self.recompute else text
 
     def __setstate__(self, state: dict) -> None:
@@ -196,7 +214,12 @@ class Recurrent(torch.nn.RNNBase):
     def _weights(self) -> list[Tensor]:
         """The parameters, or what stands in their place; asking for an attribute costs 0.6 us each."""
         own = self._parameters
-        return [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
+        weights = [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
+        if self.training and self.weight_dropout:
+            for place, name in enumerate(self._flat_weights_names):
+                if name.startswith("weight_hh"):
+                    weights[place] = dropout(weights[place], self.weight_dropout)
+        return weights
 
     def _zeros(self, x: Tensor, batch: int) -> States:
         count = self.num_layers * (2 if self.bidirectional else 1)
@@ -222,7 +245,12 @@ class Recurrent(torch.nn.RNNBase):
             self.cell_clip or 0.0,
             self.proj_clip or 0.0,
             self.recompute,
+            self._variational() if self.training else None,
         )
+
+    def _variational(self) -> Variational | None:
+        own = Variational(self.input_dropout, self.hidden_dropout, self.output_dropout)
+        return own if any(own) else None
 
     def _check_input(self, x: Tensor, given: Tensor, weight: Tensor, dims: int) -> None:
         """torch.nn.RNNBase.check_input on the weights in use."""

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from . import modules
 from ._owners import asking_methods, held_layers, known_owner, looks_recurrent, method_that_fills
-from ._recurrent import Recurrent
+from ._recurrent import NOISE, Recurrent
 from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import STORAGE_CODES
 
@@ -24,6 +24,7 @@ _EXTRAS = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None},
     modules.GRU: {"recompute": False, "reset_after": True},
     modules.RNN: {"recompute": False},
+    Recurrent: dict.fromkeys(NOISE, 0.0),
 }
 
 
@@ -151,7 +152,8 @@ def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
 def revert(model: torch.nn.Module) -> Report:
     """Swap every fastrnn.LSTM, GRU and RNN in ``model`` for torch.nn's, in place; the inverse of :func:`convert`.
 
-    Layers with options that torch.nn does not have (clips, ``reset_after=False``) are left. ``recompute`` is dropped.
+    Layers with options that torch.nn does not have (clips, ``reset_after=False``, kinds of dropout) are left.
+    ``recompute`` is dropped.
 
     Args:
         model: any module, also a recurrent layer itself.
@@ -256,6 +258,9 @@ def _reason_against_torch(module: torch.nn.Module) -> str | None:
     for name in ("cell_clip", "proj_clip"):
         if getattr(module, name, None) is not None:
             return f"torch.nn has no {name}"
+    for name in NOISE:
+        if getattr(module, name):
+            return f"torch.nn has no {name}; set it to 0 first if the model is trained"
     if not getattr(module, "reset_after", True):
         return "torch.nn.GRU has no reset_after=False"
     return None

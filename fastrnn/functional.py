@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ._checks import check_batch_sizes, check_clips, check_masks, check_shapes
 from ._config import Config, Rows, flatten
+from ._noise import Variational, drop_features
 from ._routes import run
 from .cells import CELLS, Parameters, States
 
@@ -140,6 +141,7 @@ def stack(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
     recompute: bool = False,
+    variational: Variational | None = None,
 ) -> tuple[Tensor, States]:
     """Layers one on another, with dropout between them; what the modules and the public functions share.
 
@@ -159,6 +161,7 @@ def stack(
         cell_clip: see :func:`layer`.
         proj_clip: see :func:`layer`.
         recompute: see :func:`layer`.
+        variational: dropout with one mask a row; None in evaluation.
 
     Returns:
         output and final states, the latter for all layers: [L*D, B, R] and [L*D, B, H].
@@ -173,16 +176,23 @@ def stack(
         raise RuntimeError(
             f"expected {num_layers * count} weights for {num_layers} layers of {cell}, got {len(weights)}"
         )
+    if variational is not None:
+        batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
+        x = drop_features(x, variational.input, batch_sizes, batch)
     finals = []
     for index in range(num_layers):
         if index and dropout:
             x = torch.nn.functional.dropout(x, dropout, training=True)
+        if index and variational is not None:
+            x = drop_features(x, variational.hidden, batch_sizes, batch)
         operands = [x]
         if initial is not None:
             operands += [s.narrow(0, index * directions, directions) for s in initial] if num_layers > 1 else initial
         operands += weights[index * count : (index + 1) * count]
         x, final = _checked(config, operands, lengths, resets, batch_sizes)
         finals.append(final)
+    if variational is not None:
+        x = drop_features(x, variational.output, batch_sizes, batch)
     if num_layers == 1:
         return x, finals[0]
     return x, tuple(torch.cat(states) for states in zip(*finals, strict=True))

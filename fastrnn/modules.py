@@ -42,6 +42,12 @@ class LSTM(Recurrent):
             original ELMo.
         proj_clip: likewise the projected state.
         recompute: keep no gates for backward, rebuild them there: 4*H values a row and direction less memory.
+        weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
+            direction (DropConnect, Merity et al. 2018).
+        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+            (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
+        hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
+        output_dropout: likewise of the last layer's output.
     """
 
     _kind = "LSTM"
@@ -62,6 +68,10 @@ class LSTM(Recurrent):
         cell_clip: float | None = None,
         proj_clip: float | None = None,
         recompute: bool = False,
+        weight_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
     ) -> None:
         for name, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
             if clip is not None and not clip > 0:
@@ -69,6 +79,8 @@ class LSTM(Recurrent):
         super().__init__(
             "LSTM", recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
+            weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
+            output_dropout=output_dropout,
         )  # fmt: skip
         if proj_clip is not None and not self.proj_size:
             raise ValueError("proj_clip needs proj_size > 0")
@@ -159,6 +171,12 @@ class GRU(Recurrent):
         dtype: of the parameters.
         reset_after: torch's GRU, or with False the reset gate before the product.
         recompute: keep no gates for backward, rebuild them there.
+        weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
+            direction (DropConnect, Merity et al. 2018).
+        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+            (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
+        hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
+        output_dropout: likewise of the last layer's output.
     """
 
     _kind = "GRU"
@@ -178,12 +196,18 @@ class GRU(Recurrent):
         *,
         reset_after: bool = True,
         recompute: bool = False,
+        weight_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
     ) -> None:
         if proj_size:
             raise ValueError(_NO_PROJECTION)
         super().__init__(
             "GRU", recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
+            weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
+            output_dropout=output_dropout,
         )  # fmt: skip
         self.reset_after = bool(reset_after)
 
@@ -249,6 +273,12 @@ class RNN(Recurrent):
         device: of the parameters.
         dtype: of the parameters.
         recompute: accepted as in the other modules; the cell keeps no gates anyway.
+        weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
+            direction (DropConnect, Merity et al. 2018).
+        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+            (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
+        hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
+        output_dropout: likewise of the last layer's output.
     """
 
     _kind, _instead = "RNN", "tensor instead"
@@ -268,6 +298,10 @@ class RNN(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         recompute: bool = False,
+        weight_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
     ) -> None:
         if proj_size:
             raise ValueError(_NO_PROJECTION)
@@ -277,6 +311,8 @@ class RNN(Recurrent):
         super().__init__(
             mode, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
+            weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
+            output_dropout=output_dropout,
         )  # fmt: skip
         self.nonlinearity = nonlinearity
 
