@@ -91,18 +91,19 @@ def ngrams(train: tuple[str, ...], held_out: tuple[str, ...], model: str) -> Non
     rows = {
         kind.__name__.lower(): [
             perplexity(kind(bilm.vocabulary, order(seen)), bilm.vocabulary, order(unseen))
-            for order in (_forward, _backward)
+            for order in (_forward, _backward)[: bilm.directions]
         ]
         for kind in (Unigram, Bigram)
     }
-    rows["biLM"] = [found.forward, found.backward]
+    rows["biLM"] = [found.forward, found.backward][: bilm.directions]
     click.echo(
         f"held-out perplexity, {found.tokens:,} tokens, {len(bilm.vocabulary):,} words, "
         f"<UNK> {found.unknown_share:.2%}\n"
-        f"{'':8}  {'forward':>9}  {'backward':>9}  {'mean':>9}"
+        + " ".join([f"{'':8}", *(f" {name:>9}" for name in found.perplexities)])
     )
-    for name, (forward, backward) in rows.items():
-        click.echo(f"{name:8}  {forward:9.2f}  {backward:9.2f}  {math.sqrt(forward * backward):9.2f}")
+    for name, row in rows.items():
+        row += [math.sqrt(math.prod(row))] if len(row) > 1 else []
+        click.echo(" ".join([f"{name:8}", *(f" {value:9.2f}" for value in row)]))
 
 
 def _forward(sentences: list[list[str]]) -> list[list[str]]:

@@ -122,6 +122,8 @@ def _sizes(state: dict[str, Tensor], inner: str, name: str, given: BiLMOptions |
         "highways": highways,
     }
     if given is not None:
+        if not given.bidirectional:
+            raise WeightsError(f"{name} holds both directions, the options describe a model of one")
         if given.characters is None:
             raise WeightsError(f"{name} holds a character model, the options describe a word model")
         for values, theirs in ((found, given), (characters, given.characters)):
@@ -165,11 +167,13 @@ def to_state_dict(elmo: Elmo) -> dict[str, Tensor]:
     counterpart.
 
     Raises:
-        ValueError: for GRU cells, word input, or mixes without softmax.
+        ValueError: for GRU cells, word input, a model of one direction, or mixes without softmax.
     """
     model = elmo.bilm
     if model.options.cell != "lstm" or not isinstance(model.encoder, CharacterEncoder):
         raise ValueError("AllenNLP's Elmo has LSTM cells and reads characters: this biLM does not fit")
+    if not model.options.bidirectional:
+        raise ValueError("AllenNLP's Elmo has two directions: this model reads forward alone")
     if not all(mix.softmax for mix in elmo.mixes):
         raise ValueError("AllenNLP's scalar mixes apply a softmax; these mixes take their weights as they stand")
     state = {}

@@ -20,7 +20,7 @@ from ..functional import layer
 from .files import naming, reserve, write_all
 from .model import BiLanguageModel, State
 
-Emit = Callable[[int, int, int, Tensor], None]  # (layer from 1, start, stop, rows [stop - start, B, 2P])
+Emit = Callable[[int, int, int, Tensor], None]  # (layer from 1, start, stop, rows [stop - start, B, D*P])
 
 
 class Stored(Protocol):
@@ -87,7 +87,7 @@ def pieces(steps: int, length: int) -> Iterator[tuple[tuple[int, int], tuple[int
 @torch.no_grad()
 def contextualize_in_chunks(
     model: BiLanguageModel,
-    sequences: tuple[Stored, Stored],
+    sequences: tuple[Stored, ...],
     steps: int,
     chunk_length: int,
     emit: Emit,
@@ -98,11 +98,11 @@ def contextualize_in_chunks(
     """What :meth:`BiLanguageModel.contextualize` computes, ``chunk_length`` steps at a time.
 
     Args:
-        sequences: token vectors [T, B, P] for the forward and for the backward direction; overwritten.
+        sequences: token vectors [T, B, P] for each direction, forward first; overwritten.
         steps: T.
         emit: receives each layer's result piece by piece, after the layer is complete.
         state: as for contextualize.
-        lengths: likewise; None (all rows have T steps) lets both directions share one call.
+        lengths: likewise; None (all rows have T steps) lets the directions share one call.
 
     Returns:
         the state after each row's last step.
@@ -129,10 +129,11 @@ def contextualize_in_chunks(
             )
 
         for ranges in pieces(steps, chunk_length):
+            ranges = ranges[: len(sequences)]
             x = tuple(sequence.read(*span) for sequence, span in zip(sequences, ranges, strict=True))
             if lengths is None:
-                both, current = run(x, (0, 1), current, None)
-                outputs = both.split(model.width, dim=-1)
+                both, current = run(x, range(len(x)), current, None)
+                outputs = model.halves(both)
             else:
                 outputs, states = [], []
                 for d, (start, stop) in enumerate(ranges):

@@ -144,6 +144,13 @@ _MODEL_OPTIONS = (
         help="Add a layer's input to its output.",
     ),
     click.option(
+        "--bidirectional/--unidirectional",
+        "bidirectional",
+        default=True,
+        show_default=True,
+        help="Train both directions, or the forward one alone, as bilm-tf does with \"bidirectional\": false.",
+    ),
+    click.option(
         "--char-dim", default=16, show_default=True, type=click.IntRange(1), help="Width of a character's vector."
     ),
     click.option(
@@ -351,7 +358,7 @@ def _load(model: str, device: str) -> LanguageModel:
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
 )
 def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
-    """Perplexity of text under a trained biLM: both directions, the whole vocabulary, every token counted once.
+    """Perplexity of text under a trained biLM: each direction, the whole vocabulary, every token counted once.
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
     """
@@ -373,7 +380,7 @@ def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
     """Log probability (nats) of every token: line, token, forward, backward, and * where it counts as <UNK>.
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. <S> is predicted by the
-    backward direction only, </S> by the forward one.
+    backward direction only, </S> by the forward one. A model that reads forward alone has no column of the other.
     """
     with plain_errors():
         from .evaluate import score_sentences
@@ -383,13 +390,15 @@ def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
         sentences, again = tee(read_text(text))
         scores = score_sentences(_load(model, device), sentences, batch)
         for line, (sentence, found) in enumerate(zip(again, scores, strict=True), 1):
+            forward = ["", *(f"{value:.4f}" for value in found.forward)]
+            columns = {"token": [BEGIN, *sentence, END], "forward": forward}
+            if found.backward is not None:
+                columns["backward"] = [*(f"{value:.4f}" for value in found.backward), ""]
+            columns["unknown"] = ["", *("*" if unknown else "" for unknown in found.unknown), ""]
             if line == 1:
-                click.echo("line\ttoken\tforward\tbackward\tunknown")
-            click.echo(f"{line}\t{BEGIN}\t\t{found.backward[0]:.4f}\t")
-            for place, token in enumerate(sentence):
-                mark = "*" if found.unknown[place] else ""
-                click.echo(f"{line}\t{token}\t{found.forward[place]:.4f}\t{found.backward[place + 1]:.4f}\t{mark}")
-            click.echo(f"{line}\t{END}\t{found.forward[-1]:.4f}\t\t")
+                click.echo("\t".join(["line", *columns]))
+            for row in list(zip(*columns.values(), strict=True))[int(found.backward is None) :]:
+                click.echo("\t".join([str(line), *row]))
 
 
 @click.command("generate")

@@ -240,12 +240,12 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class Batch:
-    """One window of both directions (index 0 forward, 1 backward), for the rows of one process.
+    """One window of D directions (index 0 forward, 1 backward), for the rows of one process.
 
     Attributes:
-        ids: [U, C] or of words [U], the distinct inputs of both directions in order of appearance.
-        inputs: int64 [2, T, B], their places in ``ids``.
-        targets: int64 [2, T, B] vocabulary numbers.
+        ids: [U, C] or of words [U], the distinct inputs of all directions in order of appearance.
+        inputs: int64 [D, T, B], their places in ``ids``.
+        targets: int64 [D, T, B] vocabulary numbers.
     """
 
     ids: NDArray[np.int16] | NDArray[np.int32]
@@ -254,7 +254,7 @@ class Batch:
 
 
 class TrainingData:
-    """The two directions' windows over the same shards.
+    """Each direction's windows over the same shards.
 
     Every process of a distributed run makes the whole batch and spells out its own rows: the position in the data is
     then one value for all, and a run on W processes reads what one process with W times the rows reads.
@@ -270,20 +270,21 @@ class TrainingData:
         seed: int,
         max_characters: int | None = 50,
         shuffle: bool = True,
+        directions: int = 2,
     ) -> None:
         self.table = TokenTable(vocabulary, max_characters)
         self._sentences = [
             SentenceStream(
                 shards, vocabulary, self.table, reverse=reverse, seed=(seed, direction), shuffle=shuffle
             )
-            for direction, reverse in enumerate((False, True))
+            for direction, reverse in enumerate((False, True)[:directions])
         ]  # fmt: skip
         self._packed = [PackedRows(sentences, self.table, batch, steps) for sentences in self._sentences]
         self._scratch = np.zeros(0, np.int64)
         self._loads = 0
 
     def __next__(self) -> tuple[Rows, Rows]:
-        """Returns the next window of the whole batch as rows of the table: inputs and targets, both [2, B, T].
+        """Returns the next window of the whole batch as rows of the table: inputs and targets, both [D, B, T].
 
         The rows hold until the next call.
         """
@@ -304,7 +305,7 @@ class TrainingData:
             holder.renumber(new_rows)
 
     def spell(self, inputs: Rows, targets: Rows) -> Batch:
-        """Makes the batch of some rows of a window, both [2, B, T].
+        """Makes the batch of some rows of a window, both [D, B, T].
 
         The distinct words stand in order of appearance and not by row of the table: rows depend on what was read
         before, and a resumed run must add up gradients in the same order.

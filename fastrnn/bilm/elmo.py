@@ -32,7 +32,7 @@ class ElmoOutput(NamedTuple):
     """ELMo vectors of a batch.
 
     Attributes:
-        representations: one [B, N, 2P] for each mix, zero beyond a sentence's end.
+        representations: one [B, N, D*P] for each mix, zero beyond a sentence's end.
         mask: bool [B, N], true for tokens (and sentence marks, if kept).
     """
 
@@ -106,6 +106,10 @@ def _map(function, first: State, second: State) -> State:
 
 class Elmo(nn.Module):
     """ELMo vectors of sentences: trainable mixes of a biLM's layers. Stateful by default, as the original (see above).
+
+    A biLM has D = 2 directions, and a vector D*P = 2P columns, forward and backward side by side. Of a language model
+    that was trained forward alone (bilm-tf's `bidirectional: false`, which neither bilm-tf nor AllenNLP can embed with)
+    a vector has the P columns of that direction, and layer 0 is the token vector once.
 
     The biLM is frozen and runs without a graph unless ``fine_tune``; then it trains with the task (use a low learning
     rate and clip gradients).
@@ -185,8 +189,8 @@ class Elmo(nn.Module):
 
     @property
     def width(self) -> int:
-        """2P: width of an ELMo vector."""
-        return 2 * self.bilm.width
+        """D*P: width of an ELMo vector, with D = 2 directions of a biLM."""
+        return self.bilm.options.directions * self.bilm.width
 
     def reset_states(self) -> None:
         """Forget the state of all rows; the next call starts from the warmed-up state, or from zero."""
@@ -272,7 +276,8 @@ class Elmo(nn.Module):
         return tokens_of(self.bilm, inputs, self.token_vectors, self.word_ids)
 
     def _mixed(self, token: Tensor, lengths: Tensor, valid: Tensor, inside: Tensor, train: bool) -> list[Tensor]:
-        """The mixes [T, B, 2P], before padding and sentence marks are taken out."""
+        """The mixes [T, B, D*P], before padding and sentence marks are taken out."""
+        directions = self.bilm.options.directions
         state = self._state(token, self.stateful)
         in_chunks = not train and self.chunk_length is not None and len(token) > self.chunk_length
         mixed = None
@@ -288,27 +293,27 @@ class Elmo(nn.Module):
             def keep(index: int, start: int, stop: int, rows: Tensor) -> None:
                 layers[index - 1][start:stop] = rows
 
-            final = self._in_chunks((token.clone(), token.clone()), lengths, state, keep)
+            final = self._in_chunks([token.clone() for _ in range(directions)], lengths, state, keep)
         else:  # no layer is needed as a whole: add each to the sums as it comes
             coefficients = [mix.coefficients().tolist() for mix in self.mixes]
-            mixed = [torch.cat([token * c[0]] * 2, dim=-1) for c in coefficients]
+            mixed = [torch.cat([token * c[0]] * directions, dim=-1) for c in coefficients]
 
             def add(index: int, start: int, stop: int, rows: Tensor) -> None:
                 for total, c in zip(mixed, coefficients, strict=True):
                     total[start:stop].add_(rows, alpha=c[index])
 
-            final = self._in_chunks((token, token.clone()), lengths, state, add)
+            final = self._in_chunks([token, token.clone()][:directions], lengths, state, add)
         if self.stateful:
             self.carried.put(final)
         if mixed is not None:
             return mixed
-        layers = [torch.cat([token, token], dim=-1), *layers]
+        layers = [torch.cat([token] * directions, dim=-1), *layers]
         masks = {None: valid, "allennlp": valid, "bilm_tf": inside}
         return [mix(layers, masks[mix.layer_norm]) for mix in self.mixes]
 
-    def _in_chunks(self, inputs: tuple[Tensor, Tensor], lengths: Tensor, state: State | None, emit: Emit) -> State:
-        """Run the layers in pieces over two copies of the token vectors, which are overwritten."""
-        sequences = InMemory(inputs[0]), InMemory(inputs[1])
+    def _in_chunks(self, inputs: list[Tensor], lengths: Tensor, state: State | None, emit: Emit) -> State:
+        """Run the layers in pieces over a copy of the token vectors for each direction, which is overwritten."""
+        sequences = tuple(map(InMemory, inputs))
         steps = len(inputs[0])
         return contextualize_in_chunks(
             self.bilm, sequences, steps, self.chunk_length, emit, state=state, lengths=lengths

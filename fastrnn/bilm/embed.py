@@ -26,7 +26,7 @@ from .text import as_sentences, as_tokens
 _REMEMBERED = 65536  # distinct tokens whose vectors are kept: 128 MiB of the released models' float32 vectors
 _WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length
 
-Emit = Callable[[int, int, np.ndarray], None]  # (place among the kept layers, first token, rows [n, 2P])
+Emit = Callable[[int, int, np.ndarray], None]  # (place among the kept layers, first token, rows [n, D*P])
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Selection:
         return cls(tuple(float(weight) for weight in kind))
 
     def shape(self, tokens: int, layers: int, width: int) -> tuple[int, ...]:
-        """Of a sentence's array: (L + 1, N, 2P), or (N, 2P) of a sum."""
+        """Of a sentence's array: (L + 1, N, D*P), or (N, D*P) of a sum."""
         return (layers + 1, tokens, width) if self.weights is None else (tokens, width)
 
     def apply(self, token: Tensor, layers: Sequence[Tensor]) -> Tensor:
-        """The kept layers [K, T, B, 2P], or their sum [T, B, 2P]."""
-        twice = torch.cat([token, token], dim=-1)
+        """The kept layers [K, T, B, D*P], or their sum [T, B, D*P]."""
+        layers = [token.repeat(1, 1, layers[0].shape[-1] // token.shape[-1]), *layers]
         if self.weights is None:
-            return torch.stack([twice, *layers])
-        total = torch.zeros_like(twice)
-        for weight, layer in zip(self.weights, [twice, *layers], strict=True):
+            return torch.stack(layers)
+        total = torch.zeros_like(layers[0])
+        for weight, layer in zip(self.weights, layers, strict=True):
             if weight:
                 total.add_(layer, alpha=weight)
         return total
@@ -94,6 +94,7 @@ class Embedder:
     Every sentence starts from a zero state, so its vectors depend on nothing but the sentence, and any number of
     threads may share an Embedder; with ``stateful`` the state of each batch row is carried over as in the original,
     batches are ``batch_size`` sentences in the given order, and one thread may use it at a time: another is refused.
+    Vectors have D*P columns, with D = 2 directions of a biLM and 1 of a model that reads forward alone.
 
     Args:
         bilm: the language model; it is only read.
@@ -143,7 +144,7 @@ class Embedder:
 
     def shape(self, tokens: int) -> tuple[int, ...]:
         """Of the array of a sentence of ``tokens`` tokens."""
-        shape = self.selection.shape(tokens, self.bilm.options.layers, 2 * self.bilm.width)
+        shape = self.selection.shape(tokens, self.bilm.options.layers, self.bilm.options.directions * self.bilm.width)
         return (*shape[:-2], shape[-1]) if self.sentence_average else shape
 
     def plan(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -154,7 +155,7 @@ class Embedder:
         return plan(lengths, self.tokens_per_batch, self.chunk_length)
 
     def iterate(self, sentences: Iterable[Iterable[str]]) -> Iterator[np.ndarray]:
-        """One array a sentence, in order: [L + 1, N, 2P], or [N, 2P] of a sum of layers; N = 0 for an empty sentence.
+        """One array a sentence, in order: [L + 1, N, D*P], or [N, D*P] of a sum of layers; N = 0 for an empty sentence.
         Without the dimension N if sentences are averaged.
 
         Reads ahead only as far as it needs to form batches of like length, so ``sentences`` may be endless.
@@ -203,8 +204,8 @@ class Embedder:
 
         Args:
             sentences: B sentences.
-            emit: receives the results: (place in the batch, layer, first token, float32 rows [n, 2P]); layer is 0 for a
-                sum of layers. Of averaged sentences each layer is a row, all of them in layer 0.
+            emit: receives the results: (place in the batch, layer, first token, float32 rows [n, D*P]); layer is 0 for
+                a sum of layers. Of averaged sentences each layer is a row, all of them in layer 0.
         """
         if self.sentence_average:
             emit = _averaging([len(sentence) for sentence in sentences], emit)
@@ -222,12 +223,15 @@ class Embedder:
         if steps <= self.chunk_length:
             layers, state = self.bilm.contextualize(token, state, lengths=lengths)
         else:
-            layers = [token.new_empty(*token.shape[:2], 2 * self.bilm.width) for _ in range(self.bilm.options.layers)]
+            directions = self.bilm.options.directions
+            layers = [
+                token.new_empty(*token.shape[:2], directions * self.bilm.width) for _ in range(self.bilm.options.layers)
+            ]
 
             def keep(index: int, start: int, stop: int, rows: Tensor) -> None:
                 layers[index - 1][start:stop] = rows
 
-            copies = (InMemory(token.clone()), InMemory(token.clone()))
+            copies = tuple(InMemory(token.clone()) for _ in range(directions))
             state = contextualize_in_chunks(
                 self.bilm, copies, steps, self.chunk_length, keep, state=state, lengths=lengths
             )
@@ -242,7 +246,7 @@ class Embedder:
     def _embed_in_pieces(self, sentence: Sequence[str], emit: Emit) -> None:
         """One long sentence, through temporary files; memory for one piece only."""
         model, weights = self.bilm, self.selection.weights
-        steps, width = len(sentence) + 2, model.width
+        steps, width, directions = len(sentence) + 2, model.width, model.options.directions
         like = model.forward_layers[0].weight_hh
 
         def cut(layer: int, start: int, rows: Tensor) -> None:
@@ -256,16 +260,16 @@ class Embedder:
             def in_file(columns: int) -> InFile:
                 return stack.enter_context(closing(InFile(steps, columns, like.dtype, like.device, self.directory)))
 
-            sequences = in_file(width), in_file(width)
-            total = in_file(2 * width) if weights is not None and any(weights[:-1]) else None
+            sequences = tuple(in_file(width) for _ in range(directions))
+            total = in_file(directions * width) if weights is not None and any(weights[:-1]) else None
             for start, tokens in self._pieces(sentence):
                 rows = self._vectors(tokens)[:, None]
                 for sequence in sequences:
                     sequence.write(start, rows)
                 if weights is None:
-                    cut(0, start, torch.cat([rows, rows], dim=-1))
+                    cut(0, start, torch.cat([rows] * directions, dim=-1))
                 elif total is not None:
-                    total.write(start, torch.cat([rows, rows], dim=-1) * weights[0])
+                    total.write(start, torch.cat([rows] * directions, dim=-1) * weights[0])
 
             def keep(index: int, start: int, stop: int, rows: Tensor) -> None:
                 if weights is None:

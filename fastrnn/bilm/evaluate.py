@@ -6,6 +6,7 @@ sentence of n words each direction predicts n + 1 tokens, its words and the boun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,12 +33,13 @@ class Score:
 
     Attributes:
         forward: float32 [n + 1], of w1 .. wn and `</S>`, each given what stands before.
-        backward: float32 [n + 1], of `<S>` and w1 .. wn, each given what stands behind.
+        backward: float32 [n + 1], of `<S>` and w1 .. wn, each given what stands behind; None of a model that reads
+            forward alone.
         unknown: bool [n], the words that were predicted as `<UNK>`.
     """
 
     forward: NDArray[np.float32]
-    backward: NDArray[np.float32]
+    backward: NDArray[np.float32] | None
     unknown: NDArray[np.bool_]
 
 
@@ -49,14 +51,15 @@ class Evaluation:
     tokens: int = 0  # predictions of each direction
     unknown: int = 0  # of them, `<UNK>`
     log_forward: float = 0.0
-    log_backward: float = 0.0
+    log_backward: float | None = None  # of a model that reads forward alone there is none
 
     def add(self, score: Score) -> None:
         self.sentences += 1
         self.tokens += len(score.forward)
         self.unknown += int(score.unknown.sum())
         self.log_forward += float(score.forward.sum(dtype=np.float64))
-        self.log_backward += float(score.backward.sum(dtype=np.float64))
+        if score.backward is not None:
+            self.log_backward = (self.log_backward or 0.0) + float(score.backward.sum(dtype=np.float64))
 
     @property
     def forward(self) -> float:
@@ -64,21 +67,35 @@ class Evaluation:
         return _perplexity(self.log_forward, self.tokens)
 
     @property
-    def backward(self) -> float:
-        return _perplexity(self.log_backward, self.tokens)
+    def backward(self) -> float | None:
+        return None if self.log_backward is None else _perplexity(self.log_backward, self.tokens)
 
     @property
     def mean(self) -> float:
-        """exp of the mean loss of both directions, the geometric mean of their perplexities, as bilm-tf prints it."""
+        """exp of the mean loss of all directions, the geometric mean of their perplexities, as bilm-tf prints it."""
+        if self.log_backward is None:
+            return self.forward
         return _perplexity(self.log_forward + self.log_backward, 2 * self.tokens)
+
+    @property
+    def perplexities(self) -> dict[str, float]:
+        """By name: forward, backward and mean, or forward alone."""
+        if self.backward is None:
+            return {"forward": self.forward}
+        return {"forward": self.forward, "backward": self.backward, "mean": self.mean}
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.log_forward + (self.log_backward or 0.0))
 
     @property
     def unknown_share(self) -> float:
         return self.unknown / self.tokens
 
     def __str__(self) -> str:
+        found = "  ".join(f"{name} {value:,.2f}" for name, value in self.perplexities.items())
         return (
-            f"perplexity forward {self.forward:,.2f}  backward {self.backward:,.2f}  mean {self.mean:,.2f}  "
+            f"perplexity {found}  "
             f"({self.tokens:,} tokens a direction in {self.sentences:,} sentences, <UNK> {self.unknown_share:.2%})"
         )
 
@@ -141,19 +158,21 @@ def _score(model: LanguageModel, table: TokenTable, sentences: list[Sentence]) -
     inputs = vectors[pad_sequence([torch.from_numpy(place[own]) for own in rows]).to(device)]  # [T + 1, B, P]
     targets = pad_sequence([torch.from_numpy(table.targets(own)) for own in rows]).to(device)
     lengths = torch.tensor([len(own) - 1 for own in rows], device=device)
-    layers, _ = model.bilm.contextualize((inputs[:-1], inputs[1:]), model.start_of(len(rows)), lengths=lengths)
+    read = (inputs[:-1], inputs[1:])[: model.directions]
+    layers, _ = model.bilm.contextualize(read, model.start_of(len(rows)), lengths=lengths)
     active = torch.arange(len(inputs) - 1, device=device)[:, None] < lengths
     # Forward reads token t to predict t + 1, backward reads t + 1 to predict t.
     found = []
-    for half, wanted in zip(layers[-1].split(model.bilm.width, dim=-1), (targets[1:], targets[:-1]), strict=True):
+    for half, wanted in zip(model.bilm.halves(layers[-1]), (targets[1:], targets[:-1]), strict=False):
         values = torch.zeros(active.shape, device=device)
         values[active] = _log_probabilities(model, half[active], wanted[active])
         found.append(values.T.cpu().numpy())
     unknown = [table.targets(own[1:-1]) == vocabulary.unknown for own in rows]
-    return [
-        Score(found[0][row, : len(own) - 1], found[1][row, : len(own) - 1], unknown[row])
-        for row, own in enumerate(rows)
-    ]
+    scores = []
+    for row, own in enumerate(rows):
+        forward, *backward = (values[row, : len(own) - 1] for values in found)
+        scores.append(Score(forward, backward[0] if backward else None, unknown[row]))
+    return scores
 
 
 def _log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -175,5 +194,6 @@ def merge(parts: Iterable[Evaluation]) -> Evaluation:
         total.tokens += part.tokens
         total.unknown += part.unknown
         total.log_forward += part.log_forward
-        total.log_backward += part.log_backward
+        if part.log_backward is not None:
+            total.log_backward = (total.log_backward or 0.0) + part.log_backward
     return total

@@ -31,7 +31,8 @@ def generate(
 
     Args:
         count: sentences to draw.
-        direction: "forward" goes on after ``prefix``; "backward" writes what comes before it, from the right.
+        direction: "forward" goes on after ``prefix``; "backward" writes what comes before it, from the right, which
+            a model without a backward direction refuses.
         prefix: given words, in reading order; in the backward direction the sentence's end.
         temperature: divides the logits; 0 takes the most probable word.
         top_k: draw among the k most probable words only.
@@ -44,6 +45,8 @@ def generate(
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction must be forward or backward, got {direction!r}")
+    if direction == "backward" and model.directions == 1:
+        raise ValueError("this model reads forward alone: it cannot write backward")
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be a number not below 0, got {temperature}")
     if top_k is not None and top_k < 1:
@@ -64,7 +67,7 @@ def generate(
     while open_rows and max(map(len, sentences)) < max_tokens:
         ids = torch.from_numpy(table.ids[tokens.numpy()]).to(model.device)
         layers, state = model.bilm.contextualize(model.bilm.encode(ids), state, reverse=(False, False))
-        hidden = layers[-1][-1].split(model.bilm.width, dim=-1)[1 if backward else 0]
+        hidden = model.bilm.halves(layers[-1][-1])[1 if backward else 0]
         tokens = _draw(model.head.log_probabilities(hidden).cpu(), never, temperature, top_k, random)[None]
         for row in list(open_rows):
             word = int(tokens[0, row])

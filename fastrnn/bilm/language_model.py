@@ -66,7 +66,7 @@ class Clock:
 
 
 class LanguageModel(nn.Module):
-    """A biLM and one softmax head for both directions.
+    """A biLM and one softmax head for its directions.
 
     Attributes:
         start: the state of one row [.., 1, ..] from which evaluation and generation begin a sentence, or None: zero. In
@@ -99,9 +99,9 @@ class LanguageModel(nn.Module):
             read[0].extend([begin, *sentence])
             read[1].extend([end, *reversed(sentence)])
         table = TokenTable(vocabulary, self.max_characters)
-        rows = np.stack([table.rows(words) for words in read], axis=1)
+        rows = np.stack([table.rows(words) for words in read[: self.directions]])
         tokens = self.bilm.encode(torch.from_numpy(table.ids[rows]).to(self.device))[:, :, None]
-        _, self.start = self.bilm.contextualize((tokens[:, 0], tokens[:, 1]), reverse=(False, False))
+        _, self.start = self.bilm.contextualize(tuple(tokens), reverse=(False, False))
 
     def start_of(self, rows: int) -> State | None:
         """The start state for so many rows."""
@@ -118,6 +118,11 @@ class LanguageModel(nn.Module):
         return None if characters is None else characters.max_characters
 
     @property
+    def directions(self) -> int:
+        """D: 2, or 1 of a model that reads forward alone."""
+        return self.bilm.options.directions
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
@@ -126,7 +131,7 @@ class LanguageModel(nn.Module):
         ids: Tensor,
         inputs: Tensor,
         targets: Tensor,
-        negatives: tuple[Negatives, Negatives] | None,
+        negatives: tuple[Negatives, ...] | None,
         state: State,
         dropout: float = 0.0,
         mark: Callable[[str], None] = lambda name: None,
@@ -135,26 +140,26 @@ class LanguageModel(nn.Module):
 
         Args:
             ids: [U, C] (words: [U]) of the window's distinct tokens.
-            inputs: int64 [2, T, B], their places in ``ids``.
-            targets: int64 [2, T, B].
+            inputs: int64 [D, T, B], their places in ``ids``.
+            targets: int64 [D, T, B].
             negatives: words drawn for each direction, or None: the head's whole loss.
             state: after the window before.
             dropout: on the input of every layer and on what the softmax reads.
             mark: is told where the softmax begins and ends.
 
         Returns:
-            mean losses [2] in nats, forward and backward, and the state after the window, attached to the graph.
+            mean losses [D] in nats, forward and backward, and the state after the window, attached to the graph.
         """
         vectors = self.bilm.encode(ids)
         # A look-up adds up the gradient of a repeated token in the order of the batch, whatever the number of threads.
         tokens = functional.embedding(inputs, vectors)
-        layers, state = self.bilm.contextualize((tokens[0], tokens[1]), state, reverse=(False, False), dropout=dropout)
+        layers, state = self.bilm.contextualize(tuple(tokens), state, reverse=(False, False), dropout=dropout)
         mark("softmax forward")
         top = functional.dropout(layers[-1], dropout) if dropout else layers[-1]
         losses = torch.stack(
             [
                 self.head.loss(half, targets[direction], negatives and negatives[direction])
-                for direction, half in enumerate(top.split(self.bilm.width, dim=-1))
+                for direction, half in enumerate(self.bilm.halves(top))
             ]
         )
         mark("softmax forward end")

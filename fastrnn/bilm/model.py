@@ -1,8 +1,9 @@
 """The bidirectional language model without its softmax: a token encoder and two stacks of recurrent layers.
 
 The stacks never mix: a layer reads the layer below of its own direction. Sequences are time-major inside, [T, B, ...];
-a layer's two directions lie side by side, [forward; backward]. One call of :func:`fastrnn.functional.layer` runs both
-directions of a layer; the backward one starts at each row's own end, so nothing is reversed or copied.
+a layer's D = 2 directions lie side by side, [forward; backward]. One call of :func:`fastrnn.functional.layer` runs both
+directions of a layer; the backward one starts at each row's own end, so nothing is reversed or copied. A model without
+a backward direction has D = 1.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .characters import BEGIN_SENTENCE, BEGIN_WORD, END_SENTENCE, END_WORD, PADD
 from .encoder import make_encoder
 from .options import BiLMOptions
 
-State = tuple[tuple[Tensor, ...], ...]  # a layer: (h [2, B, P], c [2, B, H]), or (h,) for a GRU
+State = tuple[tuple[Tensor, ...], ...]  # a layer: (h [D, B, P], c [D, B, H]), or (h,) for a GRU
+
+DIRECTIONS = ("forward", "backward")
 
 
 def detach_state(state: State) -> State:
@@ -73,7 +76,7 @@ class BiLMOutput(NamedTuple):
 
     Attributes:
         token: context-free vectors [T, B, P].
-        layers: L tensors [T, B, 2P], forward and backward side by side, residuals included.
+        layers: L tensors [T, B, D*P], forward and backward side by side, residuals included.
         lengths: [B], both marks counted.
         state: after each row's last step.
     """
@@ -84,8 +87,10 @@ class BiLMOutput(NamedTuple):
     state: State
 
     def representation(self, index: int) -> Tensor:
-        """Layer ``index`` of ELMo [T, B, 2P]: 0 is the token vector twice, 1..L are the recurrent layers."""
-        return torch.cat([self.token, self.token], dim=-1) if index == 0 else self.layers[index - 1]
+        """Layer ``index`` of ELMo [T, B, D*P]: 0 is the token vector D times, 1..L are the recurrent layers."""
+        if index:
+            return self.layers[index - 1]
+        return self.token.repeat(1, 1, self.layers[0].shape[-1] // self.token.shape[-1])
 
 
 class BiLanguageModel(nn.Module):
@@ -100,27 +105,38 @@ class BiLanguageModel(nn.Module):
         self.options = options
         self.encoder = make_encoder(options)
         self.forward_layers = nn.ModuleList(RecurrentParameters(options) for _ in range(options.layers))
-        self.backward_layers = nn.ModuleList(RecurrentParameters(options) for _ in range(options.layers))
+        backward = options.layers if options.bidirectional else 0
+        self.backward_layers = nn.ModuleList(RecurrentParameters(options) for _ in range(backward))
 
     @property
     def width(self) -> int:
         """P: width of a token vector and of each direction of a layer."""
         return self.options.projection
 
+    @property
+    def stacks(self) -> tuple[nn.ModuleList, ...]:
+        """The layers of each direction, forward first."""
+        return (self.forward_layers, self.backward_layers)[: self.options.directions]
+
     def init_parameters(self) -> None:
         """Draw all parameters anew, as bilm-tf does."""
         for module in (self.encoder, *self.forward_layers, *self.backward_layers):
             module.init_parameters()
 
-    def parameters_of(self, index: int) -> tuple[Parameters, Parameters]:
-        """Weights of both directions of layer ``index``."""
-        return self.forward_layers[index].weights(), self.backward_layers[index].weights()
+    def parameters_of(self, index: int) -> tuple[Parameters, ...]:
+        """Weights of each direction of layer ``index``."""
+        return tuple(stack[index].weights() for stack in self.stacks)
+
+    def halves(self, layer: Tensor) -> tuple[Tensor, ...]:
+        """Of a layer [..., D*P] the part [..., P] of each direction."""
+        return layer.split(self.width, dim=-1)
 
     def zero_state(self, batch: int) -> State:
         """The state before any text, for ``batch`` rows."""
         weight = self.forward_layers[0].weight_hh
         sizes = CELLS[self.options.recurrent_cell].state_widths(self.options.projection, self.options.hidden)
-        return tuple(tuple(weight.new_zeros(2, batch, n) for n in sizes) for _ in range(self.options.layers))
+        directions = self.options.directions
+        return tuple(tuple(weight.new_zeros(directions, batch, n) for n in sizes) for _ in range(self.options.layers))
 
     def encode(self, ids: Tensor) -> Tensor:
         """Context-free vectors [..., P] of ids [..., C] (characters) or [...] (words), zero for "no token"."""
@@ -128,47 +144,47 @@ class BiLanguageModel(nn.Module):
 
     def contextualize(
         self,
-        inputs: Tensor | tuple[Tensor, Tensor],
+        inputs: Tensor | tuple[Tensor, ...],
         state: State | None = None,
         *,
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
-        reverse: tuple[bool, bool] = (False, True),
+        reverse: tuple[bool, ...] = (False, True),
         dropout: float = 0.0,
     ) -> tuple[list[Tensor], State]:
-        """Run both stacks over token vectors.
+        """Run the stack of each direction over token vectors.
 
         Args:
-            inputs: [T, B, P], read by both directions, or one such tensor for each.
+            inputs: [T, B, P], read by every direction, or one such tensor for each.
             state: as returned by an earlier call, or None: zero.
             lengths: [B], steps of each row, or None: all T.
             resets: bool [T, B]: a new segment starts here, as in :func:`fastrnn.functional.layer`.
             reset_to_initial: a reset restores ``state`` in place of zero.
-            reverse: which directions run from each row's end to its start. Training on a second stream of already
-                reversed text passes (False, False).
+            reverse: which directions run from each row's end to its start (the first D count). Training on a second
+                stream of already reversed text passes (False, False).
             dropout: probability on the input of every layer, inside the residual; applied whatever ``self.training``
             is.
 
         Returns:
-            L tensors [T, B, 2P], residuals included, without dropout; the state after each row's last step.
+            L tensors [T, B, D*P], residuals included, without dropout; the state after each row's last step.
         """
         options = self.options
         outputs: list[Tensor] = []
         finals = []
-        x = inputs if isinstance(inputs, tuple) else (inputs, inputs)
+        x = inputs if isinstance(inputs, tuple) else (inputs,) * options.directions
         if dropout:
-            x = (F.dropout(x[0], dropout), F.dropout(x[1], dropout))
+            x = tuple(F.dropout(rows, dropout) for rows in x)
         for index in range(options.layers):
             if index:
                 below = F.dropout(outputs[-1], dropout) if dropout else outputs[-1]
-                x = (below[..., : self.width], below[..., self.width :])
+                x = self.halves(below)
             output, final = layer(
                 options.recurrent_cell,
                 x,
                 None if state is None else state[index],
                 self.parameters_of(index),
-                reverse=reverse,
+                reverse=reverse[: options.directions],
                 lengths=lengths,
                 resets=resets,
                 reset_to_initial=reset_to_initial,

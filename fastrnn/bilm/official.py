@@ -4,12 +4,17 @@ read.
 Differences to our parameters: matrices are (in, out); a cell's gates stand in the order i, j, f, o (j is the candidate,
 our g), and its forget bias lacks the constant 1; an LSTM's W_0 stacks [input; state]; a convolution is (1, width, d,
 count); "carry" is the gate that multiplies the TRANSFORMED part of a highway layer.
+
+A model with `bidirectional: false` can be trained and dumped by bilm-tf, not read: its inference and AllenNLP's make
+both directions. Its LSTM has no scope RNN_0, and so dump_weights leaves the names of its parts as TensorFlow has them
+(github.com/allenai/bilm-tf, bilm/training.py); we read and write the same.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,13 +30,16 @@ from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 _TF_GATES = (0, 2, 1, 3)  # our i, f, g, o among their i, j, f, o; the same permutation leads back
 
 
-def read_options(path: str | PathLike) -> BiLMOptions:
+def read_options(path: str | PathLike, *, bidirectional: bool = True) -> BiLMOptions:
     """Architecture from an options.json. Keys it does not need (training's) are ignored.
+
+    Args:
+        bidirectional: what a file without this key means: True in bilm-tf's inference, False in its training.
 
     Raises:
         WeightsError: naming the file and the key at fault.
     """
-    return parse_options(read_json(path), str(path))
+    return parse_options({"bidirectional": bidirectional, **read_json(path)}, str(path))
 
 
 def read_json(path: str | PathLike) -> dict[str, Any]:
@@ -61,8 +69,6 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
 
     lstm: dict = {}
     lstm = get(data, "lstm", dict)
-    if not get(data, "bidirectional", bool, True):
-        raise WeightsError(f"{name}: bidirectional is false; only bidirectional models can be read")
     cnn = get(data, "char_cnn", dict, None)
     characters = None
     try:
@@ -91,6 +97,7 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
             skip_connections=get(lstm, "use_skip_connections", bool, False),
             characters=characters,
             vocabulary_size=get(data, "n_tokens_vocab", int, 1) if characters is None else None,
+            bidirectional=get(data, "bidirectional", bool, True),
         )
     except WeightsError:
         raise
@@ -179,7 +186,9 @@ def load(
     Raises:
         WeightsError: naming the file, the dataset or key, and what was expected and found.
     """
-    described = read_options(options)
+    from . import tf_checkpoint
+
+    described = read_options(options, bidirectional=Path(weights).suffix != tf_checkpoint.ENDING)
     with _open(weights) as file:
         changes: dict[str, Any] = {}
         words = None
@@ -219,38 +228,55 @@ def _has_token_projection(file: Weights, options: BiLMOptions) -> bool:
 
 def _has_projection(file: Weights, options: BiLMOptions) -> bool:
     """Whether a model with dim = projection_dim has a W_P_0 that does something."""
-    names = [f"{_cell_name(file, d, index, options.layers)}/W_P_0" for d in (0, 1) for index in range(options.layers)]
+    names = [cell["projection"] for stack in _cell_names(options, file) for cell in stack]
     size = options.hidden
     return any(name in file and not torch.equal(file.read(name, size, size), torch.eye(size)) for name in names)
 
 
-def _cell_name(file: Weights | None, direction: int, index: int, layers: int) -> str:
-    alone = f"RNN_{direction}/RNN/LSTMCell"  # bilm-tf's dump of a one-layer model
-    if file is not None and layers == 1 and alone in file:
-        return alone
-    return f"RNN_{direction}/RNN/MultiRNNCell/Cell{index}/LSTMCell"
+_PARTS = {"kernel": "W_0", "bias": "B", "projection": "W_P_0"}
+_TF_PARTS = {"kernel": "kernel", "bias": "bias", "projection": "projection/kernel"}  # where dump_weights leaves them
+
+
+def _cell_names(options: BiLMOptions, file: Weights | None = None, layers: int | None = None) -> list[list[dict]]:
+    """Datasets of each direction's layers by part.
+
+    Args:
+        file: bilm-tf's dump of one layer, which is not wrapped in MultiRNNCell, has other names.
+        layers: how many there are to be named, if not as many as the options say.
+    """
+    layers = options.layers if layers is None else layers
+    scopes, parts = (["RNN_0/RNN", "RNN_1/RNN"], _PARTS) if options.bidirectional else (["rnn"], _TF_PARTS)
+
+    def names(scope: str, index: int) -> dict[str, str]:
+        cell = f"{scope}/LSTMCell"
+        if file is None or layers > 1 or f"{cell}/{parts['kernel']}" not in file:
+            cell = f"{scope}/MultiRNNCell/Cell{index}/LSTMCell"
+        return {part: f"{cell}/{name}" for part, name in parts.items()}
+
+    return [[names(scope, index) for index in range(layers)] for scope in scopes]
 
 
 @torch.no_grad()
 def _fill(model: BiLanguageModel, file: Weights, words: Tensor | None) -> None:
     options = model.options
+    for other in _cell_names(replace(options, bidirectional=not options.bidirectional), file):
+        file.refuse(other[0]["kernel"], f"options.json says bidirectional = {json.dumps(options.bidirectional)}")
     if words is not None:
         model.encoder.embedding[1:] = words
     else:
         _fill_characters(model.encoder, file)
     width, hidden = options.projection, options.hidden
-    for direction, stack in enumerate((model.forward_layers, model.backward_layers)):
-        for index, cell in enumerate(stack):
-            name = _cell_name(file, direction, index, options.layers)
-            kernel = _reorder(file.read(f"{name}/W_0", 2 * width, 4 * hidden).T)
+    for stack, names in zip(model.stacks, _cell_names(options, file), strict=True):
+        for cell, name in zip(stack, names, strict=True):
+            kernel = _reorder(file.read(name["kernel"], 2 * width, 4 * hidden).T)
             cell.weight_ih.copy_(kernel[:, :width])
             cell.weight_hh.copy_(kernel[:, width:])
-            cell.bias_ih.copy_(_reorder(file.read(f"{name}/B", 4 * hidden)))
+            cell.bias_ih.copy_(_reorder(file.read(name["bias"], 4 * hidden)))
             cell.bias_ih[hidden : 2 * hidden] += 1
             if cell.weight_hr is not None:
-                cell.weight_hr.copy_(file.read(f"{name}/W_P_0", hidden, width).T)
-        more = _cell_name(None, direction, options.layers, 2)
-        file.refuse(more, f"options.json says lstm.n_layers = {options.layers}")
+                cell.weight_hr.copy_(file.read(name["projection"], hidden, width).T)
+    for *_, more in _cell_names(options, layers=options.layers + 1):
+        file.refuse(more["kernel"], f"options.json says lstm.n_layers = {options.layers}")
 
 
 def _fill_characters(encoder: CharacterEncoder, file: Weights) -> None:
@@ -299,9 +325,9 @@ def save(model: BiLanguageModel, options: str | PathLike, weights: str | PathLik
         _write_characters(model.encoder, write)
     else:
         write("embedding", model.encoder.embedding[1:])
-    for direction, stack in enumerate((model.forward_layers, model.backward_layers)):
-        for index, cell in enumerate(stack):
-            _write_cell(cell, _cell_name(None, direction, index, len(stack)), write)
+    for stack, names in zip(model.stacks, _cell_names(model.options), strict=True):
+        for cell, name in zip(stack, names, strict=True):
+            _write_cell(cell, name, write)
     with replacing(options) as new_options, replacing(weights) as new_weights:
         with naming(options):
             new_options.write_text(json.dumps(official_options(model.options), indent=1))
@@ -311,7 +337,7 @@ def save(model: BiLanguageModel, options: str | PathLike, weights: str | PathLik
 def official_options(options: BiLMOptions) -> dict[str, Any]:
     """The contents of options.json."""
     data: dict[str, Any] = {
-        "bidirectional": True,
+        "bidirectional": options.bidirectional,
         "lstm": {
             "dim": options.hidden,
             "projection_dim": options.projection,
@@ -351,10 +377,10 @@ def _write_characters(encoder: CharacterEncoder, write: Callable[[str, Tensor], 
     write("CNN_proj/b_proj", torch.zeros(n) if projection is None else projection.bias)
 
 
-def _write_cell(cell: RecurrentParameters, name: str, write: Callable[[str, Tensor], None]) -> None:
+def _write_cell(cell: RecurrentParameters, name: dict[str, str], write: Callable[[str, Tensor], None]) -> None:
     hidden = cell.options.hidden
     bias = cell.bias_ih.detach().float().clone()
     bias[hidden : 2 * hidden] -= 1
-    write(f"{name}/W_0", _reorder(torch.cat([cell.weight_ih, cell.weight_hh], dim=1)).T)
-    write(f"{name}/B", _reorder(bias))
-    write(f"{name}/W_P_0", torch.eye(hidden) if cell.weight_hr is None else cell.weight_hr.T)
+    write(name["kernel"], _reorder(torch.cat([cell.weight_ih, cell.weight_hh], dim=1)).T)
+    write(name["bias"], _reorder(bias))
+    write(name["projection"], torch.eye(hidden) if cell.weight_hr is None else cell.weight_hr.T)

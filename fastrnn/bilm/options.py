@@ -72,7 +72,7 @@ class CharacterOptions:
 
 @dataclass(frozen=True)
 class BiLMOptions:
-    """A bidirectional language model's architecture.
+    """A language model's architecture: of both directions, or of the forward one alone (bilm-tf's `bidirectional`).
 
     Attributes:
         hidden: cells of a layer and direction, H.
@@ -86,6 +86,7 @@ class BiLMOptions:
         characters: the character CNN, or None for word input.
         vocabulary_size: word input: number of words V.
         boundary_ids: word input: ids of <S> and </S> (1 + place in the vocabulary).
+        bidirectional: whether there is a backward direction beside the forward one.
     """
 
     hidden: int = 4096
@@ -99,6 +100,7 @@ class BiLMOptions:
     characters: CharacterOptions | None = field(default_factory=CharacterOptions)
     vocabulary_size: int | None = None
     boundary_ids: tuple[int, int] = (1, 2)
+    bidirectional: bool = True
 
     def __post_init__(self) -> None:
         _require_sizes(
@@ -123,6 +125,8 @@ class BiLMOptions:
             )
         if not (0 <= self.cell_clip < math.inf and 0 <= self.proj_clip < math.inf):
             raise ValueError(f"clips must be positive, or 0 for none, got {self.cell_clip} and {self.proj_clip}")
+        if not isinstance(self.bidirectional, bool):
+            raise ValueError(f"bidirectional must be true or false, got {self.bidirectional!r}")
         if (self.characters is None) == (self.vocabulary_size is None):
             raise ValueError("a model reads characters or words: give exactly one of characters, vocabulary_size")
         if self.characters and not self.characters.projected and self.characters.channels != self.projection:
@@ -130,6 +134,11 @@ class BiLMOptions:
                 "without CNN_proj the filters must add up to projection_dim, "
                 f"got {self.characters.channels} and {self.projection}"
             )
+
+    @property
+    def directions(self) -> int:
+        """D: 2, or 1 of a model that reads forward alone."""
+        return 2 if self.bidirectional else 1
 
     @property
     def input(self) -> str:

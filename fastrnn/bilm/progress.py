@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from .files import replacing
+from .model import DIRECTIONS
 from .training import TrainingError
 
 LOG_FILE = "log.jsonl"
@@ -47,8 +48,8 @@ class TrainingProgress:
             console=self.console, disable=not self.console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=total, completed=done, figures="")
-        self._recent: deque[tuple[float, tuple[float, float], float]] = deque(maxlen=_WINDOW)
-        self._since_log: list[tuple[float, float]] = []
+        self._recent: deque[tuple[float, tuple[float, ...], float]] = deque(maxlen=_WINDOW)
+        self._since_log: list[tuple[float, ...]] = []
         self._log = _open_log(folder / LOG_FILE, done) if folder else None
         self._writer = None
         if folder and tensorboard:
@@ -65,8 +66,9 @@ class TrainingProgress:
         if self._writer:
             self._writer.close()
 
-    def step(self, step: int, losses: tuple[float, float], seconds: float, softmax_seconds: float, norm: float) -> None:
-        """Records a step: losses in nats, its time and the softmax's part of it, gradient norm before the clip."""
+    def step(self, step: int, losses: tuple[float, ...], seconds: float, softmax_seconds: float, norm: float) -> None:
+        """Records a step: each direction's loss in nats, its time and the softmax's part of it, gradient norm before
+        the clip."""
         self._recent.append((seconds, losses, softmax_seconds))
         self._since_log.append(losses)
         spent = sum(entry[0] for entry in self._recent)
@@ -84,10 +86,8 @@ class TrainingProgress:
                     f"step {step}/{self._total}  {self._figures(mean, speed, softmax, share, remaining)}",
                     soft_wrap=True,
                 )
-            self.record(
-                step, loss_forward=mean[0], loss_backward=mean[1], tokens_per_second=speed, softmax_share=share,
-                gradient_norm=norm,
-            )  # fmt: skip
+            losses = {f"loss_{name}": loss for name, loss in zip(DIRECTIONS, mean, strict=False)}
+            self.record(step, **losses, tokens_per_second=speed, softmax_share=share, gradient_norm=norm)
 
     def record(self, step: int, **values: float) -> None:
         """Adds one line to the log."""
@@ -105,11 +105,12 @@ class TrainingProgress:
         self.console.print(text, soft_wrap=True, highlight=False)
 
     def _figures(
-        self, losses: tuple[float, float], speed: float, softmax: float, share: float, remaining: timedelta
+        self, losses: tuple[float, ...], speed: float, softmax: float, share: float, remaining: timedelta
     ) -> str:
+        found = " ".join(f"{name} {loss:.3f}" for name, loss in zip(DIRECTIONS, losses, strict=False))
         return (
-            f"{speed:,.0f} tokens/s  {remaining} left  {self._loss_name} forward {losses[0]:.3f} "
-            f"backward {losses[1]:.3f}  softmax {softmax * 1e3:.0f} ms a step, {share:.0%}"
+            f"{speed:,.0f} tokens/s  {remaining} left  {self._loss_name} {found}  "
+            f"softmax {softmax * 1e3:.0f} ms a step, {share:.0%}"
         )
 
 
@@ -128,8 +129,8 @@ class StepTimer:
         return elapsed
 
 
-def _mean(losses: list[tuple[float, float]]) -> tuple[float, float]:
-    return sum(pair[0] for pair in losses) / len(losses), sum(pair[1] for pair in losses) / len(losses)
+def _mean(losses: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(sum(values) / len(losses) for values in zip(*losses, strict=True))
 
 
 def _open_log(path: Path, done: int) -> Any:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import importlib.util
-import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,10 +174,8 @@ def _train(
             if ended and held_out:
                 found = _evaluate(trainer.model, held_out, world)
                 progress.note(f"epoch {trainer.done / epoch:.4g}, held-out text, full softmax: {found}")
-                progress.record(
-                    trainer.done, perplexity_forward=found.forward, perplexity_backward=found.backward,
-                    perplexity_mean=found.mean,
-                )  # fmt: skip
+                figures = {f"perplexity_{name}": value for name, value in found.perplexities.items()}
+                progress.record(trainer.done, **figures)
             if ended or trainer.done % run.checkpoint_every == 0 or stop_requested():
                 save()
             if ended and world.rank == 0:
@@ -247,7 +244,7 @@ def _require_sound(trainer: Trainer, sentences: list[list[str]]) -> None:
     trainer.model.eval()
     found = evaluate(trainer.model, sentences)
     trainer.model.train()
-    if not math.isfinite(found.log_forward + found.log_backward):
+    if not found.finite:
         raise TrainingError(
             f"step {trainer.done} has left parameters under which the loss is not finite. They were not kept, and the "
             "checkpoint before them stays. A lower learning rate or a tighter clip may help"

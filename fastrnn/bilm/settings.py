@@ -16,7 +16,9 @@ _OPTIONS = {"hidden": "dim", "embedding_dim": "char-dim"}
 _DERIVED = ("projected", "vocabulary_size", "boundary_ids")
 
 # Options of the command that are fields of BiLMOptions or follow from them, and those of its CharacterOptions.
-_SIZES = ("input", "dim", "projection", "layers", "cell", "cell_clip", "proj_clip", "skip_connections")
+_SIZES = (
+    "input", "dim", "projection", "layers", "cell", "cell_clip", "proj_clip", "skip_connections", "bidirectional"
+)  # fmt: skip
 _CHARACTERS = ("char_dim", "filters", "highways", "activation", "max_characters")
 _FIELDS = {option.replace("-", "_"): field for field, option in _OPTIONS.items()}
 
@@ -84,7 +86,7 @@ def run_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     before = {**asdict(TrainingOptions()), **before}  # a checkpoint may be older than an option
     apart = ("model", "training text", "vocabulary", "processes")
     lines = list(_lines([name for name in now if name not in apart], before, now))
-    lines += model_differences(before["model"], now["model"])
+    lines += model_differences(BiLMOptions.from_json(before["model"]).to_json(), now["model"])
     if before["processes"] != now["processes"]:
         lines.append(f"{before['processes']} processes, now {now['processes']} (torchrun --nproc-per-node)")
     texts = before["training text"], now["training text"]
@@ -108,6 +110,8 @@ def _option(name: str, value: Any) -> str:
     name = name.removeprefix("characters.")
     if name == "skip_connections":
         return "--skip" if value else "--no-skip"
+    if name == "bidirectional":
+        return "--bidirectional" if value else "--unidirectional"
     if name == "share_softmax":
         return "--share-softmax" if value else "no --share-softmax"
     option = "--" + _OPTIONS.get(name, name).replace("_", "-")

@@ -2,7 +2,7 @@
 
 bilm-tf keeps `model.ckpt-STEP` (three files) and options.json in its folder. Its variables are named as in the hdf5
 that its dump_weights writes, but for the scope `lm` and the names of TensorFlow's cells: github.com/allenai/bilm-tf,
-bilm/training.py, `dump_weights` and `_build_loss`.
+bilm/training.py, `dump_weights` and `_build_loss`. A model of one direction has no scope RNN_0 around its cells.
 """
 
 from __future__ import annotations

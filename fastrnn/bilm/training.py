@@ -1,7 +1,8 @@
 """Steps of biLM training and everything a resumed run must find again; see run.py for the loop around them.
 
-Per direction the loss is the mean over the window's tokens, the total half their sum, and the gradient that of the
-total times the window's length, which the gradient clip and Adagrad can tell from other scales (bilm-tf trains so).
+Per direction the loss is the mean over the window's tokens, the total their mean over the directions, and the gradient
+that of the total times the window's length, which the gradient clip and Adagrad can tell from other scales (bilm-tf
+trains so).
 
 The rows of a batch are divided over processes and, within one, over the parts of an accumulated step. All of them share
 the step's negatives and the whole batch's data, so any division trains as one process with all rows would.
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .data import Batch, TrainingData
 from .language_model import Clock, LanguageModel
-from .model import detach_state
+from .model import DIRECTIONS, detach_state
 from .optimizer import OPTIMIZERS, SPARSE, clip_by_global_norm, make_optimizer
 from .precision import PRECISIONS
 from .softmax import KINDS, LogUniformSampler, Negatives
@@ -89,7 +90,7 @@ class World:
 
 @dataclass(frozen=True)
 class StepResult:
-    losses: tuple[float, float]  # forward, backward, in nats
+    losses: tuple[float, ...]  # forward, backward, in nats; forward alone where there is no other direction
     gradient_norm: float  # before the clip
     softmax_seconds: float
 
@@ -114,12 +115,12 @@ class Trainer:
         self.rows = options.batch * options.accumulate * world.size
         self.data = TrainingData(
             shards, model.vocabulary, batch=self.rows, steps=options.unroll, seed=options.seed,
-            max_characters=model.max_characters,
+            max_characters=model.max_characters, directions=model.directions,
         )  # fmt: skip
         size = len(model.vocabulary)
         self._samplers = [
             LogUniformSampler(size, min(options.negatives, size), (options.seed, 2 + direction))
-            for direction in range(2 if options.softmax == "sampled" else 0)
+            for direction in range(model.directions if options.softmax == "sampled" else 0)
         ]
         self.device = model.device
         self._states = [model.bilm.zero_state(options.batch) for _ in range(options.accumulate)]
@@ -136,7 +137,7 @@ class Trainer:
         self._optimizer = make_optimizer(options.optimizer, dense, options.learning_rate, sparse)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self._clock = Clock(self.device)
-        self._ahead: tuple[list[Batch], tuple[Negatives, Negatives] | None] | None = None  # the next window, if made
+        self._ahead: tuple[list[Batch], tuple[Negatives, ...] | None] | None = None  # the next window, if made
         self._position: dict[str, Any] = {}  # where the data stood before it
 
     def step(self) -> StepResult:
@@ -149,7 +150,7 @@ class Trainer:
         batches, negatives = self._ahead or self._prepare()
         self._clock.reset()
         self._optimizer.zero_grad(set_to_none=True)
-        losses = torch.zeros(2, device=self.device)
+        losses = torch.zeros(self.model.directions, device=self.device)
         for part, batch in enumerate(batches):
             last = part + 1 == options.accumulate
             with self._without_exchange() if not last else contextlib.nullcontext():
@@ -160,7 +161,7 @@ class Trainer:
                     )
                 self._states[part] = detach_state(state)
                 self._clock.mark("softmax backward")
-                objective = part_losses.sum() * (0.5 * options.unroll / options.accumulate)
+                objective = part_losses.sum() * (options.unroll / len(part_losses) / options.accumulate)
                 self._scaler.scale(objective).backward()
             losses += part_losses.detach() / options.accumulate
         if self.world.size > 1:
@@ -171,14 +172,14 @@ class Trainer:
         # A GPU is still at work here: the time to make the next window, before its results are waited for.
         self._position = self._data_state()
         self._ahead = self._prepare()
-        forward, backward, gradient_norm = torch.cat([losses, norm.view(1)]).tolist()
-        self._refuse_non_finite(forward, backward, gradient_norm)
+        *means, gradient_norm = torch.cat([losses, norm.view(1)]).tolist()
+        self._refuse_non_finite(means, gradient_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self.done += 1
-        return StepResult((forward, backward), gradient_norm, self._softmax_seconds())
+        return StepResult(tuple(means), gradient_norm, self._softmax_seconds())
 
-    def _prepare(self) -> tuple[list[Batch], tuple[Negatives, Negatives] | None]:
+    def _prepare(self) -> tuple[list[Batch], tuple[Negatives, ...] | None]:
         """The next window of this process, a batch for each part of the step, and the words drawn for it."""
         options = self.options
         inputs, targets = next(self.data)
@@ -187,8 +188,7 @@ class Trainer:
         batches = [self.data.spell(inputs[:, own], targets[:, own]) for own in rows]
         if not self._samplers:
             return batches, None
-        forward, backward = (sampler.draw().to(self.device) for sampler in self._samplers)
-        return batches, (forward, backward)
+        return batches, tuple(sampler.draw().to(self.device) for sampler in self._samplers)
 
     def _data_state(self) -> dict[str, Any]:
         return {"data": self.data.state(), "samplers": [sampler.state() for sampler in self._samplers]}
@@ -206,13 +206,14 @@ class Trainer:
         dtype = PRECISIONS[self.options.precision]
         return torch.autocast(self.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
-    def _refuse_non_finite(self, forward: float, backward: float, norm: float) -> None:
+    def _refuse_non_finite(self, losses: Sequence[float], norm: float) -> None:
         # float16 gradients overflow now and then; the scaler skips such a step and lowers its factor.
         norm_is_fine = math.isfinite(norm) or self._scaler.is_enabled()
-        if not (math.isfinite(forward) and math.isfinite(backward) and norm_is_fine):
+        if not (all(map(math.isfinite, losses)) and norm_is_fine):
+            found = ", ".join(f"{name} {loss}" for name, loss in zip(DIRECTIONS, losses, strict=False))
             raise TrainingError(
-                f"step {self.done + 1}: the loss is not finite (forward {forward}, backward {backward}, gradient norm "
-                f"{norm}). The parameters of this step were not kept. A lower learning rate or a tighter clip may help"
+                f"step {self.done + 1}: the loss is not finite ({found}, gradient norm {norm}). The "
+                "parameters of this step were not kept. A lower learning rate or a tighter clip may help"
             )
 
     def _softmax_seconds(self) -> float:
