@@ -15,6 +15,7 @@ import click
 COMMANDS = {
     "bench": ("fastrnn.benchmarks.command:bench", "Time fastrnn beside torch.nn and others on this machine."),
     "explain": ("fastrnn.explain_command:explain", "Show how a layer runs on a GPU and what a step should cost there."),
+    "probe": ("fastrnn.probe.commands:probe", "Experiments: gradients through time, memory, counting."),
     "embed": ("fastrnn.bilm.embed_command:embed", "Write ELMo vectors of a text file to an hdf5 file."),
     "cache-tokens": ("fastrnn.bilm.convert_command:cache_tokens", "Write ELMo's context-free vectors of a vocabulary."),
     "convert-bilm": ("fastrnn.bilm.convert_command:convert_bilm", "Convert biLM weights from one format into another."),

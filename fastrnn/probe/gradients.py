@@ -1,0 +1,165 @@
+"""How much of a loss's gradient reaches a state k steps earlier (Hochreiter 1991; Bengio, Simard and Frasconi 1994)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from .layers import Readout, one_hot, states_of_steps
+from .training import Curve, fit
+
+
+@dataclass
+class GradientResult:
+    """Norms of gradients against distance.
+
+    Attributes:
+        cell: its name.
+        start: norms at distance 0, 1, ..., of the untrained model: state name -> geometric means over the batch.
+        trained: the same after training.
+        curve: losses and gradient norms of training.
+    """
+
+    cell: str
+    start: dict[str, list[float]]
+    trained: dict[str, list[float]]
+    curve: Curve
+
+
+def gradient_norms(
+    layer: torch.nn.Module, x: Tensor, loss_of: Callable[[Tensor], Tensor]
+) -> dict[str, list[float]]:
+    """Norm of d loss_T / d state_(T-k) for k = 0, 1, ..., T - 1.
+
+    Args:
+        layer: a recurrent layer of fastrnn or torch.nn, of one level and one direction.
+        x: input [T, B, I].
+        loss_of: the layer's output after the last step [B, H] -> a loss for each row [B].
+
+    Returns:
+        "h", and for cells that have one "c": for each k the geometric mean of the norm over the rows of the batch (the
+        arithmetic one would show the largest row alone). 0 where a row's gradient has vanished altogether.
+    """
+    with torch.enable_grad():
+        states = states_of_steps(layer, x.detach().requires_grad_())
+        loss = loss_of(states[-1][0][0]).sum()
+        wanted = [part for state in states for part in state]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    names = ("h", "c")[: len(states[0])]
+    norms: dict[str, list[float]] = {name: [] for name in names}
+    for step in reversed(range(len(states))):
+        for place, name in enumerate(names):
+            gradient = gradients[step * len(names) + place]
+            if gradient is None:  # c of the last step does not reach a loss of h
+                norms[name].append(0.0)
+                continue
+            rows = gradient[0].to(torch.float64).norm(dim=-1)
+            norms[name].append(rows.log().mean().exp().item())
+    return norms
+
+
+def scale_recurrent(layer: torch.nn.Module, radius: float) -> None:
+    """Makes each gate's recurrent weights ``radius`` times an orthogonal matrix, so that all singular values are it."""
+    with torch.no_grad():
+        for gate in layer.weight_hh_l0.chunk(layer.weight_hh_l0.shape[0] // layer.hidden_size):
+            torch.nn.init.orthogonal_(gate, gain=radius)
+
+
+class CharacterWindows:
+    """Windows of a text, as one-hot vectors of its characters.
+
+    Args:
+        text: at least ``time + 2`` characters.
+        time: T, steps of a window.
+        batch: B, windows at a time.
+        seed: of their places.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+
+    def __init__(self, text: str, time: int, batch: int, seed: int) -> None:
+        if len(text) < time + 2:
+            raise ValueError(f"the text has {len(text)} characters, windows of {time} steps need at least {time + 2}")
+        characters = sorted(set(text))
+        index = {character: place for place, character in enumerate(characters)}
+        self.size = len(characters)
+        self._ids = torch.tensor([index[character] for character in text])
+        self._time, self._batch = time, batch
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Input [T, B, size] and the characters to be predicted [T, B]."""
+        first = torch.randint(len(self._ids) - self._time, (self._batch,), generator=self._generator)
+        places = first + torch.arange(self._time + 1).unsqueeze(1)
+        ids = self._ids[places]
+        return one_hot(ids[:-1], self.size), ids[1:]
+
+
+def probe_gradients(
+    cell: str,
+    text: str,
+    *,
+    hidden: int = 64,
+    time: int = 100,
+    batch: int = 32,
+    steps: int = 500,
+    rate: float = 2e-3,
+    clip: float = 1.0,
+    optimizer: str = "adam",
+    radius: float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    started: Callable[[int], None] = lambda step: None,
+) -> GradientResult:
+    """Gradients through time of a small character language model, before training and after.
+
+    Args:
+        cell: one of :func:`fastrnn.probe.cell_names`.
+        text: what it learns to predict.
+        hidden: H.
+        time: T, steps of a window.
+        batch: B, windows of a training step, and of the measurement.
+        steps: training steps.
+        rate: learning rate.
+        clip: bound of the gradient norm in training; 0: none.
+        optimizer: "adam" or "sgd".
+        radius: start from recurrent weights of this times an orthogonal matrix; None: torch.nn's start.
+        seed: of weights and windows.
+        device: where it is computed.
+        started: called with the number of each training step.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+    torch.manual_seed(seed)
+    windows = CharacterWindows(text, time, batch, seed)
+    x, targets = (part.to(device) for part in windows.draw())
+    model = Readout(cell, windows.size, hidden, windows.size).to(device)
+    if radius is not None:
+        scale_recurrent(model.layer, radius)
+
+    def measure() -> dict[str, list[float]]:
+        last = targets[-1]
+        return gradient_norms(model.layer, x, lambda h: cross_entropy(model.linear(h), last, reduction="none"))
+
+    def loss_of(step: int) -> Tensor:
+        inputs, wanted = (part.to(device) for part in windows.draw())
+        return cross_entropy(model.every(inputs).flatten(0, 1), wanted.flatten())
+
+    start = measure()
+    curve = fit(model.parameters(), loss_of, steps=steps, rate=rate, clip=clip, optimizer=optimizer, started=started)
+    return GradientResult(cell, start, measure(), curve)
+
+
+def reach_of(norms: Sequence[float], share: float = 0.01) -> int | None:
+    """The first distance at which less than ``share`` of the norm at distance 0 is left; None where none is."""
+    for distance, norm in enumerate(norms):
+        if not math.isnan(norm) and norm < share * norms[0]:
+            return distance
+    return None

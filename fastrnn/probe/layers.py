@@ -1,0 +1,88 @@
+"""Layers by the name of their cell, and the small model that every experiment trains: a layer and a readout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .. import modules
+from .._recurrent import Recurrent
+
+_LAYERS: dict[str, Callable[..., Recurrent]] = {
+    "rnn": modules.RNN,
+    "rnn_relu": lambda *sizes, **options: modules.RNN(*sizes, nonlinearity="relu", **options),
+    "gru": modules.GRU,
+    "gru_reset_before": lambda *sizes, **options: modules.GRU(*sizes, reset_after=False, **options),
+    "lstm": modules.LSTM,
+}
+
+
+def cell_names() -> list[str]:
+    """The names that :func:`make_layer` knows."""
+    return list(_LAYERS)
+
+
+def make_layer(cell: str, input_size: int, hidden_size: int, **options) -> Recurrent:
+    """A layer of fastrnn by the name of its cell.
+
+    Args:
+        cell: one of :func:`cell_names`.
+        input_size: I.
+        hidden_size: H.
+        options: of the layer, such as ``num_layers``.
+
+    Raises:
+        ValueError: no such cell.
+    """
+    if cell not in _LAYERS:
+        raise ValueError(f"cell must be one of {', '.join(_LAYERS)}; got {cell!r}")
+    return _LAYERS[cell](input_size, hidden_size, **options)
+
+
+class Readout(nn.Module):
+    """A recurrent layer and a linear map of its output.
+
+    Args:
+        cell: one of :func:`cell_names`.
+        input_size: I.
+        hidden_size: H.
+        output_size: values predicted at a step.
+    """
+
+    def __init__(self, cell: str, input_size: int, hidden_size: int, output_size: int) -> None:
+        super().__init__()
+        self.layer = make_layer(cell, input_size, hidden_size)
+        self.linear = nn.Linear(hidden_size, output_size)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Prediction after the last step: x [T, B, I] -> [B, output_size]."""
+        return self.linear(self.layer(x)[0][-1])
+
+    def every(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Prediction after each step: x [T, B, I], lengths [B] -> [T, B, output_size]."""
+        return self.linear(self.layer(x, lengths=lengths)[0])
+
+
+def states_of_steps(layer: Recurrent, x: Tensor) -> list[tuple[Tensor, ...]]:
+    """The states after each step, one step a call, so that each is a tensor of its own in the graph of gradients.
+
+    Args:
+        layer: of one level and one direction.
+        x: [T, B, I].
+
+    Returns:
+        For each step (h,) or (h, c), each [1, B, H].
+    """
+    state, found = None, []
+    for step in x.split(1):
+        _, state = layer(step, state)
+        found.append(state if isinstance(state, tuple) else (state,))
+        state = found[-1] if len(found[-1]) > 1 else found[-1][0]
+    return found
+
+
+def one_hot(ids: Tensor, size: int) -> Tensor:
+    """ids [...] -> float32 [..., size]."""
+    return torch.nn.functional.one_hot(ids, size).to(torch.float32)

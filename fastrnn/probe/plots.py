@@ -1,0 +1,76 @@
+"""Pictures of the experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bilm.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _figure(panels: int, width: float = 5.0) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * panels, 3.6), layout="constrained")
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+
+
+def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
+    """Norms against distance, before training and after, a line a cell.
+
+    Args:
+        parts: label -> {"start": {"h": norms}, "trained": {"h": norms}}.
+        path: picture to write.
+    """
+    figure, axes = _figure(2)
+    for axis, moment, title in zip(axes, ("start", "trained"), ("before training", "after training"), strict=True):
+        for label, part in parts.items():
+            axis.plot(part[moment]["h"], label=label)
+        axis.set(yscale="log", xlabel="steps back, k", title=title)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("norm of d loss$_t$ / d h$_{t-k}$")
+    axes[1].legend()
+    _save(figure, path)
+
+
+def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path: Path) -> None:
+    """Accuracy against distance, a line a cell.
+
+    Args:
+        parts: cell -> distance -> accuracy.
+        chance: accuracy without memory.
+        path: picture to write.
+    """
+    figure, (axis,) = _figure(1, 6.0)
+    for label, found in parts.items():
+        axis.plot(list(found), list(found.values()), marker="o", label=label)
+    axis.axhline(chance, color="gray", linestyle=":", label="chance")
+    axis.set(xscale="log", ylim=(0, 1.03), xlabel="distance, steps", ylabel="right answers")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    _save(figure, path)
+
+
+def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
+    """Values of each unit over a string, a panel a cell.
+
+    Args:
+        traces: title -> values [T][H].
+        path: picture to write.
+    """
+    figure, axes = _figure(len(traces))
+    for axis, (title, values) in zip(axes, traces.items(), strict=True):
+        axis.plot(values, linewidth=1)
+        axis.set(xlabel="step", title=title)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("value of each unit")
+    _save(figure, path)
