@@ -1,24 +1,33 @@
 """Experiments that show what a recurrent cell can and cannot keep: gradients through time, memory, counting.
 
 Each experiment is a function that returns plain numbers; ``fastrnn probe`` runs it, prints a table and draws a picture.
+The names below are imported on first use, so that the commands show their help without waiting for torch.
 """
 
-from .counting import LANGUAGES, CountingResult, count_with_cell, trace_cells
-from .distance import TASKS, DistanceResult, train_at_distance
-from .gradients import GradientResult, gradient_norms, probe_gradients
-from .layers import cell_names, make_layer
+from importlib import import_module as _import_module
 
-__all__ = [
-    "LANGUAGES",
-    "TASKS",
-    "CountingResult",
-    "DistanceResult",
-    "GradientResult",
-    "cell_names",
-    "count_with_cell",
-    "gradient_norms",
-    "make_layer",
-    "probe_gradients",
-    "trace_cells",
-    "train_at_distance",
-]
+_MODULES = {
+    "LANGUAGES": "counting",
+    "CountingResult": "counting",
+    "count_with_cell": "counting",
+    "trace_cells": "counting",
+    "TASKS": "distance",
+    "DistanceResult": "distance",
+    "train_at_distance": "distance",
+    "GradientResult": "gradients",
+    "gradient_norms": "gradients",
+    "probe_gradients": "gradients",
+    "cell_names": "layers",
+    "make_layer": "layers",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
