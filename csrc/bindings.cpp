@@ -66,6 +66,9 @@ template <class Args, class Direction>
 py::class_<Args> arguments(py::module_& m, const char* name) {
   py::class_<Args> type(m, name);
   type.def(py::init([] { return Args{}; }));
+  // For the emulated kernels, whose library takes the struct itself.
+  type.def_property_readonly("address", [](const Args& self) { return reinterpret_cast<Address>(&self); });
+  type.attr("bytes") = sizeof(Args);
   const auto value = [&type](const char* field_name, auto owner, auto field) {
     type.def_property(
         field_name, [owner, field](const Args& self) { return self.*owner.*field; },

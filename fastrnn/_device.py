@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _emulation
 from ._extension import _C
 from .cells import state_dtype
 
@@ -85,8 +86,13 @@ class Emulated(_Kernels):
     stall: tuple[int, int, int, int] | None = None
 
     def __init__(self, strategy: str, seed: int = 0, tf32: bool = False) -> None:
-        self._options = (tf32, strategy, seed)
         self._status = torch.zeros(1, dtype=torch.int64)
+        self._options: dict[str, Any] = {
+            "tf32": tf32,
+            "strategy": strategy.encode(),
+            "seed": seed,
+            "patience": _PATIENCE,
+        }
 
     @classmethod
     def from_environment(cls) -> Emulated | None:
@@ -104,10 +110,11 @@ class Emulated(_Kernels):
         return x.to(wide) @ weight.to(wide).t()
 
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
-        _C.emulated_forward(args, *self._options, self._status.data_ptr(), _PATIENCE, self.stall, first, last)
+        status = self._status.data_ptr()
+        _emulation.forward(args, self.stall, status=status, first=first, last=last, **self._options)
 
     def backward(self, args: Any) -> None:
-        _C.emulated_backward(args, *self._options, self._status.data_ptr(), _PATIENCE, self.stall)
+        _emulation.backward(args, self.stall, status=self._status.data_ptr(), **self._options)
 
 
 class Cuda(_Kernels):

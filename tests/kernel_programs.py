@@ -1,7 +1,12 @@
-"""The C++ programs that run the CUDA kernels emulated, built by plain compiler commands in three builds."""
+"""The CUDA kernels emulated: C++ test programs in three builds, and the library behind FASTRNN_PLAN=emulate:STRATEGY.
+
+All are built by plain compiler commands. ``python tests/kernel_programs.py`` builds the library and prints its path.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -11,12 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+CCACHE = [found] if (found := shutil.which("ccache")) else []
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
 CPU_CORE = ("rnn_cpu", "core", "team", "isa_baseline")
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
 # Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
 LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}
-FLAGS = ["-std=c++17", "-g1", "-Wno-unknown-pragmas"]
+FLAGS = ["-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas"]
 ENVIRONMENT = {
     **os.environ,
     "ASAN_OPTIONS": "detect_leaks=0",  # a fiber abandoned by a fault leaves what is on its stack
@@ -37,7 +43,7 @@ def compile_all(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
     for name, arguments in jobs.items():
         if len(running) == 2:
             finish()
-        command = [CXX, *FLAGS, *arguments, "-o", str(folder / name)]
+        command = [*CCACHE, CXX, *FLAGS, *arguments, "-o", str(folder / name)]
         running.append((name, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
     while running:
         finish()
@@ -51,7 +57,7 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
         tested = [LEVEL[kind], *SANITIZERS[kind]]
         if name in ("scheduler", "collectives"):
             jobs[f"{name}.o"] = ["-O1", "-c", str(csrc / "emulation" / f"{name}.cpp")]
-        elif name == "rnn_emulated":
+        elif name in ("rnn_emulated", "library"):
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
         elif name in CPU_CORE:  # what the kernels are compared with
             jobs[f"{name}.o"] = ["-std=c++20", "-O1", "-I", str(csrc), "-c", str(csrc / "cpu" / f"{name}.cpp")]
@@ -86,6 +92,30 @@ SOURCES = {
 }
 
 
+def library() -> Path:
+    """The library of emulated kernels; its folder has the objects of the plain build.
+
+    Built once for these sources, under a lock, so that several processes may ask at once.
+    """
+    sources = [CSRC / "rnn.h", *(path for name in ("cells", "cuda", "emulation") for path in (CSRC / name).rglob("*"))]
+    digest = hashlib.sha256(repr((CXX, FLAGS, LEVEL["plain"])).encode())
+    for path in sorted(path for path in sources if path.suffix in (".h", ".inc", ".cuh", ".cu", ".cpp")):
+        digest.update(f"{path.relative_to(CSRC)}\n".encode() + path.read_bytes())
+    cache = ROOT / "build" / "emulation"
+    folder = cache / digest.hexdigest()[:16]
+    made = folder / "libemulation.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.is_file():
+            for stale in set(cache.iterdir()) - {folder, cache / "lock"}:
+                shutil.rmtree(stale)
+            parts = compile_all(folder, objects("plain", CSRC, (*_EMULATED, "library")))
+            unfinished = link("plain", ["-shared", *parts], folder / "unfinished.so")
+            unfinished.rename(made)
+    return made
+
+
 class Programs:
     """(kind, test name) -> (program, its object files by name), built on first use, by one thread."""
 
@@ -100,9 +130,16 @@ class Programs:
             if (kind, test) not in self._built:
                 folder = self._root / kind
                 folder.mkdir(exist_ok=True)
+                if kind == "plain" and set(_EMULATED) <= set(SOURCES[test]):
+                    for name in _EMULATED:
+                        self._compiled[kind, name] = str(library().parent / f"{name}.o")
                 missing = tuple(name for name in SOURCES[test] if (kind, name) not in self._compiled)
                 for part in compile_all(folder, objects(kind, CSRC, missing)):
                     self._compiled[kind, Path(part).stem] = part
                 parts = {name: self._compiled[kind, name] for name in SOURCES[test]}
                 self._built[kind, test] = link(kind, list(parts.values()), folder / test), parts
             return self._built[kind, test]
+
+
+if __name__ == "__main__":
+    print(library())

@@ -138,8 +138,9 @@ def make(copy: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> None:
+    inherited = {name: value for name, value in os.environ.items() if name != "FASTRNN_EMULATION"}  # of another tree
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True
+        [str(part) for part in command], cwd=cwd, env={**inherited, **environment}, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
 

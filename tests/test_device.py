@@ -12,9 +12,8 @@ from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted
 from test_layer import check
 
 import fastrnn
-from fastrnn import _backends, _backward, _raw, functional
+from fastrnn import _backends, _backward, _emulation, _raw, functional
 from fastrnn._device import Cuda, Emulated, rnn_allows_tf32
-from fastrnn._extension import _C
 from fastrnn.cells import CELLS
 
 COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
@@ -22,7 +21,7 @@ SEED = 3  # threads and blocks run in another order than their indices
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch):
+def emulated(monkeypatch, emulated_kernels):
     backend = Emulated("step", SEED)
     monkeypatch.setattr(_backends, "_CPU", backend)
     return backend
@@ -118,11 +117,11 @@ def test_gates_are_rebuilt_for_all_steps_at_once(cell, option, strategy, monkeyp
         launches, gradients = [], []
         for recompute in (False, True):
             call = make_call(cell, {**options, "recompute": recompute}, (steps, 3, 5, 24, 12), torch.bfloat16)
-            before = _C.emulated_launches()
+            before = _emulation.launches()
             output, final = call.run(functional.layer)
             loss = weighted_sum(output, final)
             gradients.append(torch.autograd.grad(loss, list(call.tensors().values())))
-            launches.append(_C.emulated_launches() - before)
+            launches.append(_emulation.launches() - before)
         more.add(launches[1] - launches[0])
         for kept, rebuilt in zip(*gradients, strict=True):
             if strategy == "step":
@@ -206,12 +205,12 @@ def test_modules_run_on_it():
 
 def test_switch(monkeypatch):
     for text, options in {
-        "emulate:step": (False, "step", 0),
-        "emulate:step:7": (False, "step", 7),
-        "emulate:step:7:tf32": (True, "step", 7),
+        "emulate:step": {"strategy": b"step", "seed": 0, "tf32": False},
+        "emulate:step:7": {"strategy": b"step", "seed": 7, "tf32": False},
+        "emulate:step:7:tf32": {"strategy": b"step", "seed": 7, "tf32": True},
     }.items():
         monkeypatch.setenv("FASTRNN_PLAN", text)
-        assert Emulated.from_environment()._options == options
+        assert Emulated.from_environment()._options.items() >= options.items()
     monkeypatch.setenv("FASTRNN_PLAN", "cpu:baseline")
     assert Emulated.from_environment() is None
 
@@ -221,6 +220,21 @@ def test_unknown_strategy(monkeypatch):
     message = 'strategy "fast" is not among those of the emulated device: step, block, cluster, grid, streaming'
     with pytest.raises(ValueError, match=message):
         make_call("lstm").run(functional.layer)
+
+
+def test_library_missing_or_of_other_sources(monkeypatch):
+    load = _emulation._library.__wrapped__
+    assert load().emulated_launches() >= 0
+
+    class Args:
+        bytes = 8
+
+    monkeypatch.setattr(_emulation, "_C", type("Core", (), {"ForwardArgs": Args, "BackwardArgs": Args}))
+    with pytest.raises(RuntimeError, match="was built from other sources"):
+        load()
+    monkeypatch.delenv("FASTRNN_EMULATION")
+    with pytest.raises(RuntimeError, match="run `python tests/kernel_programs.py`"):
+        load()
 
 
 def test_tf32_follows_torch():

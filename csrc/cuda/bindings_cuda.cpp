@@ -1,13 +1,8 @@
-// The part of fastrnn._C that belongs to the CUDA kernels: the GPU and emulated backends, and the plan. Called by bindings.cpp.
+// The part of fastrnn._C that belongs to the CUDA kernels: the GPU backend and the plan. Called by bindings.cpp.
 #include "bindings_cuda.h"
 
 #include <pybind11/stl.h>
 
-#include <array>
-#include <optional>
-
-#include "../emulation/rnn_emulated.h"
-#include "../emulation/scheduler.h"
 #include "rnn_cuda.h"
 #include "step.h"
 
@@ -19,19 +14,6 @@ namespace {
 CudaOptions cuda_options(bool tf32, const std::string& strategy, std::uintptr_t workspace, std::uintptr_t status, uint64_t patience,
                          int64_t first, int64_t last) {
   return {tf32, strategy, first, last, reinterpret_cast<void*>(workspace), reinterpret_cast<unsigned long long*>(status), patience};
-}
-
-// A block that stands still: {x, y, z, publications before it does}, or none.
-using Stall = std::optional<std::array<int, 4>>;
-
-EmulationOptions emulation_options(bool tf32, const std::string& strategy, uint64_t seed, std::uintptr_t status, uint64_t patience,
-                                   const Stall& stall, int64_t first, int64_t last) {
-  EmulationOptions options;
-  options.status = reinterpret_cast<unsigned long long*>(status), options.patience = patience;
-  if (stall) options.stalled = {(*stall)[0], (*stall)[1], (*stall)[2]}, options.stall_after = (*stall)[3];
-  options.first = first, options.last = last;
-  options.strategy = strategy, options.seed = seed, options.tf32 = tf32;
-  return options;
 }
 
 py::dict cost_dict(const StepCost& cost) {
@@ -87,16 +69,6 @@ void bind_cuda(py::module_& m) {
                            std::uintptr_t status, uint64_t patience) {
           cuda_backward(args, cuda_options(tf32, strategy, workspace, status, patience, 0, 0));
         }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "status"_a, "patience"_a, Release());
-  m.def("emulated_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed, std::uintptr_t status,
-                              uint64_t patience, const Stall& stall, int64_t first, int64_t last) {
-          emulated_forward(args, emulation_options(tf32, strategy, seed, status, patience, stall, first, last));
-        }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, "status"_a, "patience"_a, "stall"_a = py::none(), "first"_a = 0, "last"_a = 0,
-        Release());
-  m.def("emulated_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, uint64_t seed, std::uintptr_t status,
-                               uint64_t patience, const Stall& stall) {
-          emulated_backward(args, emulation_options(tf32, strategy, seed, status, patience, stall, 0, 0));
-        }, "args"_a, "tf32"_a, "strategy"_a, "seed"_a, "status"_a, "patience"_a, "stall"_a = py::none(), Release());
-  m.def("emulated_launches", &emulation::launches, "Kernels launched on the emulated device so far.");
   m.def("cards", [] {
     py::list names;
     for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));

@@ -1,0 +1,71 @@
+// The emulated kernels as a shared library with C functions, which fastrnn/_emulation.py calls. It is no part of the package:
+// tests/kernel_programs.py builds it when a test asks for it.
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+
+#include "rnn_emulated.h"
+#include "scheduler.h"
+
+// The options of one call as plain values, for ctypes.
+struct EmulatedCall {
+  const char* strategy;
+  uint64_t seed;
+  int32_t tf32;
+  unsigned long long* status;
+  uint64_t patience;
+  const int32_t* stall;  // x, y, z of a block that stands still and publications before it does; null: none does
+  int64_t first, last;   // of a forward call
+  char* message;         // of the error, cut to its size with the zero at its end
+  uint64_t message_bytes;
+};
+
+namespace {
+
+fr::EmulationOptions options_of(const EmulatedCall& call) {
+  fr::EmulationOptions options;
+  options.strategy = call.strategy, options.seed = call.seed, options.tf32 = call.tf32 != 0;
+  options.status = call.status, options.patience = call.patience;
+  if (call.stall) options.stalled = {call.stall[0], call.stall[1], call.stall[2]}, options.stall_after = call.stall[3];
+  options.first = call.first, options.last = call.last;
+  return options;
+}
+
+enum Outcome : int { kOk, kInvalidArgument, kError };
+
+template <class Run>
+int guarded(const EmulatedCall& call, Run&& run) {
+  const auto fail = [&call](const std::exception& error, Outcome outcome) {
+    std::strncpy(call.message, error.what(), call.message_bytes - 1);
+    return outcome;
+  };
+  try {
+    run();
+    return kOk;
+  } catch (const std::invalid_argument& error) {
+    return fail(error, kInvalidArgument);
+  } catch (const std::exception& error) {
+    return fail(error, kError);
+  }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Bytes of the argument structs, to tell a library of other sources than the caller's.
+uint64_t emulated_forward_bytes() { return sizeof(fr::ForwardArgs); }
+uint64_t emulated_backward_bytes() { return sizeof(fr::BackwardArgs); }
+
+int64_t emulated_launches() { return fr::emulation::launches(); }
+
+int emulated_forward(const fr::ForwardArgs* args, const EmulatedCall* call) {
+  return guarded(*call, [&] { fr::emulated_forward(*args, options_of(*call)); });
+}
+int emulated_backward(const fr::BackwardArgs* args, const EmulatedCall* call) {
+  return guarded(*call, [&] { fr::emulated_backward(*args, options_of(*call)); });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

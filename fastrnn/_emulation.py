@@ -1,0 +1,74 @@
+"""The emulated kernels: a shared library that the tests build (csrc/emulation/library.cpp), loaded on first use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from typing import Any
+
+from ._extension import _C
+
+_MESSAGE_BYTES = 4096
+
+
+class _Call(ctypes.Structure):
+    """EmulatedCall of csrc/emulation/library.cpp."""
+
+    _fields_ = [
+        ("strategy", ctypes.c_char_p),
+        ("seed", ctypes.c_uint64),
+        ("tf32", ctypes.c_int32),
+        ("status", ctypes.c_void_p),
+        ("patience", ctypes.c_uint64),
+        ("stall", ctypes.POINTER(ctypes.c_int32)),
+        ("first", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("message", ctypes.c_void_p),
+        ("message_bytes", ctypes.c_uint64),
+    ]
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = os.environ.get("FASTRNN_EMULATION")
+    if not path:
+        raise RuntimeError(
+            "the emulated kernels are built by the tests, not with the package: run `python tests/kernel_programs.py` "
+            "in fastrnn's source folder and set FASTRNN_EMULATION to the path that it prints"
+        )
+    library = ctypes.CDLL(path)
+    for name in ("emulated_forward_bytes", "emulated_backward_bytes"):
+        getattr(library, name).restype = ctypes.c_uint64
+    library.emulated_launches.restype = ctypes.c_int64
+    for name in ("emulated_forward", "emulated_backward"):
+        getattr(library, name).argtypes = (ctypes.c_void_p, ctypes.POINTER(_Call))
+    sizes = (library.emulated_forward_bytes(), library.emulated_backward_bytes())
+    if sizes != (_C.ForwardArgs.bytes, _C.BackwardArgs.bytes):
+        raise RuntimeError(f"{path} was built from other sources than the fastrnn that is running: install it anew")
+    return library
+
+
+def _run(name: str, args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    if stall is not None:
+        options["stall"] = (ctypes.c_int32 * 4)(*stall)
+    call = _Call(message=ctypes.addressof(message), message_bytes=_MESSAGE_BYTES, **options)
+    outcome = getattr(_library(), name)(args.address, ctypes.byref(call))
+    if outcome:
+        raise (ValueError if outcome == 1 else RuntimeError)(message.value.decode(errors="replace"))
+
+
+def forward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
+    """A forward call with _C.ForwardArgs; options as the fields of EmulatedCall."""
+    _run("emulated_forward", args, stall, **options)
+
+
+def backward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
+    """A backward call with _C.BackwardArgs."""
+    _run("emulated_backward", args, stall, **options)
+
+
+def launches() -> int:
+    """Kernels launched on the emulated device so far."""
+    return _library().emulated_launches()
