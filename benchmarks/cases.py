@@ -1,6 +1,7 @@
 """The cases that are measured: one frozen description each, and the named lists. Imports no torch.
 
-Letters: T steps, B batch, I input, H hidden, P projection, L layers, D directions, G gates, R = P or H.
+Letters: T steps, B batch, I input, H hidden, P projection, L layers, D directions, G gates, R = P or H; heads:
+blocks of a block-diagonal recurrence.
 """
 
 from __future__ import annotations
@@ -30,19 +31,23 @@ class Case:
     dtype: str = "float32"
     mode: str = "forward"
     packed: bool = False
+    heads: int = 1
 
     def __post_init__(self) -> None:
         if self.cell == "lstm_projected":
             raise ValueError("cell lstm_projected is the cell lstm with a projection")
         if self.mode not in MODES or self.dtype not in DTYPES:
             raise ValueError(f"unknown mode {self.mode!r} or dtype {self.dtype!r}")
-        for name in ("time", "batch", "input", "hidden", "layers"):
+        for name in ("time", "batch", "input", "hidden", "layers", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.proj and self.cell != "lstm":
             raise ValueError(f"only the LSTM has a projection; got {self.proj} with cell {self.cell}")
         if not 0 <= self.proj < self.hidden:
             raise ValueError(f"projection must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
+
+        if self.hidden % self.heads or (self.heads > 1 and self.proj):
+            raise ValueError(f"heads must divide H = {self.hidden}, and be 1 with a projection; got {self.heads}")
 
     @property
     def sizes(self) -> str:
@@ -55,6 +60,7 @@ class Case:
         """Everything else, the second half of the name."""
         words = [f"L{self.layers}"] if self.layers > 1 else []
         words += ["D2"] if self.bidirectional else []
+        words += [f"heads {self.heads}"] if self.heads > 1 else []
         words += ["packed"] if self.packed else []
         words += [self.dtype] if self.dtype != "float32" else []
         return " ".join([*words, self.mode])
@@ -70,6 +76,7 @@ class Case:
         kind = self.cell.split("_")[0].upper()
         kind += f" {self.dtype}" if self.dtype != "float32" else ""
         kind += " packed" if self.packed else ""
+        kind += " heads" if self.heads > 1 else ""
         kind += " projected" if self.proj else ""
         return f"{kind} {self.mode}"
 
@@ -99,7 +106,7 @@ class Case:
         for layer in range(self.layers):
             width = self.input if layer == 0 else directions * recurrent
             input_part = gate_rows * width
-            recurrent_part = gate_rows * recurrent + self.proj * self.hidden
+            recurrent_part = gate_rows * recurrent // self.heads + self.proj * self.hidden
             forward = input_part + recurrent_part
             backward = 2 * recurrent_part + (2 if layer or input_gradient else 1) * input_part
             total += forward + (backward if self.mode == "training" else 0)
@@ -140,6 +147,7 @@ def _cpu() -> list[Case]:
             *(Case(cell, 100, 32, 256, 256, layers=2, bidirectional=True) for cell in cells),
             *(Case(cell, 100, 32, 256, 256, packed=True) for cell in cells),
             Case("lstm", 64, 20, 512, 4096, proj=512),
+            Case("lstm", 100, 32, 256, 256, heads=4),
         ]
     )
 

@@ -17,7 +17,7 @@ from .options import OUTPUT_FILE, overwrite_option, refuse_idle, require_device,
 if TYPE_CHECKING:
     from .runner import Run, Settings
 
-_SIZES = {"time": 100, "batch": 32, "input": 256, "hidden": 256, "layers": 1, "proj": 0}
+_SIZES = {"time": 100, "batch": 32, "input": 256, "hidden": 256, "layers": 1, "proj": 0, "heads": 1}
 
 BENCHMARKS = {
     "char-lm": (f"{__package__}.char_lm:char_lm", "Train a character language model with torch.nn and with fastrnn."),
@@ -118,6 +118,7 @@ def _option(field: str) -> str:
 
 def _sizes(command: click.Command) -> click.Command:
     letters = {"time": "T", "batch": "B", "input": "I", "hidden": "H", "layers": "L", "proj": "P, LSTM only"}
+    letters["heads"] = "of the recurrence"
     for field, default in reversed(_SIZES.items()):
         command = click.option(
             _option(field),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from fastrnn._heads import block_diagonal
 from fastrnn.cells import CELLS, Clips, Parameters, States
 
 from .cases import Case
@@ -37,7 +38,7 @@ class Provider:
 
 
 def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -> nn.RNNBase:
-    """The torch.nn layer of a case, with weights drawn from ``seed`` whatever the device."""
+    """The torch.nn layer of a case, with weights drawn from ``seed`` whatever the device; of heads the dense one."""
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,7 +48,18 @@ def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
             layer = nn.GRU(case.input, case.hidden, **options)
         else:
             layer = nn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
+    if case.heads > 1:
+        for name, weight in layer.named_parameters():
+            if name.startswith("weight_hh"):
+                weight.data = block_diagonal(_blocks(weight.data, case), CELLS[case.cell].gates)
     return layer.to(device=device, dtype=getattr(torch, case.dtype))
+
+
+def _blocks(weight_hh: Tensor, case: Case) -> Tensor:
+    """The heads' blocks [heads, G*H/heads, H/heads] of a dense weight."""
+    size = case.hidden // case.heads
+    blocks = weight_hh.view(-1, case.heads, size, case.heads, size).diagonal(dim1=1, dim2=3)
+    return blocks.movedim(-1, 0).flatten(1, 2)
 
 
 def make_input(case: Case, device: torch.device | str = "cpu", seed: int = 1) -> Tensor | PackedSequence:
@@ -67,7 +79,7 @@ def _torch(case: Case, layer: nn.RNNBase) -> nn.Module:
 def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
     import fastrnn
 
-    options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
+    options = {"num_layers": case.layers, "bidirectional": case.bidirectional, "heads": case.heads}
     if case.cell == "lstm":
         module = fastrnn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
     elif case.cell.startswith("gru"):
@@ -75,7 +87,10 @@ def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
     else:
         module = fastrnn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
     module = module.to(device=layer.weight_ih_l0.device, dtype=layer.weight_ih_l0.dtype)
-    module.load_state_dict(layer.state_dict())
+    weights = layer.state_dict()
+    if case.heads > 1:
+        weights = {name: _blocks(w, case) if name.startswith("weight_hh") else w for name, w in weights.items()}
+    module.load_state_dict(weights)
     return module
 
 
@@ -152,8 +167,8 @@ def _require_cuda_single(case: Case, layer: nn.RNNBase, cells: tuple[str, ...], 
         raise Unsupported("needs a CUDA device")
     if case.cell not in cells or case.dtype not in dtypes:
         raise Unsupported(f"has {', '.join(cells)} in {', '.join(dtypes)} only")
-    if case.layers > 1 or case.bidirectional or case.proj or case.packed:
-        raise Unsupported("one layer, one direction, padded input only")
+    if case.layers > 1 or case.bidirectional or case.proj or case.packed or case.heads > 1:
+        raise Unsupported("one layer, one direction, one head, padded input only")
 
 
 def _haste(case: Case, layer: nn.RNNBase) -> nn.Module:

@@ -19,7 +19,9 @@ from .runner import BASELINE, OURS, Result, Run
 WIDE = 124  # characters that the whole table takes
 _BUSY = 0.05  # share of the cores' time that other programs may use before the report warns
 _FEWEST_SAMPLES = 3  # below that no spread is shown
-CASE_FIELDS = ("cell", "time", "batch", "input", "hidden", "layers", "bidirectional", "proj", "dtype", "mode", "packed")
+CASE_FIELDS = (
+    "cell", "time", "batch", "input", "hidden", "layers", "bidirectional", "proj", "dtype", "mode", "packed", "heads",
+)  # fmt: skip
 FIELDS = (
     "case",
     *CASE_FIELDS,

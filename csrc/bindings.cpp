@@ -3,9 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "build_info.h"
@@ -98,12 +101,17 @@ py::class_<Args> arguments(py::module_& m, const char* name) {
   value("reset_to_initial", &Args::options, &fr::Options::reset_to_initial);
   type.def_property(
       "direction",
-      [](const Args& self) { return std::vector<Direction>(self.direction, self.direction + self.directions); },
-      [](Args& self, const std::vector<Direction>& list) {
-        if (list.empty() || list.size() > 2)
-          throw std::invalid_argument("direction: expected 1 or 2, got " + std::to_string(list.size()));
+      [](const Args& self) {
+        return std::vector<Direction>(std::begin(self.direction), std::begin(self.direction) + self.directions);
+      },
+      [](Args& self, std::vector<Direction> list) {
+        constexpr bool kAnyNumber = std::is_same_v<decltype(Args::direction), std::vector<Direction>>;
+        if (list.empty() || (!kAnyNumber && list.size() > std::size(self.direction)))
+          throw std::invalid_argument("direction: expected " + std::string(kAnyNumber ? "at least 1" : "1 or 2") + ", got " +
+                                      std::to_string(list.size()));
         self.directions = static_cast<int>(list.size());
-        for (size_t i = 0; i < list.size(); ++i) self.direction[i] = list[i];
+        if constexpr (kAnyNumber) self.direction = std::move(list);
+        else std::copy(list.begin(), list.end(), self.direction);
       });
   return type;
 }

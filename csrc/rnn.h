@@ -1,4 +1,4 @@
-// The whole C++ surface of fastrnn: one recurrent layer (one or two directions), forward and backward.
+// The whole C++ surface of fastrnn: one recurrent layer (one or two directions, or their heads), forward and backward.
 //
 // The core knows nothing of torch, allocates nothing that outlives a call and owns nothing. The caller (bindings.cpp, fed
 // by fastrnn/functional.py) allocates every buffer; each pointer below is given with its shape, type and lifetime: all
@@ -7,12 +7,16 @@
 // Letters: T steps, B batch, I input, H hidden, P projection, G gates, R = P if projected else H (the width of the state
 // that recurs and of the output), D directions, N rows (T*B for padded input, the sum of batch_sizes for packed input).
 //
+// Heads: with a block-diagonal W_hh each head of a direction is a recurrence that touches no other. To the core it is a direction
+// of its own, with the H and the addresses of its part (fastrnn/_heads.py); D, H and R below are then those of the parts.
+//
 // Types: "storage" is the type of input, weights and output (float32, float64, bfloat16, float16); "state" is float for all
 // of them but float64, where it is double. Pre-activations, cell states and all sums are kept in the state type.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cells/cells.h"
 
@@ -82,8 +86,8 @@ struct ForwardDirection {
 struct ForwardArgs {
   Shape shape;
   Options options;
-  int directions;  // 1 or 2
-  ForwardDirection direction[2];
+  int directions;  // CPU: any number; CUDA: 1 or 2
+  std::vector<ForwardDirection> direction;  // [directions]
   int threads;     // CPU: at most this many; the result does not depend on it
   void* stream;    // CUDA: the stream to run on
 };
@@ -120,7 +124,7 @@ struct BackwardArgs {
   Shape shape;
   Options options;
   int64_t first_step, last_step;
-  int directions;
+  int directions;  // 1 or 2
   BackwardDirection direction[2];
   void* stream;
 };
@@ -139,7 +143,7 @@ struct GradientDirection {
   Rows d_output;       // [N, R] storage, or null: zero
   const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
   const void* d_c_n;   // [B, kCells*H] storage, likewise
-  void* d_input;       // [N, I]; two directions with the same address add up
+  void* d_input;       // [N, I]; directions with the same address add up
   void* d_h0;          // [B, R]
   void* d_c0;          // [B, kCells*H]
   void* d_weight_ih;   // shapes as in Weights, without gaps
@@ -154,8 +158,8 @@ struct GradientArgs {
   Shape shape;
   Options options;
   int64_t range_bytes;  // the sequence is cut into ranges of steps so that gradients of the gates take no more memory than this
-  int directions;       // 1 or 2
-  GradientDirection direction[2];
+  int directions;       // any number; of both ways only those share d_input that share it with the first one
+  std::vector<GradientDirection> direction;  // [directions]
   int threads;          // at most this many; the result does not depend on it
 };
 

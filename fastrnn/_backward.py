@@ -15,6 +15,7 @@ from torch import Tensor
 from ._backends import Backend, select
 from ._config import Config, Rows, reference_gradients
 from ._extension import _C
+from ._heads import apart, put_gradients, take_needs, take_operands, take_states
 from ._raw import Result
 from ._structs import Call, Layout, buffer_rows, layout_of, part, readable, rows_of
 from .cells import state_dtype
@@ -45,6 +46,16 @@ def backward(
     Returns:
         One gradient for each operand, None where it is not wanted.
     """
+    if config.heads > 1:
+        found = backward(
+            apart(config),
+            take_operands(config, operands),
+            rows,
+            result,
+            [gradients[0], *take_states(config, gradients[1:])],
+            take_needs(config, needs),
+        )
+        return put_gradients(config, found)
     x = operands[0]
     if x.numel() == 0:
         found = reference_gradients(config, operands, rows, gradients, needs, False)
@@ -94,7 +105,7 @@ def _in_one_call(
         struct = _C.GradientDirection()
         struct.reverse = reverse
         call.weights(struct, operands, d)
-        place = d if config.inputs > 1 else 0
+        place = config.input_of(d)
         struct.input = call.rows(operands[place])
         struct.output = (address + d * width * output.element_size(), step_stride, row_stride)
         if gates is not None:
@@ -201,12 +212,12 @@ class _InRanges:
 
     def run(self) -> list[Tensor | None]:
         directions = len(self.config.reverse)
-        ranges = _ranges(self.layout, RANGE_BYTES // (self.row_bytes * directions))
-        together = len(ranges) == 1 or directions == 1
-        if not together:  # each direction ends with another range first, so they go one after the other
+        ranges = _ranges(self.layout, RANGE_BYTES // (self.row_bytes * min(directions, 2)))
+        together = 2 if len(ranges) == 1 else 1
+        if directions > 1 and len(ranges) > 1:  # each direction ends with another range first, so they go one by one
             ranges = _ranges(self.layout, RANGE_BYTES // self.row_bytes)
         self.single = len(ranges) == 1
-        for own in [tuple(range(directions))] if together else [(d,) for d in range(directions)]:
+        for own in [tuple(range(directions))[d : d + together] for d in range(0, directions, together)]:
             buffers = [self._allocate(max(last - first for _, _, first, last in ranges)) for _ in own]
             order = ranges if self.config.reverse[own[0]] else ranges[::-1]
             for piece in order:
@@ -276,17 +287,26 @@ class _InRanges:
         if not self.single:  # a range may have fewer rows than the buffers
             buffer = [None if t is None else t[: last_row - first_row] for t in buffer]
         d_gates, d_recurrent, h_prev, inner, d_projected = buffer
-        place = d if config.inputs > 1 else 0
+        place = config.input_of(d)
         at = {name: config.place(name, d) for name in config.places}
         if self.needs[place]:
+            sharing = len(config.reverse) // config.inputs  # directions that read this input
             if self.found[place] is None:
-                self.found[place] = torch.empty_like(operands[place], memory_format=torch.contiguous_format)
+                # In 16 bits the sum of more than two would lose bits.
+                self.found[place] = torch.empty_like(
+                    operands[place],
+                    dtype=self.states if sharing > 2 else None,
+                    memory_format=torch.contiguous_format,
+                )
             target = self.found[place].view(layout.rows, layout.input)
             target = target if self.single else target[first_row:last_row]
-            if d > 0 and place == 0:
-                target.addmm_(d_gates, operands[at["weight_ih"]])
+            weight = operands[at["weight_ih"]]
+            if target.dtype != d_gates.dtype:
+                target.add_(d_gates @ weight) if d % sharing else target.copy_(d_gates @ weight)
+            elif d % sharing:
+                target.addmm_(d_gates, weight)
             else:
-                torch.mm(d_gates, operands[at["weight_ih"]], out=target)
+                torch.mm(d_gates, weight, out=target)
         if self.needs[at["weight_ih"]]:
             x = operands[place]
             if not self.single:

@@ -69,13 +69,21 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     if x.dim() != dims:
         raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
     spec, directions = config.spec, len(config.reverse)
-    weight_hh = operands[config.place("weight_hh", 0)]
-    if weight_hh.dim() != 2:
-        raise RuntimeError(f"weight_hh must have 2 dimensions, got shape {tuple(weight_hh.shape)}")
-    rows, width = weight_hh.shape
+    weight_hh, heads = operands[config.place("weight_hh", 0)], config.heads
+    if weight_hh.dim() != (2 if heads == 1 else 3):
+        raise RuntimeError(
+            f"weight_hh must have 2 dimensions, got shape {tuple(weight_hh.shape)} "
+            "(or 3, the first counting 2 or more heads)"
+        )
+    if heads > 1 and spec.projects:
+        raise ValueError(f"cell {spec.name} has no heads: a projection mixes them, got {heads}")
+    rows, width = weight_hh.shape[-2:]
     hidden = rows // spec.gates
     if not spec.projects and width != hidden:
-        raise RuntimeError(f"weight_hh must have shape ({rows}, {hidden}), got ({rows}, {width})")
+        lead = "(" if heads == 1 else f"({heads}, "
+        raise RuntimeError(f"weight_hh must have shape {lead}{rows}, {hidden}), got {lead}{rows}, {width})")
+    if heads > 1:
+        hidden, width = heads * hidden, heads * width
     if batch_sizes is None:
         batch = x.shape[1]
     elif config.has_initial:
@@ -85,7 +93,7 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     expected: list[tuple[int, ...]] = [x.shape] * config.inputs
     if config.has_initial:
         expected += [(directions, batch, each) for each in spec.state_widths(width, hidden)]
-    expected += [*spec.shapes(config.has_bias, x.shape[-1], hidden, width).values()] * directions
+    expected += [*spec.shapes(config.has_bias, x.shape[-1], hidden, width, heads).values()] * directions
     for t, shape in zip(operands, expected, strict=True):
         if t.shape != shape or t.dtype != dtype or t.device != device:
             _refuse(config, operands, expected)

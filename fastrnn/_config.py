@@ -40,6 +40,7 @@ class Config:
     cell_clip: float
     proj_clip: float
     recompute: bool
+    heads: int = 1
 
     @property
     def first_state(self) -> int:
@@ -60,6 +61,10 @@ class Config:
     def weights(self) -> int:
         """Operands for each direction's parameters."""
         return len(self.spec.parameters[int(self.has_bias)])
+
+    def input_of(self, direction: int) -> int:
+        """Place of the input that a direction reads; several directions may share one."""
+        return direction * self.inputs // len(self.reverse)
 
     def place(self, name: str, direction: int) -> int:
         """Place of a parameter in the operands."""

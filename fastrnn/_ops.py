@@ -76,17 +76,19 @@ def _layer_fake(operands, lengths, resets, batch_sizes, batch, *options):
     config = _config(*options)
     spec, x, directions = config.spec, operands[0], len(config.reverse)
     weight_hh = operands[config.place("weight_hh", 0)]
-    hidden, width = weight_hh.shape[0] // spec.gates, weight_hh.shape[1]
+    # Of a head: what is kept lies head by head.
+    hidden, width, parts = weight_hh.shape[-2] // spec.gates, weight_hh.shape[-1], directions * config.heads
     rows = x.shape[0] if batch_sizes is not None else x.shape[0] * x.shape[1]
     empty = x.new_empty
     c_n, gates, cells = empty(0), empty(0), empty(0)
     if save and spec.saved and not config.recompute:
-        gates = empty((directions, rows, spec.saved * hidden))
+        gates = empty((parts, rows, spec.saved * hidden))
     if spec.cells:
-        c_n = empty((directions, batch, spec.cells * hidden))
+        c_n = empty((directions, batch, spec.cells * config.heads * hidden))
         if save:
-            cells = empty((directions, rows, spec.cells * hidden), dtype=state_dtype(x.dtype))
-    return empty((*x.shape[:-1], directions * width)), empty((directions, batch, width)), c_n, gates, cells
+            cells = empty((parts, rows, spec.cells * hidden), dtype=state_dtype(x.dtype))
+    h_n = empty((directions, batch, config.heads * width))
+    return empty((*x.shape[:-1], parts * width)), h_n, c_n, gates, cells
 
 
 def _layer_backward(operands, lengths, resets, batch_sizes, batch, *options):
@@ -147,7 +149,7 @@ def _forward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kw
     Rows beyond ``lengths`` count, for shapes do not tell them.
     """
     rows, first = prod(operands[0][:-1]), _config(*options[:-1]).first_weight
-    return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) == 2)
+    return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) > 1)
 
 
 def _backward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kwargs):

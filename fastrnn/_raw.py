@@ -15,6 +15,7 @@ from torch import Tensor
 from ._backends import Backend, select
 from ._config import Config, Rows, call_reference
 from ._extension import _C
+from ._heads import apart, put_states, take_operands
 from ._structs import Call, buffer_rows, check_lengths, layout_of, part, rows_of
 from .cells import state_dtype
 
@@ -24,6 +25,7 @@ class Result(NamedTuple):
 
     output: Tensor  # [T, B, D*R] or [N, D*R]
     final: tuple[Tensor, ...]  # [D, B, R], [D, B, cells*H]
+    # With heads D and H are those of the heads, as if each were a direction.
     gates: Tensor | None  # [D, N, saved*H] storage
     cells: Tensor | None  # [D, N, cells*H] state type
 
@@ -32,8 +34,10 @@ class Result(NamedTuple):
 PIECE_BYTES = 64 << 20
 
 
-def _forward_in_pieces(backend: Backend, call: Call, structs: list[Any], operands: Sequence[Tensor]) -> None:
-    """The call in pieces of steps in processing order, each with its own part of the input product."""
+def _forward_in_pieces(
+    backend: Backend, call: Call, first_direction: int, structs: list[Any], operands: Sequence[Tensor]
+) -> None:
+    """Directions in pieces of steps in processing order, each with its own part of the input product."""
     config, layout = call.config, call.layout
     row_bytes = config.spec.gates * layout.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
     each = max(1, PIECE_BYTES // (row_bytes * layout.batch))
@@ -41,7 +45,7 @@ def _forward_in_pieces(backend: Backend, call: Call, structs: list[Any], operand
     for first in range(0, layout.steps, each):
         last = min(first + each, layout.steps)
         kept = len(call.keep)
-        for d, struct in enumerate(structs):
+        for d, struct in enumerate(structs, first_direction):
             span = (layout.steps - last, layout.steps - first) if struct.reverse else (first, last)
             begin, end = (t * layout.batch if starts is None else starts[t] for t in span)
             struct.input_gates = call.input_gates(backend, operands, d, begin, end)
@@ -64,6 +68,9 @@ def forward(
         rows: which rows there are and where they stop and restart.
         save: False keeps nothing.
     """
+    if config.heads > 1:
+        result = forward(apart(config), take_operands(config, operands), rows, save)
+        return result._replace(final=tuple(put_states(config, result.final)))
     x = operands[0]
     if rows.lengths is not None:
         check_lengths(rows.lengths, x.shape[0] if rows.batch_sizes is None else len(rows.batch_sizes))
@@ -103,7 +110,7 @@ def forward(
             struct.reverse = True
         call.weights(struct, operands, d)
         if backend.computes_input_gates:
-            struct.input = call.rows(operands[d if config.inputs > 1 else 0])
+            struct.input = call.rows(operands[config.input_of(d)])
         struct.output = rows_of(output, d * width)
         struct.h_n = part(h_n, d)
         if c_n is not None:
@@ -121,6 +128,7 @@ def forward(
         call.args.direction = structs
         backend.forward(call.args)
     else:
-        _forward_in_pieces(backend, call, structs, operands)
+        for d in range(0, len(structs), 2):
+            _forward_in_pieces(backend, call, d, structs[d : d + 2], operands)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))
     return Result(output, final, gates, cells)

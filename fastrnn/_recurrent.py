@@ -57,16 +57,18 @@ class Recurrent(torch.nn.RNNBase):
     _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
     cell_clip: float | None = None
     proj_clip: float | None = None
+    heads: int = 1
     weight_dropout: float = 0.0
     input_dropout: float = 0.0
     hidden_dropout: float = 0.0
     output_dropout: float = 0.0
     _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
-    def __init__(self, mode: str | None, recompute: bool, *options, **noise: float) -> None:
+    def __init__(self, mode: str | None, recompute: bool, *options, heads: int = 1, **noise: float) -> None:
         # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order.
         # noise: NOISE by name. No docstring here: help() would show it for the three constructors.
         super().__init__(mode or "RNN_TANH", *options)
+        self._set_heads(heads)
         for name, p in noise.items():
             setattr(self, name, check_probability(name, p))
         if self.hidden_dropout and self.num_layers == 1:
@@ -78,6 +80,24 @@ class Recurrent(torch.nn.RNNBase):
             self._make_parameters()
         self.recompute = bool(recompute)
 
+    def _set_heads(self, heads: int) -> None:
+        """Refuse a number of heads that cannot be, and give weight_hh its shape with them."""
+        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+            raise ValueError(f"heads should be a positive integer, got {heads!r}")
+        self.heads = heads
+        if heads == 1:
+            return
+        if self.proj_size:
+            raise ValueError(f"heads needs proj_size=0, as a projection mixes them; got heads={heads}")
+        if self.hidden_size % heads:
+            raise ValueError(f"heads should divide hidden_size, got {heads} and {self.hidden_size}")
+        for name in self._flat_weights_names:
+            if name.startswith("weight_hh"):
+                dense = getattr(self, name).detach()
+                blocks = dense.view(heads, -1, dense.shape[1])[..., : dense.shape[1] // heads].contiguous()
+                setattr(self, name, torch.nn.Parameter(blocks))
+        self._init_flat_weights()
+
     def _make_parameters(self) -> None:
         """Those of the cell in place of torch.nn.RNN's, named and drawn like them."""
         like = self.weight_ih_l0
@@ -88,7 +108,7 @@ class Recurrent(torch.nn.RNNBase):
         for layer in range(self.num_layers):
             for suffix in ("", "_reverse")[: 2 if self.bidirectional else 1]:
                 inputs = self.input_size if layer == 0 else width * (2 if self.bidirectional else 1)
-                shapes = spec.shapes(self.bias, inputs, self.hidden_size, width)
+                shapes = spec.shapes(self.bias, inputs, self.hidden_size, width, self.heads)
                 for name, shape in shapes.items():
                     self.register_parameter(f"{name}_l{layer}{suffix}", torch.nn.Parameter(like.new_empty(shape)))
                 self._all_weights.append([f"{name}_l{layer}{suffix}" for name in shapes])
@@ -106,6 +126,8 @@ class Recurrent(torch.nn.RNNBase):
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
+        if self.heads > 1:
+            text += f", heads={self.heads}"
         for name in NOISE:
             if getattr(self, name):
                 text += f", {name}={getattr(self, name)}"

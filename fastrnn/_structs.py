@@ -154,7 +154,7 @@ class Call:
     ) -> tuple[int, int, int]:
         """Rows of the input part of the gates of direction ``d``, rows first to last, by the backend's product."""
         config = self.config
-        x = operands[d if config.inputs > 1 else 0].reshape(-1, self.layout.input)[first:last]
+        x = operands[config.input_of(d)].reshape(-1, self.layout.input)[first:last]
         bias = operands[config.place("bias_ih", d)] if config.has_bias else None
         gates = backend.input_product(x, operands[config.place("weight_ih", d)], bias)
         self.keep.append(gates)

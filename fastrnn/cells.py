@@ -21,7 +21,7 @@ class Parameters:
     """Weights of one direction of one layer; letters as in csrc/rnn.h (R is P if projected, else H)."""
 
     weight_ih: Tensor  # [G*H, I]
-    weight_hh: Tensor  # [G*H, R]
+    weight_hh: Tensor  # [G*H, R]; with heads [heads, G*H/heads, H/heads] (_heads.py)
     bias_ih: Tensor | None = None  # [G*H]
     bias_hh: Tensor | None = None  # [G*H]; both biases or none
     weight_hr: Tensor | None = None  # [P, H], cells that project only
@@ -97,11 +97,18 @@ class CellSpec:
         places = tuple({name: place for place, name in enumerate(each)} for each in (without, names))
         object.__setattr__(self, "parameters", places)
 
-    def shapes(self, bias: bool, inputs: int, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    def sizes_of(self, name: str) -> tuple[str, ...]:
+        """The sizes of a parameter by their letters."""
+        return _SHAPES[name]
+
+    def shapes(self, bias: bool, inputs: int, hidden: int, width: int, heads: int = 1) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters by name, for I, H and R."""
         sizes = {"GH": self.gates * hidden, "I": inputs, "H": hidden, "R": width, "U": self.unit_weights}
         # Lists, not generators: this runs in every call.
-        return {name: tuple([sizes[size] for size in _SHAPES[name]]) for name in self.parameters[int(bias)]}
+        shapes = {name: tuple([sizes[size] for size in _SHAPES[name]]) for name in self.parameters[int(bias)]}
+        if heads > 1:
+            shapes["weight_hh"] = (heads, self.gates * hidden // heads, width // heads)
+        return shapes
 
     def state_widths(self, width: int, hidden: int) -> tuple[int, ...]:
         """Values a row of each of these tensors, for R and H."""

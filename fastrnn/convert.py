@@ -14,17 +14,18 @@ import torch
 from torch.nn.utils import parametrize
 
 from . import modules
+from ._heads import block_diagonal
 from ._owners import asking_methods, held_layers, known_owner, looks_recurrent, method_that_fills
 from ._recurrent import NOISE, Recurrent
 from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
-from .cells import STORAGE_CODES
+from .cells import CELLS, STORAGE_CODES
 
 # What the constructors of fastrnn's classes set beyond torch.nn's.
 _EXTRAS = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None},
     modules.GRU: {"recompute": False, "reset_after": True},
     modules.RNN: {"recompute": False},
-    Recurrent: dict.fromkeys(NOISE, 0.0),
+    Recurrent: {"heads": 1, **dict.fromkeys(NOISE, 0.0)},
 }
 
 
@@ -149,14 +150,17 @@ def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
                 break
 
 
-def revert(model: torch.nn.Module) -> Report:
+def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> Report:
     """Swap every fastrnn.LSTM, GRU and RNN in ``model`` for torch.nn's, in place; the inverse of :func:`convert`.
 
-    Layers with options that torch.nn does not have (clips, ``reset_after=False``, kinds of dropout) are left.
+    Layers with options that torch.nn does not have (clips, ``reset_after=False``, kinds of dropout, heads) are left.
     ``recompute`` is dropped.
 
     Args:
         model: any module, also a recurrent layer itself.
+        block_diagonal_weights: give a layer with heads the dense weight_hh with the heads' blocks on its diagonal, in
+            new Parameters (make the optimizer anew), which compute the same. If they are trained, so are the zeros
+            beside the blocks.
 
     Returns:
         A report that says what was swapped, and what was left and why.
@@ -171,13 +175,25 @@ def revert(model: torch.nn.Module) -> Report:
         if not issubclass(kind, Recurrent):
             continue
         plain = TO_TORCH.get(kind) or replaced_by(kind)
-        why = _reason_against_torch(module) if plain else f"{name_of(kind)} is a subclass of fastrnn's layer"
+        why = f"{name_of(kind)} is a subclass of fastrnn's layer"
+        if plain:
+            why = _reason_against_torch(module, block_diagonal_weights)
         if why is None:
+            if module.heads > 1:
+                _write_block_diagonal(module)
             _change_class(module, kind, plain)
             report.swapped.append(name)
         else:
             report.left[name] = why
     return report
+
+
+def _write_block_diagonal(module: Recurrent) -> None:
+    for name in module._flat_weights_names:
+        if name.startswith("weight_hh"):
+            heads = getattr(module, name)
+            dense = block_diagonal(heads.detach(), CELLS[module.cell].gates)
+            setattr(module, name, torch.nn.Parameter(dense, requires_grad=heads.requires_grad))
 
 
 def _check(model: torch.nn.Module) -> None:
@@ -252,7 +268,12 @@ def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
     return None if kind in TO_FAST else reason_to_leave(kind)
 
 
-def _reason_against_torch(module: torch.nn.Module) -> str | None:
+def _reason_against_torch(module: torch.nn.Module, block_diagonal_weights: bool) -> str | None:
+    if module.heads > 1:
+        if not block_diagonal_weights:
+            return "torch.nn has no heads; block_diagonal_weights=True writes the dense weight_hh that does the same"
+        if parametrize.is_parametrized(module):
+            return "torch.nn has no heads, and the dense weight_hh of a parametrized layer cannot be written"
     if module._opacus_hooks:
         return "opacus' hooks are on it; swap after to_standard_module()"
     for name in ("cell_clip", "proj_clip"):

@@ -33,6 +33,8 @@ class Explanation:
         candidates: per strategy its partition, bytes and predicted microseconds a step, as csrc/cuda/plan.h names them.
         limits: of the device.
         training: whether backward counts.
+        launches: that follow each other, each with the candidates' costs: recurrences (directions, or with heads each
+            head of each direction) run two at a time.
     """
 
     title: str
@@ -42,6 +44,7 @@ class Explanation:
     candidates: tuple[dict[str, Any], ...]
     limits: dict[str, Any]
     training: bool = field(default=False)
+    launches: int = field(default=1)
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -52,7 +55,7 @@ class Explanation:
     def predicted_us(self) -> float:
         """Predicted microseconds a step, of forward and in training of backward too."""
         backward = self._candidate(self.backward_strategy)["backward"]["total"] if self.training else 0.0
-        return self.chosen["forward"]["total"] + backward
+        return (self.chosen["forward"]["total"] + backward) * self.launches
 
     def _candidate(self, strategy: str) -> dict[str, Any]:
         return next(c for c in self.candidates if c["strategy"] == strategy)
@@ -65,6 +68,8 @@ class Explanation:
         differs = self.training and self.backward_strategy != self.strategy
         chosen = self.strategy + (f", backward {self.backward_strategy}" if differs else "")
         yield f"{self.title} on {limits['name']}: {chosen}"
+        if self.launches > 1:
+            yield f"  two heads at a time: {self.launches} times what follows, one after the other"
         yield (
             f"  {limits['sms']} SMs, {limits['shared_per_block'] >> 10} KiB of shared memory a block, "
             f"clusters of up to {limits['max_cluster']}, {limits['l2_bytes'] >> 20} MiB of L2"
@@ -114,6 +119,7 @@ def explain_layer(
     dtype: torch.dtype = torch.float32,
     tf32: bool = False,
     directions: int = 1,
+    heads: int = 1,
     training: bool = False,
     packed: bool = False,
     card: str = "H100",
@@ -130,13 +136,15 @@ def explain_layer(
         dtype: of input and weights.
         tf32: whether float32 products may use TF32.
         directions: D.
+        heads: of each direction, which the kernels take for directions of H/heads units, two at a time.
         training: whether backward counts.
         packed: whether the rows are those of a PackedSequence.
         card: A100, H100, H200, L40S, RTX4090, B200, or cuda:N for a GPU of this machine.
         strategy: ask for one; empty: the plan chooses.
 
     Raises:
-        ValueError: an unknown card, cell or size, or a strategy that cannot run: with the limit that fails.
+        ValueError: an unknown card, cell or size, heads that do not divide H, or a strategy that cannot run: with the
+            limit that fails.
     """
     if cell not in CELLS:
         raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
@@ -145,10 +153,16 @@ def explain_layer(
     for name, size in {"hidden": hidden, "batch": batch, "steps": steps, "projection": projection}.items():
         if not 0 <= size < 1 << 63:  # the core, whose sizes have 64 bits, says which of them it can plan
             raise ValueError(f"{name} must be a size of at most 64 bits, got {size}")
+    if heads < 1 or hidden % heads or (heads > 1 and projection):
+        raise ValueError(f"heads must divide hidden={hidden}, and be 1 with a projection; got {heads}")
     code, storage = CELLS[cell].code, STORAGE_CODES[dtype]
-    plan = _C.plan(code, storage, tf32, steps, batch, hidden, projection, directions, training, strategy, card, packed)
+    together = min(2, directions * heads)
+    plan = _C.plan(
+        code, storage, tf32, steps, batch, hidden // heads, projection, together, training, strategy, card, packed
+    )
     kind = "tf32" if tf32 and dtype == torch.float32 else str(dtype).removeprefix("torch.")
     title = f"{cell} {kind} H={hidden}" + (f" P={projection}" if projection else "") + f" B={batch}"
+    title += f" {heads} heads of {hidden // heads}" if heads > 1 else ""
     title += " both directions" if directions == 2 else ""
     title += " packed" if packed else ""
     title += " training" if training else " inference"
@@ -160,6 +174,7 @@ def explain_layer(
         tuple(plan["candidates"]),
         plan["limits"],
         training,
+        -(-directions * heads // together),
     )
 
 
@@ -184,6 +199,7 @@ def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> 
         dtype=module.weight_ih_l0.dtype,
         tf32=rnn_allows_tf32(),
         directions=2 if module.bidirectional else 1,
+        heads=getattr(module, "heads", 1),
         training=module.training,
         card=card,
     )

@@ -17,6 +17,7 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 @click.option("--projection", type=click.IntRange(0), default=0, help="P, with the cells lstm and lstm_projected.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True)
 @click.option("--bidirectional", is_flag=True, help="Both directions in one launch.")
+@click.option("--heads", type=click.IntRange(1), default=1, help="Blocks of the recurrence, a divisor of H.")
 @click.option("--training", is_flag=True, help="Count backward too.")
 @click.option("--card", default="H100", show_default=True, help="A100, H100, H200, L40S, RTX4090, B200 or cuda:N.")
 @click.option("--plan", default="", help="Ask for a strategy: step, block, cluster, grid or streaming.")
@@ -28,6 +29,7 @@ def explain(
     projection: int,
     dtype: str,
     bidirectional: bool,
+    heads: int,
     training: bool,
     card: str,
     plan: str,
@@ -55,6 +57,7 @@ def explain(
             dtype=torch.float32 if dtype == "tf32" else getattr(torch, dtype),
             tf32=dtype == "tf32",
             directions=2 if bidirectional else 1,
+            heads=heads,
             training=training,
             card=card,
             strategy=plan,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ._checks import check_batch_sizes, check_clips, check_masks, check_shapes
 from ._config import Config, Rows, flatten
+from ._heads import heads_of
 from ._noise import Variational, drop_features
 from ._routes import run
 from .cells import CELLS, Parameters, States
@@ -50,7 +51,9 @@ def layer(
             direction.
         initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, C*H]), C cell states a unit side
             by side: one for the LSTM.
-        parameters: one :class:`fastrnn.cells.Parameters` for each direction.
+        parameters: one :class:`fastrnn.cells.Parameters` for each direction. A weight_hh [heads, G*H/heads, H/heads]
+            in place of [G*H, H] is block-diagonal: head k reads and writes the units k*H/heads and on of the state
+            alone, its rows are gate by gate. The other parameters and the states are as without heads.
         reverse: for each direction, whether it runs from the last step to the first.
         lengths: int64 [B], in any order, zeros allowed, or None: every row has T steps.
         resets: bool [T, B] (or [N] with ``batch_sizes``), or None.
@@ -91,6 +94,7 @@ def layer(
         cell_clip,
         proj_clip,
         recompute,
+        heads_of(parameters[0].weight_hh),
     )
     operands = [*inputs, *(initial or ())]
     for own in parameters:
@@ -176,6 +180,7 @@ def stack(
         raise RuntimeError(
             f"expected {num_layers * count} weights for {num_layers} layers of {cell}, got {len(weights)}"
         )
+    config.heads = heads_of(weights[config.places["weight_hh"]])
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
         x = drop_features(x, variational.input, batch_sizes, batch)
@@ -243,7 +248,7 @@ def lstm(
         input: [T, B, I], [B, T, I] with ``batch_first``, or [N, I] with ``batch_sizes``.
         hx: (h0 [L*D, B, R], c0 [L*D, B, H]) or None for zeros.
         weights: for each layer and direction weight_ih, weight_hh, bias_ih, bias_hh (both or none), and weight_hr if
-            the LSTM is projected: torch.nn's order.
+            the LSTM is projected: torch.nn's order. With heads weight_hh is as in :func:`layer`.
         num_layers: L.
         bidirectional: D = 2.
         dropout: between the layers, while ``training``.

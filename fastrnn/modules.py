@@ -42,6 +42,10 @@ class LSTM(Recurrent):
             original ELMo.
         proj_clip: likewise the projected state.
         recompute: keep no gates for backward, rebuild them there: 4*H values a row and direction less memory.
+        heads: a divisor of H; 1 with ``proj_size``. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
+            https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
+            weight_hh is [heads, G*H/heads, H/heads], G = 4 gates i, f, g, o, the gates of a head one after the other;
+            all else is as without heads.
         weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
             direction (DropConnect, Merity et al. 2018).
         input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
@@ -68,6 +72,7 @@ class LSTM(Recurrent):
         cell_clip: float | None = None,
         proj_clip: float | None = None,
         recompute: bool = False,
+        heads: int = 1,
         weight_dropout: float = 0.0,
         input_dropout: float = 0.0,
         hidden_dropout: float = 0.0,
@@ -79,7 +84,7 @@ class LSTM(Recurrent):
         super().__init__(
             "LSTM", recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
-            weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
+            heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
             output_dropout=output_dropout,
         )  # fmt: skip
         if proj_clip is not None and not self.proj_size:
@@ -171,6 +176,10 @@ class GRU(Recurrent):
         dtype: of the parameters.
         reset_after: torch's GRU, or with False the reset gate before the product.
         recompute: keep no gates for backward, rebuild them there.
+        heads: a divisor of H. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
+            https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
+            weight_hh is [heads, G*H/heads, H/heads], G = 3 gates r, z, n, the gates of a head one after the other; all
+            else is as without heads.
         weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
             direction (DropConnect, Merity et al. 2018).
         input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
@@ -196,6 +205,7 @@ class GRU(Recurrent):
         *,
         reset_after: bool = True,
         recompute: bool = False,
+        heads: int = 1,
         weight_dropout: float = 0.0,
         input_dropout: float = 0.0,
         hidden_dropout: float = 0.0,
@@ -206,7 +216,7 @@ class GRU(Recurrent):
         super().__init__(
             "GRU", recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
-            weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
+            heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
             output_dropout=output_dropout,
         )  # fmt: skip
         self.reset_after = bool(reset_after)
@@ -273,6 +283,10 @@ class RNN(Recurrent):
         device: of the parameters.
         dtype: of the parameters.
         recompute: accepted as in the other modules; the cell keeps no gates anyway.
+        heads: a divisor of H. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
+            https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
+            weight_hh is [heads, G*H/heads, H/heads], G = 1, the gates of a head one after the other; all
+            else is as without heads.
         weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
             direction (DropConnect, Merity et al. 2018).
         input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
@@ -298,6 +312,7 @@ class RNN(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         recompute: bool = False,
+        heads: int = 1,
         weight_dropout: float = 0.0,
         input_dropout: float = 0.0,
         hidden_dropout: float = 0.0,
@@ -311,7 +326,7 @@ class RNN(Recurrent):
         super().__init__(
             mode, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
-            weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
+            heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
             output_dropout=output_dropout,
         )  # fmt: skip
         self.nonlinearity = nonlinearity

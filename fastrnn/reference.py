@@ -7,10 +7,13 @@ a step.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ._heads import block_diagonal, heads_of
 from .cells import CELLS, CellSpec, Clips, Parameters, States, state_dtype
 
 
@@ -36,7 +39,8 @@ def reference_layer(
         cell: key of :data:`fastrnn.cells.CELLS`.
         inputs: [T, B, I], or [N, I] with ``batch_sizes``; one for all directions or a tuple with one each.
         initial: None (zeros) or the states (h0 [D, B, R],) or (h0, c0 [D, B, H]).
-        parameters: one :class:`fastrnn.cells.Parameters` for each direction.
+        parameters: one :class:`fastrnn.cells.Parameters` for each direction; heads run as the dense layer with the
+            heads' blocks on the diagonal of weight_hh.
         reverse: for each direction, whether it runs from each row's last step to its first.
         lengths: [B], row b is active at steps t < lengths[b], or None.
         resets: bool [T, B] (or [N]): a new segment starts at this step of this row, or None.
@@ -82,6 +86,8 @@ def _direction(
 ) -> tuple[Tensor, States]:
     storage, compute = x.dtype, state_dtype(x.dtype)
     weights = _cast(weights, compute)
+    if heads_of(weights.weight_hh) > 1:
+        weights = replace(weights, weight_hh=block_diagonal(weights.weight_hh, spec.gates))
     gates = linear(x.to(compute), weights.weight_ih, weights.bias_ih)
     if sizes is None:
         steps, batch = x.shape[0], x.shape[1]

@@ -39,6 +39,10 @@ OPTIONS: dict[str, dict] = {
     "packed_lengths": dict(packed=True, lengths=True, reverse=BOTH),
     "recompute": dict(recompute=True, lengths=True, resets=True, reverse=BOTH),
     "recompute_packed": dict(recompute=True, packed=True, reverse=BOTH),
+    "heads": dict(heads=3),
+    "heads_two_inputs": dict(heads=2, two_inputs=True, lengths=True, bias=False, reverse=BOTH),
+    "heads_recompute": dict(heads=3, recompute=True, lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "heads_packed": dict(heads=3, packed=True, resets=True, reverse=BOTH),
     "clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH),
     "recompute_clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH, recompute=True, resets=True),
 }
@@ -46,7 +50,9 @@ OPTIONS: dict[str, dict] = {
 
 def options_of(cell: str) -> list[str]:
     """Names of the options that mean something for a cell."""
-    return [name for name in OPTIONS if CELLS[cell].cells or "clip" not in name]
+    spec = CELLS[cell]
+    clips, heads = spec.cells > 0, not spec.projects
+    return [name for name in OPTIONS if (clips or "clip" not in name) and (heads or "heads" not in name)]
 
 
 @dataclass
@@ -111,12 +117,15 @@ def make_call(
     width = min(projection, hidden) if spec.projects else hidden
     reverse = wanted.pop("reverse", (False,))
     directions, bias, two = len(reverse), wanted.pop("bias", True), wanted.pop("two_inputs", False)
+    heads = wanted.pop("heads", 1)
+    if hidden % heads:
+        hidden = width = hidden // heads * heads + heads
 
     def uniform(*sizes: int, bound: float = 1.0) -> Tensor:
         drawn = (torch.rand(sizes, generator=generator, dtype=torch.float64) * 2 - 1) * bound
         return drawn.to(dtype).to(device).requires_grad_()
 
-    shapes = spec.shapes(bias, width_in, hidden, width)
+    shapes = spec.shapes(bias, width_in, hidden, width, heads)
     parameters = tuple(
         Parameters(**{name: uniform(*sizes, bound=hidden**-0.5) for name, sizes in shapes.items()}) for _ in reverse
     )

@@ -355,7 +355,7 @@ def test_missing_matplotlib_is_said(monkeypatch):
 
 
 def test_named_list_is_narrowed_and_retyped():
-    none = dict.fromkeys(("cell", "time", "batch", "input", "hidden", "layers", "proj", "dtype", "mode"), ())
+    none = dict.fromkeys(("cell", "time", "batch", "input", "hidden", "layers", "proj", "heads", "dtype", "mode"), ())
     assert command.select_cases(None, none, False, False) == CASE_LISTS["quick"].cases
     chosen = command.select_cases("cpu", {**none, "cell": ("gru",), "mode": ("forward",)}, False, False)
     assert chosen and all(case.cell == "gru" and case.mode == "forward" for case in chosen)

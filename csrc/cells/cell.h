@@ -20,6 +20,9 @@
 //       backward1 (over P): d_h -> d_projected;  d_inner = d_projected W_hr [H];  backward0 (over H): d_inner, d_c -> d_input;
 //       then d_h_prev [P] = d_input W_hh
 //
+// Heads (W_hh block-diagonal) need nothing of a cell: each head is a layer of H/heads units to the backends. Head k has the units
+// [k*H/heads, (k+1)*H/heads) of every gate, state and saved value, and its own W_hh [G*H/heads, H/heads], gate by gate.
+//
 // What a cell says of itself:
 //   kName         as Python names it
 //   kPhases       its phases in order: gates, saved and carried values are numbered through them

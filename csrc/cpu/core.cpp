@@ -121,14 +121,19 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   if (wanted > threads) wanted = threads;
   if (wanted < 1) wanted = 1;
   team.sharing = {directions, false};
+  team.barriers = std::make_unique<Barrier[]>(directions);
   int64_t group = team.sharing.group(static_cast<int>(wanted));
   const bool far = recurrent * backend.operand_bytes > kNearWeightBytes;
   if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
     const int64_t most = shares < by_work ? shares : by_work;
     team.sharing.by_units = most > 1;
-    if (most <= 1) wanted = directions == 2 && wanted >= 2 ? 2 : 1;
-    else if (group > most) wanted = wanted > group ? 2 * most : most;
+    if (most <= 1) {  // whole directions then, as many to each thread
+      if (wanted > directions) wanted = directions;
+      while (directions % wanted) --wanted;
+    } else if (group > most) {
+      wanted = wanted / group * most;
+    }
   }
   team.threads = static_cast<int>(wanted);
 }

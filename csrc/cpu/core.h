@@ -5,6 +5,7 @@
 // The result never depends on the choice: every sum has one fixed order (product.h, outer.h).
 #pragma once
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,7 +36,8 @@ const CellFacts& check(const Args& args) {
           "sizes that are not negative and hidden > 0");
   require(cell.projects() == (s.projection > 0), "projection",
           "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection));
-  require(args.directions == 1 || args.directions == 2, "direction", "1 or 2 of them, got " + std::to_string(args.directions));
+  require(args.directions > 0 && static_cast<size_t>(args.directions) == args.direction.size(), "direction",
+          "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()));
   require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");
   const bool rows = s.steps > 0 && s.batch > 0;
   const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;
@@ -64,8 +66,9 @@ struct Sharing {
   int directions;
   bool by_units;
 
-  // Threads per direction when `count` run: two groups, one a direction, if that comes out even.
-  int group(int count) const { return directions == 2 && count % 2 == 0 ? count / 2 : count; }
+  // Threads per direction when `count` run: each direction has threads of its own, or each thread whole directions, if that comes
+  // out even; else all threads share every direction.
+  int group(int count) const { return count % directions == 0 ? count / directions : directions % count == 0 ? 1 : count; }
 };
 
 struct Team {
@@ -73,7 +76,7 @@ struct Team {
   Sharing sharing;
   int threads;
   std::vector<int64_t> active, work_before;  // [B], [B + 1]: sums of active over the rows before
-  Barrier barriers[2];
+  std::unique_ptr<Barrier[]> barriers;  // one a direction
 };
 
 // Fills the team for a call over all steps.
@@ -87,7 +90,7 @@ void for_each_part(const Team& team, int index, int count, Work work) {
   const std::vector<int64_t>& work_before = team.work_before;
   const int64_t batch = team.call.shape.batch;
   const int group = sharing.group(count), member = index % group;
-  const bool own_direction = group < count;
+  const int groups = count / group, each = sharing.directions / groups, first = index / group * each;
   // The row where the thread's share of the active steps begins.
   const auto boundary = [&](int share) -> int64_t {
     if (share == 0 || share == group) return share == 0 ? 0 : batch;
@@ -96,8 +99,7 @@ void for_each_part(const Team& team, int index, int count, Work work) {
     while (row < batch && work_before[row] < target) ++row;
     return row;
   };
-  for (int direction = own_direction ? index / group : 0; direction < (own_direction ? index / group + 1 : sharing.directions);
-       ++direction) {
+  for (int direction = first; direction < first + each; ++direction) {
     if (sharing.by_units && group > 1) work(Part{direction, 0, batch, member, group});
     else work(Part{direction, boundary(member), boundary(member + 1), 0, 1});
   }

@@ -1,13 +1,14 @@
 // The gradient of the input: for each row, the gradients of its gates times W_ih, added up over the directions that read the row.
 #pragma once
 
+#include <vector>
+
 #include "call.h"
 
 namespace fr::cpu {
 
 struct InputGradient {
-  int directions;                 // that share the input
-  const DirectionWork* work[2];
+  std::vector<const DirectionWork*> work;  // of the directions that share the input
   const int64_t* rows;            // the active rows of the range, in any order
   int64_t count, first_row;       // the range begins at this row
   int64_t input;                  // I
@@ -40,12 +41,15 @@ struct InputGradients {
     for (int64_t at = blocks * panels * index / count, end = blocks * panels * (index + 1) / count; at < end; ++at) {
       const int64_t row0 = at / panels * kTileRows, panel = at % panels;
       const int64_t size = job.count - row0 < kTileRows ? job.count - row0 : kTileRows;
-      for (int d = 0; d < job.directions; ++d) {
+      for (size_t d = 0; d < job.work.size(); ++d) {
         const DirectionWork& work = *job.work[d];
+        if (d > 1)  // the second place is free again
+          for (int64_t i = 0; i < size * Transposed::kColumns; i += kLanes)
+            store_full(sums[0] + i, load_full<V>(sums[0] + i) + load_full<V>(sums[1] + i));
         for (int64_t row = 0; row < size; ++row)
           operands[row] = static_cast<const O*>(work.gradients) + (job.rows[row0 + row] - job.first_row) * work.columns.stride +
                           work.columns.gates;
-        Transposed::run(work.input_transposed, panel, operands, size, sums[d], Transposed::kColumns, (at + 1) % panels);
+        Transposed::run(work.input_transposed, panel, operands, size, sums[d > 0], Transposed::kColumns, (at + 1) % panels);
       }
       for (int64_t row = 0; row < size; ++row) {
         To* const to = static_cast<To*>(job.d_input) + job.rows[row0 + row] * job.input;
@@ -55,7 +59,7 @@ struct InputGradients {
           const int n = job.input - unit < kLanes ? static_cast<int>(job.input - unit) : kLanes;
           const int64_t place = row * Transposed::kColumns + group * kLanes;
           V sum = load_full<V>(sums[0] + place);
-          if (job.directions == 2) sum = sum + load_full<V>(sums[1] + place);
+          if (job.work.size() > 1) sum = sum + load_full<V>(sums[1] + place);
           if (job.adds) sum = sum + load<V>(to + unit, n);
           store(to + unit, sum, n);
         }

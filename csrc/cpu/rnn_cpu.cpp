@@ -23,7 +23,7 @@ void cpu_forward(const ForwardArgs& args) {
   const bool pack = packs(s.steps, s.batch);
 
   Arena arena;
-  DirectionWork work[2] = {};
+  std::vector<DirectionWork> work(args.directions);
   std::vector<Scratch> scratch(team.threads);
   const Chunk chunk = chunk_of(team, backend, cell, s.steps);
   for (int d = 0; d < args.directions; ++d) {
@@ -41,7 +41,7 @@ void cpu_forward(const ForwardArgs& args) {
     const Team& team;
     const DirectionWork* work;
     const std::vector<Scratch>& scratch;
-  } context{args, backend, team, work, scratch};
+  } context{args, backend, team, work.data(), scratch};
   const auto packing = [](void* opaque, int index, int count) {
     const Context& c = *static_cast<Context*>(opaque);
     for (int d = 0; d < c.args.directions; ++d)
@@ -172,7 +172,9 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
 class BackwardPass {
  public:
   BackwardPass(const GradientArgs& args, std::vector<Range> ranges, const CellFacts& cell, const Backend& backend)
-      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), backend_(backend) {
+      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), backend_(backend), calls_(args.directions),
+        work_(args.directions), rebuilding_(args.directions), sums_(args.directions), rows_(args.directions),
+        products_(args.directions), inputs_(args.directions) {
     for (const Range& range : ranges_) most_rows_ = std::max(most_rows_, rows_of(s_, range));
   }
 
@@ -197,15 +199,16 @@ class BackwardPass {
   int64_t most_rows_ = 0;
   bool pack_ = false, rebuild_ = false;
   Team team_;
-  Call calls_[2];
   Arena arena_;
-  DirectionWork work_[2] = {};
-  ForwardDirection rebuilding_[2] = {};
-  Sums sums_[2] = {};
-  RangeRows rows_[2] = {};
-  std::vector<Outer> products_[2];
-  InputGradient inputs_[2] = {};
-  // Two directions share the input, and are at different ranges: their sum is kept in the state type until it is complete.
+  // Of each direction.
+  std::vector<Call> calls_;
+  std::vector<DirectionWork> work_;
+  std::vector<ForwardDirection> rebuilding_;
+  std::vector<Sums> sums_;
+  std::vector<RangeRows> rows_;
+  std::vector<std::vector<Outer>> products_;
+  std::vector<InputGradient> inputs_;
+  // Directions of both ways share the input, and are at different ranges: their sum is kept in the state type until it is complete.
   bool shared_input_ = false;
   void* input_sums_ = nullptr;
   struct Buffers {
@@ -259,7 +262,8 @@ class BackwardPass {
         work.input_transposed.source = transposed_source(w.ih, w.ih_stride, s_.input, cell_.gates * s_.hidden);
         want_packed(work.input_transposed);
       }
-      if (d == 1 && x.d_input && x.d_input == args_.direction[0].d_input) {
+      const GradientDirection& other = args_.direction[0];
+      if (!shared_input_ && x.d_input && x.d_input == other.d_input && x.reverse != other.reverse) {
         shared_input_ = true;
         if (ranges_.size() > 1 && state != storage_) arena_.want(input_sums_, rows_before(s_, s_.steps) * s_.input * state);
       }
@@ -342,16 +346,19 @@ class BackwardPass {
         backend_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
       });
     }, team_.threads);
-    // Directions that share the input make its gradient together where they are at the same range; the first at a range puts its
-    // part there, and the second adds to it.
-    const bool together = shared_input_ && calls_[0].first_step == calls_[1].first_step;
-    const bool again = shared_input_ && !together && index >= ranges_.size() / 2;
+    // Directions that share the input make its gradient together where they are at the same range, by the first of them; of those at
+    // different ranges the first at a range puts its part there, and the second adds to it.
+    const bool second = ranges_.size() != 2 * index + 1 && index >= ranges_.size() / 2;
     for (int d = 0; d < args_.directions; ++d) {
-      void* const to = d == 1 && together ? nullptr : input_sums_ ? input_sums_ : args_.direction[d].d_input;
-      list_rows(calls_[d], args_.direction[d], work_[d], backend_, again ? nullptr : to,
-                input_sums_ ? backend_.state_bytes : storage_, rows_[d]);
-      inputs_[d] = {together ? 2 : 1, {&work_[d], &work_[1]}, rows_[d].row, rows_[d].count, rows_before(s_, calls_[d].first_step),
-                    s_.input, to, input_sums_ != nullptr, again};
+      int first = 0;
+      while (!together(first, d)) ++first;
+      const bool shared = shared_input_ && args_.direction[d].d_input == args_.direction[0].d_input, again = shared && second;
+      const bool is_state = shared && input_sums_;
+      void* const to = first < d ? nullptr : is_state ? input_sums_ : args_.direction[d].d_input;
+      list_rows(calls_[d], args_.direction[d], work_[d], backend_, again ? nullptr : to, is_state ? backend_.state_bytes : storage_,
+                rows_[d]);
+      inputs_[d] = {{}, rows_[d].row, rows_[d].count, rows_before(s_, calls_[d].first_step), s_.input, to, is_state, again};
+      inputs_[first].work.push_back(&work_[d]);
     }
     team([&](int member, int count) {
       for (int d = 0; d < args_.directions; ++d) {
@@ -360,6 +367,11 @@ class BackwardPass {
         if (inputs_[d].d_input) backend_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
       }
     }, team_.threads);
+  }
+
+  // Whether two directions are at the same range and share the input.
+  bool together(int a, int b) const {
+    return a == b || (args_.direction[a].d_input == args_.direction[b].d_input && calls_[a].first_step == calls_[b].first_step);
   }
 
   template <class T>
@@ -418,6 +430,10 @@ void cpu_backward(const GradientArgs& args) {
     require(cell.cells || (!x.d_c_n && !x.d_c0), "d_c0", "null: the cell has one state");
     require(cell.unit_weights || !x.d_weight_unit, "d_weight_unit", "null: the cell has no weights of a unit");
     require(s.projection || !x.d_weight_hr, "d_weight_hr", "null: the cell has no projection");
+    for (int other = 1; other < d; ++other)
+      require(!x.d_input || x.d_input == args.direction[0].d_input || x.d_input != args.direction[other].d_input ||
+                  x.reverse == args.direction[other].reverse,
+              "d_input", "directions of both ways to add up only where the first one does");
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
     row_bytes += columns_of(cell, s, backend).stride * backend.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);
   }

@@ -105,6 +105,7 @@ struct Problem {
     output.assign(rows * width * c.directions, S{});
     fr::ForwardArgs args{};
     args.shape = shape(), args.options = options(), args.directions = c.directions, args.threads = threads;
+    args.direction.resize(c.directions);
     for (int i = 0; i < c.directions; ++i) {
       h_n[i].assign(c.batch * width, S{}), c_n[i].assign(c.batch * cell_states * c.hidden, T{});
       saved[i].assign(save ? rows * kept * c.hidden : 0, S{});
@@ -143,6 +144,7 @@ struct Problem {
     }
     fr::GradientArgs args{};
     args.shape = shape(), args.options = options(), args.directions = c.directions, args.threads = threads;
+    args.direction.resize(c.directions);
     args.range_bytes = range_bytes;
     for (int i = 0; i < c.directions; ++i) {
       // Whatever is there before is overwritten: these bits are NaN in every type.

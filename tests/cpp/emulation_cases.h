@@ -195,6 +195,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
                    c.resets ? p.resets.data() : nullptr};
   forward.options = {c.cell_clip, c.proj_clip, c.to_initial};
   forward.directions = c.directions;
+  forward.direction.resize(c.directions);
   for (int d = 0; d < c.directions; ++d) {
     Inputs& in = p.inputs[d];
     all.push_back({state(p.N, GH, c.pad), storage(GH, R), storage(c.projection, H), plain(1, GH), plain(c.batch, R),

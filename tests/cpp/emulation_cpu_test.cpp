@@ -150,6 +150,7 @@ struct Test {
     fr::ForwardArgs args{};
     set_common(args);
     args.threads = 1;
+    args.direction.resize(c.directions);
     for (int i = 0; i < c.directions; ++i) {
       Direction& d = all[i];
       fr::ForwardDirection& to = args.direction[i];
@@ -200,6 +201,7 @@ struct Test {
     fr::GradientArgs args{};
     set_common(args);
     args.threads = 1, args.range_bytes = 1 << 20;
+    args.direction.resize(c.directions);
     for (int i = 0; i < c.directions; ++i) {
       Direction& d = all[i];
       fr::GradientDirection& to = args.direction[i];

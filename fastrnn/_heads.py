@@ -1,0 +1,116 @@
+"""Heads: a block-diagonal recurrence. Head k reads and writes the units [k*H/heads, (k+1)*H/heads) of the state alone.
+
+weight_hh is [heads, G*H/heads, H/heads], the gates of a head one after the other. Everything else lies as without
+heads: weight_ih [G*H, I], the biases [G*H] and the input part of the gates gate by gate with all H units each, the
+states [B, H].
+
+For the kernels each head of a direction is a direction of its own, with H/heads units: `apart` makes a call of such
+parts out of one with heads, and the functions below take its tensors apart and put its results together. The reference
+step runs the other way, on the dense matrix with the heads as blocks on its diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._config import Config
+
+
+def heads_of(weight_hh: Tensor) -> int:
+    """How many heads a recurrent weight has: one without a dimension for them."""
+    return weight_hh.shape[0] if weight_hh.dim() == 3 else 1
+
+
+def block_diagonal(weight_hh: Tensor, gates: int) -> Tensor:
+    """The dense weight [G*H, H] of heads [heads, G*H/heads, H/heads]."""
+    blocks = weight_hh.unflatten(1, (gates, -1)).permute(1, 2, 3, 0)  # [G, H/heads, H/heads, heads]
+    return torch.diag_embed(blocks, dim1=1, dim2=3).flatten(3).flatten(0, 2)
+
+
+def apart(config: Config) -> Config:
+    """The call whose directions are the heads of the directions, head by head within a direction."""
+    return replace(config, heads=1, reverse=tuple(r for r in config.reverse for _ in range(config.heads)))
+
+
+def _take(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
+    """Bring the heads in each of so many blocks of units of dimension ``dim`` to a dimension of their own at ``to``."""
+    return t.unflatten(dim, (blocks, heads, -1)).movedim(dim + 1, to).flatten(dim + 1, dim + 2)
+
+
+def _put(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
+    """The inverse of `_take`."""
+    return t.unflatten(dim + 1, (blocks, -1)).movedim(to, dim + 1).flatten(dim, dim + 2)
+
+
+def _units(config: Config, name: str) -> tuple[int, int]:
+    """The dimension of a parameter that counts units, and how many blocks of H it has."""
+    sizes = config.spec.sizes_of(name)
+    dim = next(dim for dim, size in enumerate(sizes) if size in ("GH", "H"))
+    return dim, config.spec.gates if sizes[dim] == "GH" else 1
+
+
+def _state(config: Config, index: int) -> int:
+    """Blocks of H in a row of the index-th tensor of state."""
+    return config.spec.cells if index else 1
+
+
+def take_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """States [D, B, blocks*H] as [D*heads, B, blocks*H/heads]."""
+    return [
+        None if t is None else _take(t, 2, _state(config, i), config.heads, 1).flatten(0, 1)
+        for i, t in enumerate(states)
+    ]
+
+
+def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The inverse of :func:`take_states`."""
+    return [
+        None if t is None else _put(t.unflatten(0, (-1, config.heads)), 2, _state(config, i), config.heads, 1)
+        for i, t in enumerate(states)
+    ]
+
+
+def take_operands(config: Config, operands: Sequence[Tensor]) -> list[Tensor]:
+    """The operands of the call of parts: the inputs as they are, copies of what lies otherwise."""
+    found = [*operands[: config.inputs], *take_states(config, operands[config.first_state : config.first_weight])]
+    for d in range(len(config.reverse)):
+        own = []
+        for name in config.places:
+            t = operands[config.place(name, d)]
+            own.append((t if name == "weight_hh" else _take(t, *_units(config, name), config.heads, 0)).unbind(0))
+        for parameters in zip(*own, strict=True):
+            found += parameters
+    return found
+
+
+def take_needs(config: Config, needs: Sequence[bool]) -> list[bool]:
+    """Which of the parts' operands need a gradient."""
+    found = list(needs[: config.first_weight])
+    for d in range(len(config.reverse)):
+        own = [needs[config.place(name, d)] for name in config.places]
+        found += own * config.heads
+    return found
+
+
+def put_gradients(config: Config, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the operands from those of the parts' operands."""
+    found = [
+        *gradients[: config.inputs],
+        *put_states(config, gradients[config.first_state : config.first_weight]),
+    ]
+    for d in range(len(config.reverse)):
+        for name, place in config.places.items():
+            first = config.first_weight + d * config.heads * config.weights + place
+            parts = [gradients[first + k * config.weights] for k in range(config.heads)]
+            if parts[0] is None:
+                found.append(None)
+                continue
+            whole = torch.stack(parts)
+            found.append(whole if name == "weight_hh" else _put(whole, *_units(config, name), config.heads, 0))
+    return found
