@@ -23,9 +23,9 @@ from .options import OUTPUT_FILE, overwrite_option, refuse_idle, require_device,
 
 if TYPE_CHECKING:
     from fastrnn.bilm.options import BiLMOptions
-    from fastrnn.bilm.text import Shard
     from fastrnn.bilm.training import Trainer, TrainingOptions
-    from fastrnn.bilm.vocabulary import Vocabulary
+    from fastrnn.text_models.text import Shard
+    from fastrnn.text_models.vocabulary import Vocabulary
 
     from .timing import Timing
 
@@ -226,9 +226,9 @@ def bilm_training(
     from rich.console import Console
 
     from fastrnn.bilm.options import BiLMOptions, CharacterOptions
-    from fastrnn.bilm.text import read_sentences, scan
     from fastrnn.bilm.training import TrainingOptions
-    from fastrnn.bilm.vocabulary import build_vocabulary, count_words
+    from fastrnn.text_models.text import read_sentences, scan
+    from fastrnn.text_models.vocabulary import build_vocabulary, count_words
 
     from . import machine
     from .files import write_whole

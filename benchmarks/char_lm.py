@@ -196,8 +196,8 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwr
     from rich.console import Console
     from rich.progress import Progress
 
-    from fastrnn.bilm.commands import plain_errors
-    from fastrnn.bilm.text import decode, read_bytes
+    from fastrnn.text_models.errors import plain_errors
+    from fastrnn.text_models.text import decode, read_bytes
 
     from .files import write_whole
 

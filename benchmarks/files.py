@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fastrnn.bilm.files import replacing
 from fastrnn.paths import is_stream
+from fastrnn.text_models.files import replacing
 
 
 def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:

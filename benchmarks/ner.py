@@ -40,7 +40,7 @@ def read_tagged(path: Path) -> list[Sentence]:
     Raises:
         TextError: not UTF-8 text, or a line that is not of this form; with file and line.
     """
-    from fastrnn.bilm.text import TextError, read_lines
+    from fastrnn.text_models.text import TextError, read_lines
 
     sentences, rows = [], []
     for number, line in enumerate([*read_lines(path), ""], 1):
@@ -61,7 +61,7 @@ def read_words(path: Path) -> Iterator[list[str]]:
     Raises:
         TextError: not UTF-8 text, or a line without tabs in a .conllu file; with file and line.
     """
-    from fastrnn.bilm.text import TextError, read_lines, read_sentences
+    from fastrnn.text_models.text import TextError, read_lines, read_sentences
 
     if path.suffix != ".conllu":
         yield from read_sentences(path)
@@ -263,8 +263,8 @@ def train_language_model(folder: Path, sentences: Sequence[Sequence[str]], epoch
     from fastrnn.bilm.options import BiLMOptions, CharacterOptions
     from fastrnn.bilm.run import Run, train
     from fastrnn.bilm.training import TrainingOptions
-    from fastrnn.bilm.vocabulary import build_vocabulary, count_words
     from fastrnn.paths import guard_outputs
+    from fastrnn.text_models.vocabulary import build_vocabulary, count_words
 
     from .files import write_whole
 
@@ -307,8 +307,8 @@ def ner(
     """Train a named-entity tagger on DATA (the WNUT 17 files) with and without ELMo vectors."""
     from rich.console import Console
 
-    from fastrnn.bilm.commands import plain_errors
     from fastrnn.bilm.language_model import LanguageModel
+    from fastrnn.text_models.errors import plain_errors
 
     if (model is None) == (out is None):
         raise click.UsageError("give either --model, a trained biLM, or --out, a folder to train one in")

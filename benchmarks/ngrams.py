@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from fastrnn.bilm.vocabulary import Vocabulary
+from fastrnn.text_models.vocabulary import Vocabulary
 
 
 def _numbers(vocabulary: Vocabulary, sentence: Sequence[str]) -> list[int]:
@@ -79,10 +79,10 @@ def ngrams(train: tuple[str, ...], held_out: tuple[str, ...], model: str) -> Non
 
     Backward n-grams are counted on reversed sentences, as the biLM's backward direction reads them.
     """
-    from fastrnn.bilm.commands import plain_errors
     from fastrnn.bilm.evaluate import evaluate
     from fastrnn.bilm.language_model import LanguageModel
-    from fastrnn.bilm.text import read_text
+    from fastrnn.text_models.errors import plain_errors
+    from fastrnn.text_models.text import read_text
 
     with plain_errors():
         seen, unseen = list(read_text(train)), list(read_text(held_out))

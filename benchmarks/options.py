@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from fastrnn.bilm.commands import plain_errors
 from fastrnn.cli import refuse_idle, require_device
 from fastrnn.paths import Argument, guard_outputs, overwrite_option
+from fastrnn.text_models.errors import plain_errors
 
 __all__ = ["OUTPUT_FILE", "overwrite_option", "refuse_idle", "require_device", "require_outputs", "require_plot"]
 

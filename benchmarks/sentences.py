@@ -43,8 +43,8 @@ def split_sentences(text: str) -> Iterator[list[str]]:
 @overwrite_option
 def sentences(text: str, folder: Path, held_out: float, overwrite: bool) -> None:
     """Write FOLDER/train.txt and FOLDER/held-out.txt from running TEXT."""
-    from fastrnn.bilm.commands import plain_errors
-    from fastrnn.bilm.text import decode, read_bytes
+    from fastrnn.text_models.errors import plain_errors
+    from fastrnn.text_models.text import decode, read_bytes
 
     from .files import write_whole
 

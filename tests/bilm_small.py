@@ -15,9 +15,9 @@ from rich.console import Console
 from fastrnn.bilm.language_model import new_language_model
 from fastrnn.bilm.options import BiLMOptions, CharacterOptions
 from fastrnn.bilm.run import Run
-from fastrnn.bilm.text import scan
 from fastrnn.bilm.training import Trainer, TrainingOptions, World, sparse_gradients
-from fastrnn.bilm.vocabulary import Vocabulary
+from fastrnn.text_models.text import scan
+from fastrnn.text_models.vocabulary import Vocabulary
 
 CHARACTERS = CharacterOptions(embedding_dim=4, filters=((1, 4), (2, 8)), highways=1, max_characters=10)
 MODEL = BiLMOptions(hidden=12, projection=6, layers=2, characters=CHARACTERS)

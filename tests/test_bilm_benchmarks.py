@@ -15,8 +15,8 @@ from fastrnn.benchmarks.ner import Sentence, entities, entity_f1, ner, read_tagg
 from fastrnn.benchmarks.ngrams import Bigram, Unigram, ngrams, perplexity
 from fastrnn.benchmarks.sentences import sentences, split_sentences
 
-from fastrnn.bilm.vocabulary import Vocabulary
 from fastrnn.cli import main
+from fastrnn.text_models.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_variants_of_the_training_benchmark_agree(tmp_path: Path) -> None:
     from fastrnn.benchmarks.bilm_training import VARIANTS, make_trainer
 
     from fastrnn.bilm.options import BiLMOptions, CharacterOptions
-    from fastrnn.bilm.text import scan
     from fastrnn.bilm.training import TrainingOptions
+    from fastrnn.text_models.text import scan
 
     text = tmp_path / "text.txt"
     text.write_text("the cat saw a dog\na dog ran\n" * 20)

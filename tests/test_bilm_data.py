@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fastrnn.bilm.data import TokenTable, TrainingData, first_occurrences
-from fastrnn.bilm.text import Shard, TextError, find_files, read_sentences, read_shard, scan
-from fastrnn.bilm.vocabulary import Vocabulary, VocabularyError, build_vocabulary, count_words
+from fastrnn.text_models.text import Shard, TextError, find_files, read_sentences, read_shard, scan
+from fastrnn.text_models.vocabulary import Vocabulary, VocabularyError, build_vocabulary, count_words
 
 WORDS = ["<S>", "</S>", "<UNK>", "a", "b", "c"]
 

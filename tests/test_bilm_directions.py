@@ -17,10 +17,10 @@ from test_bilm_tensorflow import CHARACTERS, stand_in
 from fastrnn.bilm import BiLanguageModel, Elmo, allennlp, official
 from fastrnn.bilm.embed import Embedder
 from fastrnn.bilm.evaluate import score_sentences
-from fastrnn.bilm.files import WeightsError
 from fastrnn.bilm.language_model import LanguageModel
 from fastrnn.bilm.run import train
 from fastrnn.cli import main
+from fastrnn.text_models.files import WeightsError
 
 FORWARD = replace(MODEL, bidirectional=False)
 SENTENCES = [["w1", "stranger", "w3"], [], ["w2"] * 9]

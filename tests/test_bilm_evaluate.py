@@ -17,8 +17,8 @@ from fastrnn.bilm.evaluate import Evaluation, evaluate, merge, score_sentences
 from fastrnn.bilm.generate import generate
 from fastrnn.bilm.language_model import LanguageModel, new_language_model
 from fastrnn.bilm.options import BiLMOptions, CharacterOptions
-from fastrnn.bilm.vocabulary import Vocabulary
 from fastrnn.cli import main
+from fastrnn.text_models.vocabulary import Vocabulary
 
 WORDS = ["<S>", "</S>", "<UNK>", *"abcdefgh"]
 SENTENCES = ["a b c", "", "h", "unknown d e f g a b stranger", "b b", "c d e f"]

@@ -14,8 +14,8 @@ from elmo_models import make_model
 from fastrnn.bilm import WeightsError, native, official
 from fastrnn.bilm.language_model import LanguageModel, new_language_model
 from fastrnn.bilm.location import find_model
-from fastrnn.bilm.vocabulary import Vocabulary
 from fastrnn.cli import main
+from fastrnn.text_models.vocabulary import Vocabulary
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("safetensors")

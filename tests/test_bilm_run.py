@@ -29,15 +29,16 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from fastrnn.bilm import official
-from fastrnn.bilm.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 from fastrnn.bilm.commands import train_bilm
 from fastrnn.bilm.language_model import LanguageModel
-from fastrnn.bilm.precision import precision_warning
 from fastrnn.bilm.run import _new_trainer, train
 from fastrnn.bilm.start import begin, take_over
-from fastrnn.bilm.text import TextError, scan
-from fastrnn.bilm.training import Trainer, TrainingError, World
+from fastrnn.bilm.training import Trainer, World
 from fastrnn.cli import main
+from fastrnn.text_models.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from fastrnn.text_models.errors import TrainingError
+from fastrnn.text_models.precision import precision_warning
+from fastrnn.text_models.text import TextError, scan
 
 
 @pytest.fixture(scope="module")

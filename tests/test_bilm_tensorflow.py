@@ -14,10 +14,10 @@ from bilm_small import MODEL, OPTIONS, QUIET, assert_same_parameters, new_run, w
 from click.testing import CliRunner
 
 from fastrnn.bilm import official
-from fastrnn.bilm.files import WeightsError
 from fastrnn.bilm.language_model import LanguageModel
 from fastrnn.bilm.run import train
 from fastrnn.cli import main
+from fastrnn.text_models.files import WeightsError
 
 # bilm-tf's variables (bilm/training.py, all in the scope "lm"; the cells' names are those of TensorFlow's LSTMCell) and
 # the datasets of its dump_weights.

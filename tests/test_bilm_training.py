@@ -25,11 +25,11 @@ from bilm_small import (
     write_corpus,
 )
 
-from fastrnn.bilm.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fastrnn.bilm.evaluate import evaluate
 from fastrnn.bilm.options import CharacterOptions
 from fastrnn.bilm.run import Run, train
 from fastrnn.bilm.training import TrainingOptions
+from fastrnn.text_models.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(scope="module")

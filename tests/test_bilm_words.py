@@ -16,8 +16,8 @@ from fastrnn.bilm.evaluate import score_sentences
 from fastrnn.bilm.language_model import LanguageModel, new_language_model
 from fastrnn.bilm.options import BiLMOptions
 from fastrnn.bilm.run import train
-from fastrnn.bilm.vocabulary import Vocabulary
 from fastrnn.cli import main
+from fastrnn.text_models.vocabulary import Vocabulary
 
 GIVEN = {
     "input": "words", "dim": 12, "projection": 6, "batch": 2, "unroll": 4, "negatives": 5, "seed": 1, "dropout": 0.1

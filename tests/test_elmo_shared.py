@@ -17,7 +17,7 @@ from elmo_models import make_model
 from fastrnn.bilm import Elmo, batch_to_ids
 from fastrnn.bilm.cache import TokenVectors
 from fastrnn.bilm.embed import Embedder
-from fastrnn.bilm.vocabulary import count_words
+from fastrnn.text_models.vocabulary import count_words
 
 TEXT = [[f"w{number}.{place}" for place in range(3 + number % 7)] + ["the"] for number in range(48)]
 

@@ -14,8 +14,8 @@ from elmo_models import make_model
 
 from fastrnn.bilm import Elmo, native, official
 from fastrnn.bilm.embed import Embedder
-from fastrnn.bilm.vocabulary import VocabularyError
 from fastrnn.cli import main
+from fastrnn.text_models.vocabulary import VocabularyError
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("safetensors")

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..text_models.files import WeightsError, replacing, require_finite, save_torch
 from .elmo import Elmo
 from .encoder import CharacterEncoder
-from .files import WeightsError, replacing, require_finite, save_torch
 from .model import BiLanguageModel
 from .official import read_options
 from .options import BiLMOptions, CharacterOptions

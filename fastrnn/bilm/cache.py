@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..text_models.text import as_tokens
 from .characters import BOS, EOS, CharacterIds
 from .encoder import CharacterEncoder
-from .text import as_tokens
 
 _SAMPLES = 16  # values of each parameter that are looked at
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size, to compare bit for bit

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .text import as_sentences
+from ..text_models.text import as_sentences
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
 BOS, EOS = "<S>", "</S>"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..functional import layer
-from .files import naming, reserve, write_all
+from ..text_models.files import naming, reserve, write_all
 from .model import BiLanguageModel, State
 
 Emit = Callable[[int, int, int, Tensor], None]  # (layer from 1, start, stop, rows [stop - start, B, D*P])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from itertools import tee
 from typing import TYPE_CHECKING, Any
@@ -15,44 +12,10 @@ from click.core import ParameterSource
 
 from ..cli import refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
+from ..text_models.errors import plain_errors
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Shows errors that a user can mend as one line, and so a stopped training, with the status of an interrupt.
-
-    Anything else is a defect and keeps its traceback.
-    """
-    try:
-        yield
-    except BrokenPipeError:  # the reader of our output has enough
-        raise
-    except (ValueError, ImportError) as error:
-        raise click.ClickException(str(error)) from error
-    except OSError as error:
-        plain = error.strerror and error.filename  # str() has an error number and may name a temporary file
-        raise click.ClickException(f"{error.filename}: {error.strerror}" if plain else str(error)) from error
-    except RuntimeError as error:
-        from .checkpoint import CheckpointError
-        from .run import Interrupted
-        from .training import TrainingError
-
-        if isinstance(error, Interrupted):
-            click.echo(str(error), err=True)
-            sys.exit(130)
-        if found := re.search("(allocate|out of memory)|overflow", str(error)):
-            what = "not enough memory" if found[1] else "a number is too large"
-            raise click.ClickException(f"{what}: {str(error).splitlines()[0]}") from error
-        if not isinstance(error, (CheckpointError, TrainingError)):
-            raise
-        raise click.ClickException(str(error)) from error
-    except MemoryError as error:
-        raise click.ClickException(f"not enough memory: {error}") from error
-    except OverflowError as error:
-        raise click.ClickException(f"a number is too large: {error}") from error
 
 
 def _path(text: str) -> Callable[..., Any]:
@@ -70,8 +33,8 @@ def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None,
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
     """
-    from .text import find_texts, read_text
-    from .vocabulary import SPECIALS, build_vocabulary, count_words
+    from ..text_models.text import find_texts, read_text
+    from ..text_models.vocabulary import SPECIALS, build_vocabulary, count_words
 
     with plain_errors():
         guard_outputs([("--out", out)], [("TEXT", path) for path in find_texts(text)], overwrite=overwrite)
@@ -363,8 +326,8 @@ def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> Non
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
     """
     with plain_errors():
+        from ..text_models.text import read_text
         from .evaluate import evaluate
-        from .text import read_text
 
         sentences = _counted(read_text(text))
         click.echo(str(evaluate(_load(model, device), sentences, batch)))
@@ -383,9 +346,9 @@ def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
     backward direction only, </S> by the forward one. A model that reads forward alone has no column of the other.
     """
     with plain_errors():
+        from ..text_models.text import read_text
+        from ..text_models.vocabulary import BEGIN, END
         from .evaluate import score_sentences
-        from .text import read_text
-        from .vocabulary import BEGIN, END
 
         sentences, again = tee(read_text(text))
         scores = score_sentences(_load(model, device), sentences, batch)

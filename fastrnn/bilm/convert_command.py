@@ -10,7 +10,7 @@ import click
 
 from ..cli import refuse_idle
 from ..paths import guard_outputs, overwrite_option
-from .commands import plain_errors
+from ..text_models.errors import plain_errors
 
 MODEL = click.Path(exists=True, path_type=Path)
 OPTIONS_HELP = "The options.json of hdf5 weights, if not beside them; also for .th, which lack a few settings."
@@ -96,10 +96,10 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
         raise click.UsageError(f"{output} must end in .hdf5 or .h5, or in .txt for text")
     import torch
 
+    from ..text_models.files import replacing, save_hdf5
+    from ..text_models.vocabulary import read_words
     from .cache import TokenVectors
-    from .files import replacing, save_hdf5
     from .location import find_model
-    from .vocabulary import read_words
 
     with plain_errors():
         reads = [("VOCAB", vocabulary), ("--model", model), ("--options", options)]

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..text_models.text import Shard, read_shard
+from ..text_models.vocabulary import Vocabulary
 from .characters import CharacterIds
-from .text import Shard, read_shard
-from .vocabulary import Vocabulary
 
 Rows = NDArray[np.int32]
 

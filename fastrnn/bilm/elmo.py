@@ -17,13 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..text_models.text import as_sentences, as_tokens
+from ..text_models.vocabulary import UNKNOWN
 from .cache import TokenVectors
 from .characters import BOS, EOS
 from .chunks import Emit, InMemory, contextualize_in_chunks
 from .mix import LayerNorm, ScalarMix
 from .model import BiLanguageModel, State, detach_state
-from .text import as_sentences, as_tokens
-from .vocabulary import UNKNOWN, boundary_ids, word_table
+from .words import boundary_ids, word_table
 
 Sentences = Iterable[Iterable[str]]
 

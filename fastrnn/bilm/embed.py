@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..text_models.text import as_sentences, as_tokens
 from .cache import TokenVectors
 from .characters import BOS, EOS
 from .chunks import InFile, InMemory, contextualize_in_chunks
 from .elmo import CarriedState, tokens_of, word_ids, words_of
 from .model import BiLanguageModel
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
-from .text import as_sentences, as_tokens
 
 _REMEMBERED = 65536  # distinct tokens whose vectors are kept: 128 MiB of the released models' float32 vectors
 _WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length

@@ -17,9 +17,9 @@ from click.core import ParameterSource
 
 from ..cli import refuse_idle, require_device
 from ..paths import guard_outputs
-from .commands import plain_errors
+from ..text_models.errors import plain_errors
+from ..text_models.files import say_bytes
 from .convert_command import HDF5_ENDINGS, VOCABULARY_HELP, model_options
-from .files import say_bytes
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 if TYPE_CHECKING:
@@ -162,11 +162,11 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
     import numpy as np
     import torch
 
+    from ..text_models.precision import precision_warning
+    from ..text_models.text import read_bytes, split_lines
     from .embed import Embedder
     from .embedding_file import EmbeddingFile
     from .location import find_model
-    from .precision import precision_warning
-    from .text import read_bytes, split_lines
 
     require_device(settings["device"])
     device = torch.device(settings["device"])

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..text_models.files import WeightsError, naming, reserve, save_tensors, write_all
 from .elmo import CarriedState
-from .files import WeightsError, naming, reserve, save_tensors, write_all
 
 
 class EmbeddingFile:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..text_models.text import as_tokens
 from .data import TokenTable, first_occurrences
 from .language_model import LanguageModel
-from .text import as_tokens
 
 Sentence = Sequence[str]
 _READ_AHEAD = 8192  # sentences among which those of like length are put together

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from ..text_models.sampling import Sampling
+from ..text_models.text import as_tokens
 from .data import TokenTable
 from .language_model import LanguageModel
-from .text import as_tokens
 
 
 @torch.inference_mode()
@@ -47,10 +46,7 @@ def generate(
         raise ValueError(f"direction must be forward or backward, got {direction!r}")
     if direction == "backward" and model.directions == 1:
         raise ValueError("this model reads forward alone: it cannot write backward")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be a number not below 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top-k must be at least 1, got {top_k}")
+    sampling = Sampling(temperature, top_k)
     prefix = as_tokens(prefix, "the prefix")
     vocabulary = model.vocabulary
     backward = direction == "backward"
@@ -68,7 +64,7 @@ def generate(
         ids = torch.from_numpy(table.ids[tokens.numpy()]).to(model.device)
         layers, state = model.bilm.contextualize(model.bilm.encode(ids), state, reverse=(False, False))
         hidden = model.bilm.halves(layers[-1][-1])[1 if backward else 0]
-        tokens = _draw(model.head.log_probabilities(hidden).cpu(), never, temperature, top_k, random)[None]
+        tokens = sampling.draw(model.head.log_probabilities(hidden).cpu(), random, never)[None]
         for row in list(open_rows):
             word = int(tokens[0, row])
             if word == stop:
@@ -76,18 +72,3 @@ def generate(
             else:
                 sentences[row].append(vocabulary.words[word])
     return [sentence[::-1] for sentence in sentences] if backward else sentences
-
-
-def _draw(
-    log_probabilities: Tensor, never: list[int], temperature: float, top_k: int | None, random: torch.Generator
-) -> Tensor:
-    """One word [B] for each row of ``log_probabilities`` [B, V]."""
-    log_probabilities[:, never] = float("-inf")
-    if temperature == 0:
-        return log_probabilities.argmax(-1)
-    if top_k is not None and top_k < log_probabilities.shape[1]:
-        least = log_probabilities.topk(top_k).values[:, -1:]
-        log_probabilities[log_probabilities < least] = float("-inf")
-    # From the largest, and in float64: a small temperature then leaves 0 for the best word, and not 0 / 0 or inf - inf.
-    below = log_probabilities.double() - log_probabilities.double().amax(-1, keepdim=True)
-    return torch.multinomial((below / temperature).softmax(-1), 1, generator=random)[:, 0]

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..text_models.files import require_finite
+from ..text_models.text import as_sentences
+from ..text_models.vocabulary import Vocabulary
 from . import native, official, tf_checkpoint
 from .data import TokenTable
-from .files import require_finite
 from .location import ModelFiles, find_model
 from .model import BiLanguageModel, State
 from .options import BiLMOptions
 from .softmax import Negatives, SoftmaxHead
-from .text import as_sentences
-from .vocabulary import Vocabulary
 
 MODEL_FILE, VOCABULARY_FILE = "model.safetensors", "vocab.txt"
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"

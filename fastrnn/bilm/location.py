@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from .files import WeightsError
-from .vocabulary import VocabularyError, boundary_ids, read_words
+from ..text_models.files import WeightsError
+from ..text_models.vocabulary import VocabularyError, read_words
+from .words import boundary_ids
 
 if TYPE_CHECKING:
     from .elmo import Elmo

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..text_models.files import WeightsError, read_tensors, replacing, require_finite, save_tensors
 from .elmo import Elmo
-from .files import WeightsError, replacing, require_finite, save_tensors
 from .model import BiLanguageModel
 from .options import BiLMOptions
 
@@ -55,25 +54,25 @@ def load(path: str | PathLike) -> BiLanguageModel:
     Raises:
         WeightsError: naming the file, the tensor, the shape expected and found.
     """
-    tensors, head = _read(path)
+    tensors, head = read_tensors(path)
     return _model(path, tensors, head)
 
 
 def read_extra(path: str | PathLike) -> dict[str, Tensor]:
     """The tensors that are not the biLM's own."""
-    tensors, _ = _read(path)
+    tensors, _ = read_tensors(path)
     # Copies: a tensor of safetensors may lie in the file's own pages, and fault if the file is later cut short.
     return {name: value.clone() for name, value in tensors.items() if not name.startswith("bilm.")}
 
 
 def names(path: str | PathLike) -> list[str]:
     """Names of all tensors, the biLM's own among them."""
-    return list(_read(path)[0])
+    return list(read_tensors(path)[0])
 
 
 def read_metadata(path: str | PathLike) -> dict[str, str]:
     """The text in the file's head."""
-    return _read(path)[1]
+    return read_tensors(path)[1]
 
 
 def save_elmo(path: str | PathLike, elmo: Elmo, extra: Mapping[str, Tensor] | None = None) -> None:
@@ -104,7 +103,7 @@ def load_elmo(path: str | PathLike, **changes) -> Elmo:
         path: written by :func:`save_elmo` or :func:`save`.
         changes: arguments of :class:`Elmo` that differ from the saved ones.
     """
-    tensors, head = _read(path)
+    tensors, head = read_tensors(path)
     try:
         settings = dict(json.loads(head.get(_ELMO, "{}")))
         elmo = Elmo(_model(path, tensors, head), **{**settings, **changes})
@@ -115,18 +114,6 @@ def load_elmo(path: str | PathLike, **changes) -> Elmo:
     if _ELMO in head:
         _fill(path, elmo.mixes, {n.removeprefix("mixes."): t for n, t in tensors.items() if n.startswith("mixes.")})
     return elmo
-
-
-def _read(path: str | PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import safe_open
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except Exception as error:  # the library's own, the system's, and those of names or types that it cannot give
-        raise WeightsError(f"{path}: not a readable safetensors file (cut short or not one): {error}") from error
 
 
 def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str]) -> BiLanguageModel:

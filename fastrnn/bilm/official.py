@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..text_models.files import WeightsError, naming, replacing, require_finite, save_hdf5
 from .encoder import CharacterEncoder
-from .files import WeightsError, naming, replacing, require_finite, save_hdf5
 from .model import BiLanguageModel, RecurrentParameters
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 

@@ -7,9 +7,9 @@ import errno
 import hashlib
 import importlib.util
 import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,29 @@ import torch.distributed as dist
 from rich.console import Console
 
 from ..paths import PathError
-from .checkpoint import CheckpointError, save_checkpoint
+from ..text_models.checkpoint import CheckpointError, save_checkpoint
+from ..text_models.errors import Interrupted, TrainingError
+from ..text_models.files import say_bytes
+from ..text_models.loop import deterministic, stop_requests
+from ..text_models.precision import precision_warning
+from ..text_models.progress import StepTimer, TrainingProgress, summary_writer
+from ..text_models.run_folder import require_own_folder
+from ..text_models.text import Shard, TextError, find_files, read_sentences, read_shard, scan
+from ..text_models.vocabulary import Vocabulary
 from .evaluate import Evaluation, evaluate, merge
-from .files import say_bytes
-from .language_model import LanguageModel, new_language_model
+from .language_model import (
+    MODEL_FILE,
+    OPTIONS_FILE,
+    VOCABULARY_FILE,
+    WEIGHTS_FILE,
+    LanguageModel,
+    new_language_model,
+)
+from .model import DIRECTIONS
 from .options import BiLMOptions
-from .precision import precision_warning
-from .progress import StepTimer, TrainingProgress, summary_writer
-from .run_folder import require_own_folder
 from .settings import run_differences
 from .start import Beginning, begin, take_over
-from .text import Shard, TextError, find_files, read_sentences, read_shard, scan
-from .training import Trainer, TrainingError, TrainingOptions, World, sparse_gradients
-from .vocabulary import Vocabulary
+from .training import StepResult, Trainer, TrainingOptions, World, sparse_gradients
 
 
 @dataclass(frozen=True)
@@ -66,10 +76,6 @@ class Run:
     tensorboard: bool = False
 
 
-class Interrupted(RuntimeError):
-    """The run was asked to stop and has written a checkpoint."""
-
-
 def train(
     run: Run,
     model_options: BiLMOptions | None = None,
@@ -94,7 +100,7 @@ def train(
     """
     # Saying "no checks", torch's default, silences its warning that there are none.
     unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
-    with _processes(run.device) as (world, device), _deterministic(device), unchecked:
+    with _processes(run.device) as (world, device), deterministic(device), unchecked:
         settings = given or {}, model_options, options
         return _train(run, settings, console or Console(quiet=world.rank > 0), world, device)
 
@@ -122,7 +128,10 @@ def _train(
     scan(held_out)  # says now what would stop the run at the end of an epoch
     reads = [("--vocab", run.vocabulary), ("--start-from", run.start_from)]
     reads += [("--train", shard.path) for shard in shards] + [("--held-out", path) for path in held_out]
-    require_own_folder(folder, reads, vocabulary)
+    written = [MODEL_FILE, OPTIONS_FILE, WEIGHTS_FILE]
+    if not vocabulary.is_in(folder / VOCABULARY_FILE):  # one with these words is never written, so it may be anyone's
+        written.append(VOCABULARY_FILE)
+    require_own_folder(folder, written, reads)
     trainer = _new_trainer(beginning, shards, world, device)
     predictions = sum(shard.predictions for shard in shards)
     per_step = trainer.rows * options.unroll
@@ -159,15 +168,18 @@ def _train(
         trainer.model.warm_up(opening)
         _export(trainer, folder)  # a run may have been killed after its last checkpoint
     progress = TrainingProgress(
-        folder if world.rank == 0 else None, total=total, done=trainer.done, tokens_per_step=per_step,
-        loss_name="sampled-softmax loss" if options.softmax == "sampled" else "loss", log_every=run.log_every,
-        tensorboard=run.tensorboard, console=console,
+        folder if world.rank == 0 else None, total=total, done=trainer.done, units_per_step=per_step,
+        describe=partial(_describe, options.softmax), log_every=run.log_every, tensorboard=run.tensorboard,
+        console=console,
     )  # fmt: skip
-    with progress, _stop_requests(world) as stop_requested:
+    # Processes of a group would stop at different steps; they die at once and resume from their last checkpoint.
+    stopping = contextlib.nullcontext(lambda: False) if world.size > 1 else stop_requests()
+    with progress, stopping as stop_requested:
         timer = StepTimer()
         while trainer.done < total:
             result = trainer.step()
-            progress.step(trainer.done, result.losses, timer.lap(), result.softmax_seconds, result.gradient_norm)
+            seconds = timer.lap()
+            progress.step(trainer.done, seconds, _values(result, seconds))
             ended = trainer.done % epoch == 0 or trainer.done == total
             if ended:
                 trainer.model.warm_up(opening)
@@ -186,6 +198,20 @@ def _train(
                 timer.restart()
     console.print(f"all {total:,} steps are made; the model is in {folder}", soft_wrap=True, highlight=False)
     return trainer.model
+
+
+def _values(result: StepResult, seconds: float) -> dict[str, float]:
+    """What the log keeps of a step."""
+    losses = {f"loss_{name}": loss for name, loss in zip(DIRECTIONS, result.losses, strict=False)}
+    return {**losses, "softmax_share": result.softmax_seconds / seconds, "gradient_norm": result.gradient_norm}
+
+
+def _describe(softmax: str, mean: Mapping[str, float]) -> str:
+    # The sampled softmax's loss ranks a few words; its exponential is no perplexity, so it is never shown as one.
+    name = "sampled-softmax loss" if softmax == "sampled" else "loss"
+    losses = " ".join(f"{name} {mean[f'loss_{name}']:.3f}" for name in DIRECTIONS if f"loss_{name}" in mean)
+    share = mean["softmax_share"]
+    return f"{name} {losses}  softmax {share * mean['seconds'] * 1e3:.0f} ms a step, {share:.0%}"
 
 
 def _new_trainer(beginning: Beginning, shards: list[Shard], world: World, device: torch.device) -> Trainer:
@@ -290,49 +316,4 @@ def _processes(device: str | None) -> Iterator[tuple[World, torch.device]]:
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """On the CPU, sums in a fixed order whatever the threads do: a resumed run must give the same bits."""
-    if device.type != "cpu":
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
-
-
-@contextlib.contextmanager
-def _stop_requests(world: World) -> Iterator[Any]:
-    """Turns SIGINT and SIGTERM into a question asked after each step, so that no step is cut in half.
-
-    Processes of a group would stop at different steps; they die at once and resume from their last checkpoint.
-    """
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked:  # twice: now
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    if world.size > 1:
-        yield lambda: False
-        return
-    try:
-        before = {number: signal.signal(number, ask) for number in _SIGNALS}
-    except ValueError:  # not the main thread: signals are not ours to take
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 _OPENING = 20
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..text_models.vocabulary import SPECIALS
 from .options import BiLMOptions, CharacterOptions
 from .training import TrainingOptions
-from .vocabulary import SPECIALS
 
 # Fields of BiLMOptions and CharacterOptions whose option has another name than the field.
 _OPTIONS = {"hidden": "dim", "embedding_dim": "char-dim"}

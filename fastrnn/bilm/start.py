@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import CheckpointError, list_checkpoints, load_checkpoint
+from ..text_models.checkpoint import CheckpointError, list_checkpoints, load_checkpoint
+from ..text_models.errors import TrainingError
+from ..text_models.vocabulary import UNKNOWN, Vocabulary, VocabularyError
 from .language_model import VOCABULARY_FILE, LanguageModel, has_softmax, read_head
 from .location import find_model
 from .model import BiLanguageModel
 from .options import BiLMOptions
 from .settings import contradictions, with_sizes
 from .softmax import SoftmaxHead
-from .training import Trainer, TrainingError, TrainingOptions
-from .vocabulary import UNKNOWN, Vocabulary, VocabularyError
+from .training import Trainer, TrainingOptions
 
 _WORDS = "bilm.encoder.embedding"
 _FRESH = {"adagrad": 1.0, "adamw": 0.0}  # of an optimiser's running sums: see make_optimizer

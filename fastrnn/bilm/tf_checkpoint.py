@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .files import WeightsError
+from ..text_models.files import WeightsError
 from .official import Weights
 
 ENDING = ".index"  # of the file that names the others

@@ -21,17 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ..text_models.errors import TrainingError
+from ..text_models.precision import PRECISIONS
+from ..text_models.text import Shard
 from .data import Batch, TrainingData
 from .language_model import Clock, LanguageModel
 from .model import DIRECTIONS, detach_state
 from .optimizer import OPTIMIZERS, SPARSE, clip_by_global_norm, make_optimizer
-from .precision import PRECISIONS
 from .softmax import KINDS, LogUniformSampler, Negatives
-from .text import Shard
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why and at which step."""
 
 
 @dataclass(frozen=True)

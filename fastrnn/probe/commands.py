@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..bilm.commands import plain_errors
 from ..cli import LazyGroup, refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
+from ..text_models.errors import plain_errors
 
 COMMANDS = {
     "gradients": ("fastrnn.probe.commands:gradients", "Gradients of a loss against distance in time."),
@@ -191,7 +191,7 @@ def gradients(
         refuse_idle("with --clip 0", "both_clips")
     with _stoppable():
         from ..benchmarks.char_lm import default_text
-        from ..bilm.text import read_text
+        from ..text_models.text import read_text
         from .gradients import probe_gradients, reach_of
 
         if text is None:

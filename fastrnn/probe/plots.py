@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bilm.files import replacing
+from ..text_models.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..bilm.files import replacing
 from ..paths import guard_outputs
+from ..text_models.files import replacing
 
 
 class Results:

@@ -9,20 +9,16 @@ from pathlib import Path
 
 from ..paths import Argument, PathError, guard_outputs
 from .checkpoint import list_checkpoints
-from .language_model import MODEL_FILE, OPTIONS_FILE, VOCABULARY_FILE, WEIGHTS_FILE
 from .progress import LOG_FILE
-from .vocabulary import Vocabulary
-
-_FILES = (LOG_FILE, MODEL_FILE, OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE)
 
 
-def require_own_folder(folder: Path, reads: Iterable[Argument], vocabulary: Vocabulary) -> None:
+def require_own_folder(folder: Path, files: Iterable[str], reads: Iterable[Argument]) -> None:
     """Refuses a folder in which a run would write over files that are not a run's.
 
     Args:
         folder: may not exist yet.
+        files: names of the files that the run writes there, beside its log and checkpoints.
         reads: files that the run reads, with the names of their options.
-        vocabulary: a vocab.txt with the same words is never written, so it may be anyone's.
 
     Raises:
         PathError: naming the file.
@@ -30,9 +26,7 @@ def require_own_folder(folder: Path, reads: Iterable[Argument], vocabulary: Voca
     log = folder / LOG_FILE
     if os.path.lexists(log) and not _is_log(log):
         raise PathError(f"{log} is not the log of a training run: name another --out")
-    names = [name for name in _FILES if os.path.lexists(folder / name)]
-    if VOCABULARY_FILE in names and vocabulary.is_in(folder / VOCABULARY_FILE):
-        names.remove(VOCABULARY_FILE)
+    names = [name for name in (LOG_FILE, *files) if os.path.lexists(folder / name)]
     guard_outputs([("--out", folder / name) for name in names], reads, overwrite=True)
     if names and LOG_FILE not in names and not list_checkpoints(folder):
         raise PathError(

@@ -1,7 +1,7 @@
-"""The words a biLM predicts: one a line in a file, `<S>`, `</S>` and `<UNK>` first, then by falling frequency.
+"""The words that a model predicts: one a line in a file, `<S>`, `</S>` and `<UNK>` first, then by falling frequency.
 
-The order matters: the sampled softmax draws its negatives by rank. The input of a biLM is characters, so a word outside
-the vocabulary is `<UNK>` only where it is to be predicted.
+The order matters: the sampled softmax draws its negatives by rank. Where the input is characters, a word outside the
+vocabulary is `<UNK>` only where it is to be predicted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .files import replacing
 from .text import TextError, as_tokens, read_lines
-
-if TYPE_CHECKING:
-    from .options import BiLMOptions
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SPECIALS = (BEGIN, END, UNKNOWN)
@@ -38,9 +34,7 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[str], source: str = "the vocabulary") -> None:
         self.words = list(words)
-        lines: dict[str, int] = {}
-        for line, word in enumerate(self.words, 1):
-            _add_word(lines, word, line, source)
+        number_words(self.words, source)
         self.index = {word: number for number, word in enumerate(self.words)}
         missing = [word for word in SPECIALS if word not in self.index]
         if missing:
@@ -83,6 +77,18 @@ class Vocabulary:
             temporary.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8")
 
 
+def number_words(words: Iterable[str], source: str = "the vocabulary") -> dict[str, int]:
+    """Places of words, from 1.
+
+    Raises:
+        VocabularyError: a blank or repeated word.
+    """
+    lines: dict[str, int] = {}
+    for line, word in enumerate(words, 1):
+        _add_word(lines, word, line, source)
+    return lines
+
+
 def _add_word(lines: dict[str, int], word: str, line: int, source: str) -> None:
     if word.split() != [word]:
         raise VocabularyError(f"{source}, line {line}: {word!r} is not one word")
@@ -103,43 +109,6 @@ def read_words(path: Path | str) -> list[str]:
         if word != _MARKER:
             _add_word(lines, word, line, "standard input" if path == "-" else str(path))
     return list(lines)
-
-
-def word_table(words: Iterable[str], options: BiLMOptions, source: str = "the vocabulary") -> dict[str, int]:
-    """Ids of the words of a model that reads words: 1 + their places.
-
-    Raises:
-        VocabularyError: a blank or repeated word, more or fewer of them than the model's table has rows, or `<S>` and
-            `</S>` are not where the model has them.
-    """
-    words = as_tokens(words, source)
-    lines: dict[str, int] = {}
-    for line, word in enumerate(words, 1):
-        _add_word(lines, word, line, source)
-    if len(words) != options.vocabulary_size:
-        raise VocabularyError(
-            f"{source} has {len(words):,} words and the model's table {options.vocabulary_size:,} rows: it is not the "
-            "vocabulary that this model was trained with"
-        )
-    found, expected = boundary_ids(words, source), options.boundary_ids
-    if found != expected:
-        raise VocabularyError(
-            f"{source} has {BEGIN} and {END} on lines {found[0]} and {found[1]}, the model on {expected[0]} and "
-            f"{expected[1]}: if the vocabulary is right, load the model's weights with boundary_ids={found}"
-        )
-    return lines
-
-
-def boundary_ids(words: Iterable[str], source: str = "the vocabulary") -> tuple[int, int]:
-    """Ids of `<S>` and `</S>`: 1 + their places among the words.
-
-    Raises:
-        VocabularyError: one of them is missing.
-    """
-    lines = {word: line for line, word in enumerate(words, 1)}
-    if missing := [word for word in (BEGIN, END) if word not in lines]:
-        raise VocabularyError(f"{source} has no {' and no '.join(missing)}, which every sentence is read with")
-    return lines[BEGIN], lines[END]
 
 
 def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:

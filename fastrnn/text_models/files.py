@@ -85,6 +85,24 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     path.chmod(mode)
 
 
+def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of a safetensors file, and the text in its head.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        WeightsError: it cannot be read.
+    """
+    from safetensors import safe_open
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except Exception as error:  # the library's own, the system's, and those of names or types that it cannot give
+        raise WeightsError(f"{path}: not a readable safetensors file (cut short or not one): {error}") from error
+
+
 class _Kept:
     """A file for torch.save, whose writer makes a RuntimeError without reason of a failed write: keeps the reason."""
 

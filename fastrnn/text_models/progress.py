@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from .errors import TrainingError
 from .files import replacing
-from .model import DIRECTIONS
-from .training import TrainingError
 
 LOG_FILE = "log.jsonl"
 _WINDOW = 50  # steps over which speed and losses are averaged for the bar
@@ -27,20 +27,22 @@ class TrainingProgress:
         folder: gets log.jsonl (None: no log); lines of steps that a resumed run does again are dropped.
         total: steps of the whole run.
         done: steps already made.
-        tokens_per_step: predictions a direction in one step, of all processes.
-        loss_name: what the loss is. The sampled softmax's is a ranking loss over a few words; its exponential is no
-            perplexity, so it is never shown as one.
+        units_per_step: what a step reads, of all processes, for the speed.
+        units: what that is, in the plural.
+        describe: makes a line of the means of a few steps' values, and of their "seconds".
         log_every: steps between two lines of the log.
         tensorboard: write event files below ``folder`` (needs the package tensorboard).
     """
 
     def __init__(
-        self, folder: Path | None, *, total: int, done: int, tokens_per_step: int, loss_name: str, log_every: int,
-        tensorboard: bool = False, console: Console | None = None,
+        self, folder: Path | None, *, total: int, done: int, units_per_step: int, units: str = "tokens",
+        describe: Callable[[Mapping[str, float]], str], log_every: int, tensorboard: bool = False,
+        console: Console | None = None,
     ) -> None:  # fmt: skip
         self._total = total
-        self._tokens_per_step = tokens_per_step
-        self._loss_name = loss_name
+        self._units_per_step = units_per_step
+        self._units = units
+        self._describe = describe
         self._log_every = log_every
         self.console = console or Console()
         self._bar = Progress(
@@ -48,8 +50,8 @@ class TrainingProgress:
             console=self.console, disable=not self.console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=total, completed=done, figures="")
-        self._recent: deque[tuple[float, tuple[float, ...], float]] = deque(maxlen=_WINDOW)
-        self._since_log: list[tuple[float, ...]] = []
+        self._recent: deque[dict[str, float]] = deque(maxlen=_WINDOW)
+        self._since_log: list[dict[str, float]] = []
         self._log = _open_log(folder / LOG_FILE, done) if folder else None
         self._writer = None
         if folder and tensorboard:
@@ -66,28 +68,22 @@ class TrainingProgress:
         if self._writer:
             self._writer.close()
 
-    def step(self, step: int, losses: tuple[float, ...], seconds: float, softmax_seconds: float, norm: float) -> None:
-        """Records a step: each direction's loss in nats, its time and the softmax's part of it, gradient norm before
-        the clip."""
-        self._recent.append((seconds, losses, softmax_seconds))
-        self._since_log.append(losses)
-        spent = sum(entry[0] for entry in self._recent)
-        speed = self._tokens_per_step * len(self._recent) / spent
-        softmax = sum(entry[2] for entry in self._recent)
-        softmax, share = softmax / len(self._recent), softmax / spent
-        remaining = timedelta(seconds=round((self._total - step) * spent / len(self._recent)))
-        mean = _mean([entry[1] for entry in self._recent])
-        self._bar.update(self._task, completed=step, figures=self._figures(mean, speed, softmax, share, remaining))
+    def step(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Records a step: its time, and values whose means are shown and logged."""
+        self._recent.append({**values, "seconds": seconds})
+        self._since_log.append(self._recent[-1])
+        mean = _mean(self._recent)
+        speed = self._units_per_step / mean["seconds"]
+        left = f"{speed:,.0f} {self._units}/s  {timedelta(seconds=round((self._total - step) * mean['seconds']))} left"
+        self._bar.update(self._task, completed=step, figures=f"{left}  {self._describe(mean)}")
         if step % self._log_every == 0 or step == self._total:
             mean = _mean(self._since_log)
             self._since_log.clear()
             if not self.console.is_terminal:
-                self.console.print(
-                    f"step {step}/{self._total}  {self._figures(mean, speed, softmax, share, remaining)}",
-                    soft_wrap=True,
-                )
-            losses = {f"loss_{name}": loss for name, loss in zip(DIRECTIONS, mean, strict=False)}
-            self.record(step, **losses, tokens_per_second=speed, softmax_share=share, gradient_norm=norm)
+                text = f"step {step}/{self._total}  {left}  {self._describe(mean)}"
+                self.console.print(text, soft_wrap=True, highlight=False)
+            del mean["seconds"]
+            self.record(step, **mean, **{f"{self._units}_per_second": speed})
 
     def record(self, step: int, **values: float) -> None:
         """Adds one line to the log."""
@@ -103,15 +99,6 @@ class TrainingProgress:
 
     def note(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False)
-
-    def _figures(
-        self, losses: tuple[float, ...], speed: float, softmax: float, share: float, remaining: timedelta
-    ) -> str:
-        found = " ".join(f"{name} {loss:.3f}" for name, loss in zip(DIRECTIONS, losses, strict=False))
-        return (
-            f"{speed:,.0f} tokens/s  {remaining} left  {self._loss_name} {found}  "
-            f"softmax {softmax * 1e3:.0f} ms a step, {share:.0%}"
-        )
 
 
 class StepTimer:
@@ -129,8 +116,8 @@ class StepTimer:
         return elapsed
 
 
-def _mean(losses: list[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(sum(values) / len(losses) for values in zip(*losses, strict=True))
+def _mean(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(values[name] for values in steps) / len(steps) for name in steps[0]}
 
 
 def _open_log(path: Path, done: int) -> Any:
