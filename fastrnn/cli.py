@@ -24,6 +24,7 @@ COMMANDS = {
     "eval-bilm": ("fastrnn.bilm.commands:eval_bilm", "Perplexity of text under a trained biLM."),
     "generate": ("fastrnn.bilm.commands:generate", "Write sentences with a trained biLM."),
     "score": ("fastrnn.bilm.commands:score", "Log probability of every token of a text."),
+    "lm": ("fastrnn.lm.commands:lm", "Language models of characters or words: train, eval, generate, score."),
 }
 
 # Packages of the extras, imported where they are needed.

@@ -18,7 +18,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from test_text_files import NER_FILES, TAGGED, trained  # noqa: F401
+from test_text_files import NER_FILES, SMALL, TAGGED, trained  # noqa: F401
 
 from fastrnn.cli import main
 
@@ -53,6 +53,15 @@ COMMANDS = {
         [*TRAIN, "--out", "begun", "--steps", "2", "--negatives", "5", "--seed", "1"],
         ["begun/checkpoint-000000001.pt", "begun/log.jsonl", "begun/vocab.txt"],
     ),
+    "lm-train": (["lm", "train", "shard0.txt", "--out", "out", *SMALL], ["shard0.txt"]),
+    "lm-train-again": (
+        ["lm", "train", "shard0.txt", "--out", "lm", *SMALL], ["lm/checkpoint-000000036.pt", "lm/log.jsonl"],
+    ),
+    "lm-eval": (["lm", "eval", "shard1.txt", "--model", "lm"], ["shard1.txt", "lm/model.safetensors"]),
+    "lm-generate": (
+        ["lm", "generate", "--model", "lm", "--max", "9"], ["lm/model.safetensors", "lm/settings.json"],
+    ),
+    "lm-score": (["lm", "score", "shard1.txt", "--model", "lm"], ["shard1.txt", "lm/settings.json"]),
     "explain": (["explain", "--hidden", "8", "--batch", "2"], []),
     "ngrams": (["bench", "ngrams", "--train", "shard0.txt", "--held-out", "shard1.txt", "--model", "model"],
                ["shard0.txt", "shard1.txt"]),
@@ -62,7 +71,8 @@ COMMANDS = {
 # Sizes for which a run is long or large, as it is meant to be: only numbers beyond all bounds are tried with them.
 _WORK = {
     "epochs", "steps", "batch", "dim", "projection", "layers", "char_dim", "highways", "max_characters", "unroll",
-    "accumulate", "negatives", "count", "max_tokens", "seeds", "bilm_epochs",
+    "accumulate", "negatives", "count", "max_tokens", "seeds", "bilm_epochs", "hidden", "embedding", "window",
+    "maximum",
 }  # fmt: skip
 _NUMBERS = (
     "0", "1", "-1", "2", "3", "7", "-0", "0.5", "-0.5", "1e-300", "5e-324", "1e-45", "1e30", "1e38", "1e300", "1e309",
@@ -176,7 +186,7 @@ def attempt(files: Path, folder: Path, name: str, pick: random.Random) -> str:
     if result.exit_code and (len(errors) != 1 or "Traceback" in result.output):
         return f"{what}: not one sentence"
     after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    own = ("unfinished", "begun/", "out")
+    own = ("unfinished", "begun/", "out", *(("lm/",) if name == "lm-train-again" else ()))
     if lost := [path for path in before if after.get(path) != before[path] and not str(path).startswith(own)]:
         return f"{what}: changed {lost}"
     if half := [p for p in after if ".tmp" in p.name or (result.exit_code and str(p) in ("out", "out.txt", "out.th"))]:

@@ -1,0 +1,365 @@
+"""A language model: vectors of units, recurrent layers, a softmax over all units."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..text_models.cells import cell_name, layers_by_cell
+from ..text_models.files import WeightsError, naming, read_tensors, replacing, require_finite, save_tensors
+from ..text_models.sampling import Sampling
+from ..text_models.units import Ids, Units
+
+State = Tensor | tuple[Tensor, ...] | None  # as the layer gives it: h, or (h, c); None: zero
+MODEL_FILE, SETTINGS_FILE = "model.safetensors", "settings.json"
+_FORMAT = "fastrnn.lm"
+_LARGEST, _DEEPEST = 1 << 20, 1 << 8
+# Evaluation reads long texts in rows side by side, each after units that it does not score.
+_ROWS, _ROW_LENGTH, _LEAD_IN, _STEPS = 32, 4096, 256, 128
+_LOGITS = 1 << 24  # values computed at once, 64 MB
+
+
+@dataclass(frozen=True)
+class LanguageModelOptions:
+    """The architecture, beside the units.
+
+    Attributes:
+        cell: a key of :data:`fastrnn.cells.CELLS` whose cell has a module, or "rnn" for "rnn_tanh".
+        hidden: H, cells of a layer.
+        layers: L.
+        embedding: E, width of a unit's vector; None: as wide as what the softmax reads.
+        projection: P > 0: the LSTM projects its state to P values; 0: none.
+        tied: the softmax's weight is the table of the units' vectors (Press and Wolf 2017).
+        dropout: on the units' vectors, between layers and on what the softmax reads.
+    """
+
+    cell: str = "lstm"
+    hidden: int = 256
+    layers: int = 1
+    embedding: int | None = None
+    projection: int = 0
+    tied: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cell", cell_name(self.cell))
+        sizes = {"hidden": self.hidden, "layers": self.layers, "embedding": self.embedding or 1}
+        for name, size in {**sizes, "projection": self.projection or 1}.items():
+            most = _DEEPEST if name == "layers" else _LARGEST
+            if type(size) is not int or not 1 <= size <= most:
+                raise ValueError(f"{name} must be an integer between 1 and {most}, got {getattr(self, name)!r}")
+        if self.projection and self.cell != "lstm":
+            raise ValueError(f"only the LSTM projects: leave out projection, or take lstm in place of {self.cell}")
+        if self.projection >= self.hidden:
+            raise ValueError(f"projection must be less than hidden, got {self.projection} and {self.hidden}")
+        if self.tied and self.embedding not in (None, self.width):
+            raise ValueError(
+                f"a tied softmax needs vectors as wide as what it reads, got embedding {self.embedding} and "
+                f"{self.width}"
+            )
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"tied must be true or false, got {self.tied!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def width(self) -> int:
+        """R: values of a step's output, P or H."""
+        return self.projection or self.hidden
+
+
+@dataclass
+class Evaluation:
+    """Sums over a text.
+
+    Attributes:
+        units: that were predicted.
+        unknown: of them, `<UNK>`.
+        nats: their negative log probability.
+        kind: "characters" or "words".
+    """
+
+    kind: str
+    units: int
+    unknown: int
+    nats: float
+
+    @property
+    def loss(self) -> float:
+        """Nats a unit."""
+        return self.nats / self.units
+
+    @property
+    def bits(self) -> float:
+        """Bits a unit; of characters, bits per character."""
+        return self.loss / math.log(2)
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(np.float64(self.loss)))
+
+    @property
+    def unknown_share(self) -> float:
+        return self.unknown / self.units
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What is reported of this kind of units, by name."""
+        if self.kind == "characters":
+            return {"nats per character": self.loss, "bits per character": self.bits}
+        return {"nats per word": self.loss, "perplexity": self.perplexity}
+
+    def __str__(self) -> str:
+        found = ", ".join(f"{value:,.4f} {name}" for name, value in self.figures.items())
+        return f"{found} ({self.units:,} {self.kind}, <UNK> {self.unknown_share:.2%})"
+
+    @classmethod
+    def of(cls, units: Units, ids: Ids, log_probabilities: NDArray[np.floating]) -> Evaluation:
+        nats = -float(log_probabilities.sum(dtype=np.float64))
+        return cls(units.kind, len(ids), int((ids == units.unknown).sum()), nats)
+
+
+class LanguageModel(nn.Module):
+    """A recurrent language model over characters or words.
+
+    Example::
+
+        model = LanguageModel.load("folder")
+        print(model.evaluate("To be, or not to be"))
+        print(model.generate("KING", maximum=200, temperature=0.8)[0])
+
+    Args:
+        options: the architecture.
+        units: what it reads and predicts.
+    """
+
+    def __init__(self, options: LanguageModelOptions, units: Units) -> None:
+        super().__init__()
+        self.options, self.units = options, units
+        width = options.embedding or options.width
+        self.embedding = nn.Embedding(len(units), width)
+        more = {"proj_size": options.projection} if options.projection else {}
+        between = options.dropout if options.layers > 1 else 0.0
+        self.recurrent = layers_by_cell()[options.cell](
+            width, options.hidden, options.layers, dropout=between, **more
+        )
+        self.softmax = nn.Linear(options.width, len(units))
+        self.dropout = nn.Dropout(options.dropout)
+        # A tied row is a vector and a softmax's weight: drawn for the latter, whose logits then begin near zero.
+        nn.init.normal_(self.embedding.weight, std=width**-0.5 if options.tied else 1.0)
+        nn.init.zeros_(self.softmax.bias)
+        if options.tied:
+            self.softmax.weight = self.embedding.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    def forward(self, ids: Tensor, state: State = None, resets: Tensor | None = None) -> tuple[Tensor, State]:
+        """The last layer's output [T, B, R], without dropout, for units [T, B], and the state behind them.
+
+        Args:
+            state: of an earlier call; None: zero.
+            resets: bool [T, B]: the state is zero before this unit, see :class:`fastrnn.LSTM`.
+        """
+        return self.recurrent(self.dropout(self.embedding(ids)), state, resets=resets)
+
+    def loss(self, ids: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:
+        """Mean nats a unit of ``targets`` [T, B] after ``ids`` [T, B], and the state, attached to the graph."""
+        hidden, state = self(ids, state)
+        logits = self.softmax(self.dropout(hidden).flatten(0, 1))
+        return F.cross_entropy(logits.float(), targets.flatten()), state
+
+    @torch.inference_mode()
+    def log_probabilities(self, ids: Ids) -> NDArray[np.float32]:
+        """Of every unit [N] of a text given those before it, in nats; before the text stands a boundary.
+
+        A text of more than 8,192 units is read in rows side by side, each after 256 units that are not scored.
+        """
+        rows = max(1, min(_ROWS, len(ids) // _ROW_LENGTH))
+        length = -(-len(ids) // rows)
+        lead = _LEAD_IN if rows > 1 else 0
+        places = np.arange(-lead, length)[:, None] + length * np.arange(rows)  # of targets, [lead + length, rows]
+        text = np.concatenate([[self.units.boundary], ids])  # place k of the text is behind text[k]
+        inside = places.clip(0, len(ids) - 1)
+        inputs = torch.from_numpy(text[inside].astype(np.int64)).to(self.device)
+        targets = torch.from_numpy(ids[inside].astype(np.int64)).to(self.device)
+        found = torch.zeros(targets.shape)
+        resets = torch.from_numpy(places == 0).to(self.device)
+        training, state = self.training, None
+        self.eval()
+        for start in range(0, len(inputs), _STEPS):
+            part = slice(start, start + _STEPS)
+            hidden, state = self(inputs[part], state, resets[part])
+            found[part] = self._log_probabilities_of(hidden.flatten(0, 1), targets[part].flatten()).view(-1, rows)
+        self.train(training)
+        return found[lead:].T.flatten()[: len(ids)].numpy()
+
+    def _log_probabilities_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        count = max(1, _LOGITS // len(self.units))
+        parts = zip(hidden.split(count), targets.split(count), strict=True)
+        return torch.cat([-F.cross_entropy(self.softmax(some), own, reduction="none") for some, own in parts]).cpu()
+
+    def evaluate(self, text: str | Ids) -> Evaluation:
+        """Loss over a text: every unit once, `<UNK>` counted.
+
+        Raises:
+            ValueError: the text has no unit.
+        """
+        ids = self.units.encode(text) if isinstance(text, str) else text
+        if not len(ids):
+            raise ValueError(f"the text has no {self.units.unit} to evaluate")
+        return Evaluation.of(self.units, ids, self.log_probabilities(ids))
+
+    def generate(
+        self,
+        prefix: str = "",
+        *,
+        count: int = 1,
+        maximum: int = 500,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: bool | None = None,
+        seed: int = 0,
+        allow_unknown: bool = False,
+    ) -> list[str]:
+        """Writes texts, unit by unit.
+
+        Args:
+            prefix: the beginning of each; read behind a boundary. An empty one begins with the boundary alone.
+            count: B, texts drawn side by side.
+            maximum: units at most that are drawn.
+            temperature: divides the logits; 0 takes the most probable unit.
+            top_k: draw among the k most probable units only.
+            top_p: draw among the fewest units whose probability is at least this (Holtzman et al. 2020).
+            stop: end a text at the first boundary that is drawn; None: with words, whose texts are sentences then.
+            seed: the same seed gives the same texts.
+            allow_unknown: `<UNK>` may be drawn.
+
+        Returns:
+            ``count`` texts, the prefix included.
+        """
+        if count < 1 or maximum < 0:
+            raise ValueError(f"count must be at least 1 and maximum not below 0, got {count} and {maximum}")
+        given = self.units.encode(prefix)
+        stop = self.units.kind == "words" if stop is None else stop
+        rows = self.draw(
+            given, count=count, maximum=maximum, sampling=Sampling(temperature, top_k, top_p), stop=stop, seed=seed,
+            never=() if allow_unknown else (self.units.unknown,),
+        )  # fmt: skip
+        joint = " " if self.units.kind == "words" and prefix and not prefix[-1].isspace() else ""
+        texts = []
+        for row in rows:
+            own = self.units.decode(row)
+            texts.append(prefix + (joint if own and not own.startswith("\n") else "") + own)
+        return texts
+
+    @torch.inference_mode()
+    def draw(
+        self, given: Ids, *, count: int, maximum: int, sampling: Sampling, stop: bool, seed: int,
+        never: Sequence[int] = (),
+    ) -> list[list[int]]:  # fmt: skip
+        """Numbers of the units that :meth:`generate` draws behind ``given``, a boundary in front of it."""
+        training = self.training
+        self.eval()
+        random = torch.Generator().manual_seed(seed)
+        units = torch.from_numpy(np.concatenate([[self.units.boundary], given]).astype(np.int64))
+        units = units[:, None].expand(-1, count).to(self.device)
+        drawn, open_rows, state = [], torch.ones(count, dtype=torch.bool), None
+        while len(drawn) < maximum and open_rows.any():
+            hidden, state = self.recurrent(self.embedding(units), state)
+            logits = F.linear(hidden[-1], self.softmax.weight, self.softmax.bias).float().cpu()
+            drawn.append(sampling.draw(logits, random, never))
+            if stop:
+                open_rows &= drawn[-1] != self.units.boundary
+            units = drawn[-1][None].to(self.device)
+        self.train(training)
+        rows = torch.stack(drawn, 1).tolist() if drawn else [[] for _ in range(count)]
+        if not stop:
+            return rows
+        end = self.units.boundary
+        return [row[: row.index(end)] if end in row else row for row in rows]
+
+    def save(self, folder: Path | str) -> None:
+        """Writes ``model.safetensors`` and ``settings.json`` into a folder, each as a whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {_FORMAT: 1, "model": asdict(self.options), "units": self.units.to_json()}
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in self.state_dict().items()}
+        if self.options.tied:
+            del tensors["softmax.weight"]
+        with replacing(folder / SETTINGS_FILE) as temporary, naming(folder / SETTINGS_FILE):
+            temporary.write_text(json.dumps(settings, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        with replacing(folder / MODEL_FILE) as temporary:
+            save_tensors(temporary, tensors, {"format": _FORMAT, "units": self.units.digest})
+
+    @classmethod
+    def load(cls, place: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
+        """Reads a model, for evaluation.
+
+        Args:
+            place: the folder that :meth:`save` (and `fastrnn lm train`) wrote, or its model.safetensors.
+
+        Raises:
+            FileNotFoundError: a file is not there.
+            WeightsError: a file is damaged, or the two do not belong together.
+        """
+        place = Path(place)
+        folder = place.parent if place.name == MODEL_FILE else place
+        for name in (SETTINGS_FILE, MODEL_FILE):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(errno.ENOENT, f"holds no language model: it has no {name}", str(folder))
+        tensors, head = read_tensors(folder / MODEL_FILE)
+        model = cls(*_read_settings(folder / SETTINGS_FILE))
+        if head.get("units", model.units.digest) != model.units.digest:
+            raise WeightsError(f"{folder / SETTINGS_FILE} is of another model than {folder / MODEL_FILE}")
+        if model.options.tied and "embedding.weight" in tensors:
+            tensors["softmax.weight"] = tensors["embedding.weight"]
+        _fill(model, tensors, folder / MODEL_FILE)
+        return model.to(device).eval()
+
+
+def detach(state: State) -> State:
+    """The same state, cut from the graph that made it."""
+    if state is None or isinstance(state, Tensor):
+        return state if state is None else state.detach()
+    return tuple(value.detach() for value in state)
+
+
+def _read_settings(path: Path) -> tuple[LanguageModelOptions, Units]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        if data[_FORMAT] != 1:
+            raise ValueError(f"format {data[_FORMAT]!r}, this version reads 1")
+        return LanguageModelOptions(**data["model"]), Units.from_json(data["units"], str(path))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"{error!r}" if isinstance(error, KeyError) else str(error)
+        raise WeightsError(f"{path}: not the settings of a language model: {what}") from error
+
+
+@torch.no_grad()
+def _fill(model: LanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
+    wanted = model.state_dict()
+    if different := sorted(set(wanted) ^ set(tensors)):
+        raise WeightsError(
+            f"{path}: the tensor {different[0]} is {'missing' if different[0] in wanted else 'none of this model'}"
+        )
+    for name, target in wanted.items():
+        require_finite(path, f"the tensor {name}", tensors[name])
+        if tensors[name].shape != target.shape:
+            raise WeightsError(
+                f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {tuple(tensors[name].shape)}"
+            )
+        target.copy_(tensors[name])
