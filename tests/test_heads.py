@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import tolerances as tol
@@ -81,6 +82,27 @@ def test_threads_do_not_change_the_bits(heads, threads):
         torch.set_num_threads(before)
     for a, b in zip([*one, *one_gradients], [*several, *several_gradients], strict=True):
         assert torch.equal(a, b)
+
+
+def test_parts_of_every_kind_of_tensor():
+    """Units of a head out of blocks of H units and back, also for cells with several states or weights of a unit."""
+    spec = replace(CELLS["lstm"], cells=2, unit_weights=3)
+    config = replace(Config(spec, (False, True), 1, True, True, False, 0.0, 0.0, False), heads=3)
+    hidden = 6
+    shapes = [(4, 2, 5), *((2, 2, width) for width in spec.state_widths(hidden, hidden))]
+    shapes += [*spec.shapes(True, 5, hidden, hidden, 3).values()] * 2
+    operands = [torch.randn(shape) for shape in shapes]
+    parts = _heads.take_operands(config, operands)
+    own = dict(zip(config.places, parts[3 + 4 * config.weights :], strict=False))  # of the reverse direction's head 1
+    of = {name: operands[config.place(name, 1)] for name in config.places}
+    for name, blocks in {"weight_ih": 4, "bias_ih": 4, "bias_hh": 4}.items():
+        assert torch.equal(own[name].unflatten(0, (blocks, 2)), of[name].unflatten(0, (blocks, hidden))[:, 2:4])
+    assert torch.equal(own["weight_hh"], of["weight_hh"][1]) and torch.equal(
+        own["weight_unit"], of["weight_unit"][:, 2:4]
+    )
+    assert torch.equal(parts[1][4], operands[1][1, :, 2:4])
+    assert torch.equal(parts[2][4].unflatten(1, (2, 2)), operands[2][1].unflatten(1, (2, hidden))[..., 2:4])
+    assert all(map(torch.equal, _heads.put_gradients(config, parts), operands))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
