@@ -93,7 +93,7 @@ def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tu
     initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
     return reference_layer(
         config.spec.name,
-        inputs[0] if config.inputs == 1 else inputs,
+        tuple(inputs[config.input_of(d)] for d in range(len(config.reverse))),
         initial,
         tuple(direction_parameters(config, operands, d) for d in range(len(config.reverse))),
         reverse=config.reverse,

@@ -68,6 +68,15 @@ def test_as_a_block_diagonal_layer(cell, option, device):
     compare(make_call(cell, option, (6, 4, 5, 15, 0), torch.float64, device), torch.float64, 6, 22)
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 5, 6, 0), (3, 0, 5, 6, 0), (3, 2, 0, 6, 0)], ids=str)
+def test_empty_input(shape):
+    call = make_call("lstm", dict(heads=3, two_inputs=True, reverse=(False, True)), shape)
+    found, found_gradients = gradients(call, functional.layer)
+    assert found[0].shape == (*shape[:2], 12)
+    compare(call, torch.float64, 3, 20)
+    assert [g.shape for g in found_gradients] == [t.shape for t in call.tensors().values()]
+
+
 @pytest.mark.parametrize("heads, threads", [(4, 2), (3, 2), (5, 3), (2, 4), (6, 4)])
 def test_threads_do_not_change_the_bits(heads, threads):
     """Threads take heads whole, or share each where that does not come out even."""
