@@ -99,6 +99,15 @@ py::class_<Args> arguments(py::module_& m, const char* name) {
   value("cell_clip", &Args::options, &fr::Options::cell_clip);
   value("proj_clip", &Args::options, &fr::Options::proj_clip);
   value("reset_to_initial", &Args::options, &fr::Options::reset_to_initial);
+  for (auto [noise_name, field] : std::initializer_list<std::pair<const char*, double fr::NoiseOptions::*>>{
+           {"zoneout_h", &fr::NoiseOptions::zoneout_h}, {"zoneout_c", &fr::NoiseOptions::zoneout_c},
+           {"candidate_dropout", &fr::NoiseOptions::candidate}})
+    type.def_property(
+        noise_name, [field](const Args& self) { return self.options.noise.*field; },
+        [field](Args& self, double v) { self.options.noise.*field = v; });
+  type.def_property(
+      "seed", [](const Args& self) { return reinterpret_cast<Address>(self.options.noise.seed); },
+      [](Args& self, Address v) { self.options.noise.seed = reinterpret_cast<const uint64_t*>(v); });
   type.def_property(
       "direction",
       [](const Args& self) {
@@ -147,7 +156,8 @@ PYBIND11_MODULE(_C, m) {
            {"gates", &fr::BackwardDirection::gates}, {"cells", &fr::BackwardDirection::cells},
            {"d_output", &fr::BackwardDirection::d_output}, {"d_gates", &fr::BackwardDirection::d_gates},
            {"d_recurrent", &fr::BackwardDirection::d_recurrent}, {"h_prev", &fr::BackwardDirection::h_prev},
-           {"inner", &fr::BackwardDirection::inner}, {"d_projected", &fr::BackwardDirection::d_projected}})
+           {"inner", &fr::BackwardDirection::inner}, {"d_projected", &fr::BackwardDirection::d_projected},
+           {"d_cells", &fr::BackwardDirection::d_cells}})
     rows(backward, name, field);
   address(backward, "h0", &fr::BackwardDirection::h0), address(backward, "c0", &fr::BackwardDirection::c0);
   address(backward, "d_h", &fr::BackwardDirection::d_h), address(backward, "d_c", &fr::BackwardDirection::d_c);
@@ -161,7 +171,7 @@ PYBIND11_MODULE(_C, m) {
   for (auto [name, field] : std::initializer_list<std::pair<const char*, fr::Rows fr::GradientDirection::*>>{
            {"input", &fr::GradientDirection::input}, {"output", &fr::GradientDirection::output},
            {"gates", &fr::GradientDirection::gates}, {"cells", &fr::GradientDirection::cells},
-           {"d_output", &fr::GradientDirection::d_output}})
+           {"d_output", &fr::GradientDirection::d_output}, {"d_cells", &fr::GradientDirection::d_cells}})
     rows(gradient, name, field);
   for (auto [name, field] : std::initializer_list<std::pair<const char*, const void* fr::GradientDirection::*>>{
            {"h0", &fr::GradientDirection::h0}, {"c0", &fr::GradientDirection::c0},
@@ -193,7 +203,8 @@ PYBIND11_MODULE(_C, m) {
       cells.append(py::dict("name"_a = cell.name, "code"_a = static_cast<int>(cell.code), "gates"_a = cell.gates, "cells"_a = cell.cells,
                             "saved"_a = cell.saved, "unit_weights"_a = cell.unit_weights, "split_gate"_a = cell.split_gate < 0 ? py::object(py::none()) : py::int_(cell.split_gate),
                             "phases"_a = cell.phases, "first_gates"_a = cell.phase[0].gates, "carried"_a = cell.carried(),
-                            "projects"_a = cell.projects()));
+                            "projects"_a = cell.projects(), "reads_output"_a = cell.reads_output,
+                            "zones_cells"_a = cell.zones_cells, "drops_candidate"_a = cell.drops_candidate));
     }
     return cells;
   }, "What csrc/cells/cells.h says of each cell.");

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cells/cells.h"
+#include "cells/noise.h"
 
 namespace fr {
 
@@ -47,6 +48,7 @@ struct Options {
   double cell_clip;       // the stored cell state is clipped to [-cell_clip, cell_clip]; 0: off
   double proj_clip;       // likewise the projected state; 0: off
   bool reset_to_initial;  // a reset puts the initial state in place of zero
+  NoiseOptions noise;     // the same in forward and backward; the seed on the kernels' device
 };
 
 // Where the element (t, b, 0) of a matrix of rows lies: padded: t*step_stride + b*row_stride; packed: row(t, b)*row_stride.
@@ -106,6 +108,7 @@ struct BackwardDirection {
   Rows gates;        // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input_gates, output and cells
   Rows cells;        // [N, kCells*H] state type: what forward wrote
   Rows d_output;     // [N, R] storage, or null: zero
+  Rows d_cells;      // [N, kCells*H] state type, likewise: of the cell states after each step
   bool wants_initial;  // d_h is wanted: false for the range processed last when h0 needs no gradient, and a product is saved
   void* d_h;         // [B, R] state type, in: gradient of the state after the range; out: of the state before it
   void* d_c;         // [B, kCells*H] state type, likewise
@@ -141,6 +144,7 @@ struct GradientDirection {
   Rows gates;          // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
   Rows cells;          // [N, kCells*H] state type: what forward wrote
   Rows d_output;       // [N, R] storage, or null: zero
+  Rows d_cells;        // [N, kCells*H] state type, likewise: of the cell states after each step
   const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
   const void* d_c_n;   // [B, kCells*H] storage, likewise
   void* d_input;       // [N, I]; directions with the same address add up

@@ -17,7 +17,7 @@ from ._config import Config, Rows, reference_gradients
 from ._extension import _C
 from ._heads import apart, put_gradients, take_needs, take_operands, take_states
 from ._raw import Result
-from ._structs import Call, Layout, buffer_rows, layout_of, part, readable, rows_of
+from ._structs import Call, Layout, buffer_rows, cell_rows, layout_of, part, readable, rows_of
 from .cells import state_dtype
 
 # Either way works on ranges of steps, so that the gradients of the gates take no more memory than this: with the
@@ -40,19 +40,20 @@ def backward(
         operands: as _config.py lays them out.
         rows: as forward had them.
         result: output, gates and cells of forward.
-        gradients: of the output and of each final state, None for zero.
+        gradients: of the output, of each final state and of the states of every step, None for zero.
         needs: for each operand, whether its gradient is wanted.
 
     Returns:
         One gradient for each operand, None where it is not wanted.
     """
     if config.heads > 1:
+        states = 1 + config.spec.states
         found = backward(
             apart(config),
             take_operands(config, operands),
             rows,
             result,
-            [gradients[0], *take_states(config, gradients[1:])],
+            [gradients[0], *take_states(config, gradients[1:states]), *gradients[states:]],
             take_needs(config, needs),
         )
         return put_gradients(config, found)
@@ -94,6 +95,7 @@ def _in_one_call(
     if d_output is not None:
         d_output = readable(d_output)
     d_final = [None if g is None else g.contiguous() for g in gradients[1:]]
+    d_cells = d_final[2] if config.all_states else None
     found: list[Tensor | None] = [None] * len(operands)
     for place, (t, need) in enumerate(zip(operands, needs, strict=True)):
         if need:  # naming the format costs as much again
@@ -111,7 +113,9 @@ def _in_one_call(
         if gates is not None:
             struct.gates = buffer_rows(gates, batch, d)
         if cells is not None:
-            struct.cells = buffer_rows(cells, batch, d)
+            struct.cells = cell_rows(config, cells, layout, d)
+        if d_cells is not None:
+            struct.d_cells = cell_rows(config, d_cells, layout, d)
         if d_output is not None:
             struct.d_output = rows_of(d_output, d * width)
         if d_final[0] is not None:
@@ -187,8 +191,11 @@ class _InRanges:
             x.new_zeros((directions, rows.batch, w), dtype=self.states)
             if g is None
             else torch.empty_like(g, dtype=self.states, memory_format=torch.contiguous_format).copy_(g)
-            for g, w in zip(gradients[1:], widths, strict=True)
+            for g, w in zip(gradients[1 : 1 + spec.states], widths, strict=True)
         ]
+        self.d_cells = None
+        if config.all_states and gradients[-1] is not None:
+            self.d_cells = gradients[-1].contiguous()
         self.from_resets = None
         if config.reset_to_initial and rows.resets is not None and self.initial is not None:
             self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
@@ -256,7 +263,9 @@ class _InRanges:
             if result.gates is not None:
                 struct.gates = buffer_rows(result.gates, batch, d)
             if result.cells is not None:
-                struct.cells = buffer_rows(result.cells, batch, d)
+                struct.cells = cell_rows(config, result.cells, layout, d)
+            if self.d_cells is not None:
+                struct.d_cells = cell_rows(config, self.d_cells, layout, d)
             if self.d_output is not None:
                 struct.d_output = rows_of(self.d_output, d * layout.width)
             struct.d_h = part(self.carried[0], d)

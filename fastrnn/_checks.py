@@ -48,6 +48,25 @@ def check_clips(config: Config, dtype: torch.dtype) -> None:
             )
 
 
+def check_noise(config: Config, seed: Tensor | None, device: torch.device) -> None:
+    """Refuse probabilities that are none, noise that the cell has no place for, and a seed of the wrong kind."""
+    spec = config.spec
+    if config.heads > 1:
+        raise ValueError("zoneout and candidate_dropout are there for a layer without heads alone")
+    for name, p, place in (
+        ("zoneout_h", config.zoneout_h, ""),
+        ("zoneout_c", config.zoneout_c, "" if spec.zones_cells else "cell state that it could keep"),
+        ("candidate_dropout", config.candidate_dropout, "" if spec.drops_candidate else "candidate that it could drop"),
+    ):
+        if not 0 <= p < 1:
+            raise ValueError(f"{name} must be a probability in [0, 1), got {p}")
+        if p and place:
+            raise ValueError(f"{name} must be 0 for {spec.name}, which has no {place}; got {p}")
+    if seed is not None and (seed.dtype != torch.int64 or seed.shape != (1,) or seed.device != device):
+        found = f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}"
+        raise ValueError(f"seed must be int64 of shape (1,) on {device}, got {found}")
+
+
 def check_batch_sizes(batch_sizes: Tensor) -> None:
     """Refuse batch_sizes of the wrong kind; their values are checked where they are read (_structs.py)."""
     if not isinstance(batch_sizes, Tensor):

@@ -25,6 +25,7 @@ class Rows(NamedTuple):
     lengths: Tensor | None  # int64 [B]
     resets: Tensor | None  # bool [T, B] or [N]
     batch_sizes: Tensor | None  # int64 [T] on the CPU
+    seed: Tensor | None = None  # int64 [1], of the noise in the state; None: its expectation
 
 
 @dataclass(slots=True)  # torch.compile of torch 2.6 and 2.9 reads no property of a NamedTuple
@@ -41,6 +42,10 @@ class Config:
     proj_clip: float
     recompute: bool
     heads: int = 1
+    all_states: bool = False  # the cell states of every step are results too, after the final states
+    zoneout_h: float = 0.0
+    zoneout_c: float = 0.0
+    candidate_dropout: float = 0.0
 
     @property
     def first_state(self) -> int:
@@ -71,6 +76,13 @@ class Config:
         return self.first_weight + direction * self.weights + self.places[name]
 
 
+def reads_mixed_output(config: Config, rows: Rows) -> bool:
+    """Whether backward has to be the step loop's: kernels take h for what the cell made, where zoneout's expectation
+    mixed it with the old h."""
+    mixed = config.zoneout_h > 0 and rows.seed is None
+    return mixed and (config.spec.reads_output or (config.spec.projects and config.proj_clip > 0))
+
+
 def saveable(t: Tensor | None) -> Tensor | None:
     """``t``, or a copy if it was made under inference_mode: autograd refuses to save such a tensor for backward."""
     return t.clone() if t is not None and t.is_inference() else t
@@ -88,10 +100,10 @@ def direction_parameters(config: Config, operands: Sequence[Tensor], direction: 
 
 
 def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tuple[Tensor, States]:
-    """The step loop over flat operands."""
+    """The step loop over flat operands; the results as :func:`fastrnn._routes.run` gives them."""
     inputs = tuple(operands[: config.inputs])
     initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
-    return reference_layer(
+    output, final, *cells = reference_layer(
         config.spec.name,
         tuple(inputs[config.input_of(d)] for d in range(len(config.reverse))),
         initial,
@@ -103,7 +115,12 @@ def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tu
         batch_sizes=rows.batch_sizes,
         cell_clip=config.cell_clip,
         proj_clip=config.proj_clip,
+        all_states=config.all_states,
+        zoneout=(config.zoneout_h, config.zoneout_c),
+        candidate_dropout=config.candidate_dropout,
+        seed=rows.seed,
     )
+    return output, (*final, *cells)
 
 
 def reference_gradients(
@@ -120,7 +137,7 @@ def reference_gradients(
         config: options of the call.
         operands: as the forward call had them.
         rows: as the forward call had them.
-        gradients: of output and final states, None for zero.
+        gradients: of all results, None for zero.
         needs: for each operand, whether its gradient is wanted.
         create_graph: keep the graph for double backward.
     """

@@ -1,17 +1,23 @@
-"""What the modules do to their input, output and weights in training: dropout with one mask a sequence or a call.
+"""Noise in training: what the modules do to input, output and weights, and the masks of the noise in the state.
 
 Variational dropout draws one mask a row for all its steps (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287);
 DropConnect drops recurrent weights, one mask for all steps and rows (Merity et al. 2018,
 https://arxiv.org/abs/1708.02182). Both scale by 1 / (1 - p) what they keep, as torch's dropout, and so draw with it.
+
+Zoneout and dropout of the candidate act within a step: csrc/cells/noise.h says what they are. Kernels draw their masks
+with Philox where they need them; here are the same masks in torch operations, for the step loop.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
+
+from .cells import Clips, States
 
 
 class Variational(NamedTuple):
@@ -39,3 +45,78 @@ def drop_features(x: Tensor, p: float, batch_sizes: Tensor | None, batch: int) -
         starts = torch.repeat_interleave(batch_sizes.cumsum(0) - batch_sizes, batch_sizes, output_size=rows)
         mask = mask[(torch.arange(rows) - starts).to(x.device)]
     return x * mask
+
+
+_LOW = 0xFFFFFFFF
+
+
+def philox(counter: list[Tensor], key0: Tensor, key1: Tensor) -> list[Tensor]:
+    """The four words of Philox4x32-10 (csrc/cells/philox.h) at a counter of four; all int64 below 2^32, broadcast."""
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        # The products fill 64 bits; the sign of theirs does not reach the halves that are taken.
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = (second >> 32 & _LOW) ^ c1 ^ key0, (first >> 32 & _LOW) ^ c3 ^ key1
+        c1, c3 = second & _LOW, first & _LOW
+        key0, key1 = key0 + 0x9E3779B9 & _LOW, key1 + 0xBB67AE85 & _LOW
+    return [c0, c1, c2, c3]
+
+
+class StateNoise:
+    """The noise in the state of one direction, as csrc/cells/noise.h has it.
+
+    Args:
+        zoneout: probabilities that a unit keeps its old h, and its old cell states.
+        candidate_dropout: probability that what a step adds to the state is zero.
+        seed: int64 [1], or None: the expectation.
+        direction: 0 or 1.
+    """
+
+    def __init__(
+        self, zoneout: tuple[float, float], candidate_dropout: float, seed: Tensor | None, direction: int
+    ) -> None:
+        self.zoneout, self.candidate_dropout, self.seed, self.direction = zoneout, candidate_dropout, seed, direction
+        self.on = zoneout[0] > 0 or zoneout[1] > 0 or (candidate_dropout > 0 and seed is not None)
+
+    def draw(self, steps: int, batch: int, width: int, hidden: int, like: Tensor) -> None:
+        """The masks of all steps, [T, B, R] of h and [T, B, H] of the rest; ``like``: type and device."""
+        self.kept: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.scale: Tensor | None = None
+        if not self.on or self.seed is None:
+            return
+        h, c, candidate = (int(p * 2**32) for p in (*self.zoneout, self.candidate_dropout))
+        if h:
+            self.kept = (self._words(steps, batch, width, like.device, self.direction)[0] < h, None)
+        if c:
+            self.kept = (self.kept[0], self._words(steps, batch, hidden, like.device, self.direction)[1] < c)
+        if candidate:
+            words = self._words(steps, batch, hidden, like.device, self.direction | 1 << 31)[0]
+            self.scale = (words >= candidate).to(like.dtype) / (1 - self.candidate_dropout)
+
+    def _words(self, steps: int, batch: int, units: int, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
+        """The two words of each unit, [T, B, units]: neighbours share a counter's four."""
+        count = [torch.arange(n, device=device) for n in (steps, batch, units)]
+        step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2]
+        key0, key1 = self.seed & _LOW, self.seed >> 32 & _LOW
+        words = philox([unit // 2, row, step, torch.full_like(unit, stream)], key0, key1)
+        return torch.where(unit % 2 == 0, words[0], words[2]), torch.where(unit % 2 == 0, words[1], words[3])
+
+    def clips(self, clips: Clips, step: int, rows: int) -> Clips:
+        """With the candidate's mask at a step."""
+        return clips if self.scale is None else replace(clips, candidate=self.scale[step, :rows])
+
+    def mix(self, old: States, new: States, step: int, rows: int) -> States:
+        """The states that a step leaves."""
+        return tuple(
+            self._mixed(o, n, p, None if kept is None else kept[step, :rows])
+            for o, n, p, kept in zip(old, new, self.zoneout, self.kept, strict=False)
+        )
+
+    def _mixed(self, old: Tensor, new: Tensor, p: float, kept: Tensor | None) -> Tensor:
+        if not p:
+            return new
+        if kept is None:
+            return new + p * (old - new)
+        if old.shape != kept.shape:  # cell states side by side
+            kept = kept.repeat(*[1] * (kept.dim() - 1), old.shape[-1] // kept.shape[-1])
+        return torch.where(kept, old, new)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _backward, _raw
-from ._config import Config, Rows, reference_gradients
+from ._config import Config, Rows, reads_mixed_output, reference_gradients
 from .cells import CELLS, States, state_dtype
 
 
@@ -23,7 +23,7 @@ def _config(cell: str, reverse: Sequence[bool], *options) -> Config:
 
 def _arguments(config: Config, rows: Rows) -> tuple:
     """What both operators take first, after the operands; named one by one for torch.compile of torch 2.6."""
-    return (rows.lengths, rows.resets, rows.batch_sizes, rows.batch, *_options(config))
+    return (rows.lengths, rows.resets, rows.batch_sizes, rows.seed, rows.batch, *_options(config))
 
 
 def _options(config: Config) -> tuple:
@@ -37,12 +37,12 @@ _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _O
 # What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
 # 2.6 infers no schema from annotations such as collections.abc.Sequence and `X | None`.)
 _SCHEMA = (
-    "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, SymInt batch, str cell, bool[] reverse, "
-    + _SCHEMA_OPTIONS
+    "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, Tensor? seed, SymInt batch, str cell, "
+    "bool[] reverse, " + _SCHEMA_OPTIONS
 )
 
 
-def _layer(operands, lengths, resets, batch_sizes, batch, *options):
+def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
     """output, h_n, c_n, gates, cells; the last three are empty where there are none."""
     if forward_ad._current_level >= 0:
         # A graph compiled outside the level runs on dual tensors inside it, and an operator would drop their tangents.
@@ -51,7 +51,7 @@ def _layer(operands, lengths, resets, batch_sizes, batch, *options):
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
     *options, save = options
-    result = _raw.forward(_config(*options), operands, Rows(batch, lengths, resets, batch_sizes), save)
+    result = _raw.forward(_config(*options), operands, Rows(batch, lengths, resets, batch_sizes, seed), save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -71,7 +71,7 @@ layer_op = torch.library.custom_op(
 
 
 @layer_op.register_fake
-def _layer_fake(operands, lengths, resets, batch_sizes, batch, *options):
+def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
     *options, save = options
     config = _config(*options)
     spec, x, directions = config.spec, operands[0], len(config.reverse)
@@ -85,18 +85,25 @@ def _layer_fake(operands, lengths, resets, batch_sizes, batch, *options):
         gates = empty((parts, rows, spec.saved * hidden))
     if spec.cells:
         c_n = empty((directions, batch, spec.cells * config.heads * hidden))
-        if save:
+        if config.all_states:
+            cells = empty((*x.shape[:-1], directions * spec.cells * hidden), dtype=state_dtype(x.dtype))
+        elif save:
             cells = empty((parts, rows, spec.cells * hidden), dtype=state_dtype(x.dtype))
     h_n = empty((directions, batch, config.heads * width))
     return empty((*x.shape[:-1], parts * width)), h_n, c_n, gates, cells
 
 
-def _layer_backward(operands, lengths, resets, batch_sizes, batch, *options):
+def _chosen(config: Config, d_output, d_h_n, d_c_n, d_cells) -> list[Tensor | None]:
+    """The gradients of the results that a call has."""
+    return [d_output, d_h_n, d_c_n][: 1 + config.spec.states] + ([d_cells] if config.all_states else [])
+
+
+def _layer_backward(operands, lengths, resets, batch_sizes, seed, batch, *options):
     """Gradients of the operands that need one, in their order."""
-    *options, output, gates, cells, d_output, d_h_n, d_c_n, needs = options
-    config, rows = _config(*options), Rows(batch, lengths, resets, batch_sizes)
+    *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
+    config, rows = _config(*options), Rows(batch, lengths, resets, batch_sizes, seed)
     result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
-    gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
+    gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
     found = _backward.backward(config, operands, rows, result, gradients, needs)
     return [g for g in found if g is not None]
 
@@ -106,7 +113,7 @@ layer_backward_op = torch.library.custom_op(
     _layer_backward,
     mutates_args=(),
     schema=f"({_SCHEMA}, Tensor output, Tensor gates, Tensor cells, Tensor? d_output, Tensor? d_h_n, Tensor? d_c_n, "
-    "bool[] needs) -> Tensor[]",
+    "Tensor? d_cells, bool[] needs) -> Tensor[]",
 )
 
 
@@ -120,30 +127,31 @@ def _layer_backward_fake(operands, *args):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    operands, lengths, resets, batch_sizes, batch, *options, save = inputs
+    operands, lengths, resets, batch_sizes, seed, batch, *options, save = inputs
     if not save:
         raise RuntimeError("fastrnn::layer was called with save=False on operands that require gradients")
-    ctx.save_for_backward(*operands, lengths, resets, batch_sizes, output[0], output[3], output[4])
+    ctx.save_for_backward(*operands, lengths, resets, batch_sizes, seed, output[0], output[3], output[4])
     ctx.set_materialize_grads(False)
     ctx.batch, ctx.options = batch, options
 
 
 def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
-    *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
-    config, rows, needs = _config(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes), ctx.needs_input_grad[0]
-    gradients = [d_output, d_h_n, d_c_n][: 1 + config.spec.states]
-    if torch.is_grad_enabled():
-        found = reference_gradients(config, operands, rows, gradients, needs, True)
+    *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
+    config, rows = _config(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes, seed)
+    needs = ctx.needs_input_grad[0]
+    gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
+    if torch.is_grad_enabled() or reads_mixed_output(config, rows):
+        found = reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     else:
         result = _raw.Result(output, (), gates, cells)
         found = gradients_operator(config, operands, rows, result, gradients, needs)
-    return found, *(None,) * (len(ctx.options) + 5)
+    return found, *(None,) * (len(ctx.options) + 6)
 
 
 torch.library.register_autograd("fastrnn::layer", _gradients, setup_context=_setup_context)
 
 
-def _forward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kwargs):
+def _forward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options, **kwargs):
     """Products alone, as torch counts its own layers: 2*N for each element of a weight matrix; tensors come as shapes.
 
     Rows beyond ``lengths`` count, for shapes do not tell them.
@@ -152,11 +160,11 @@ def _forward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kw
     return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) > 1)
 
 
-def _backward_flops(operands, lengths, resets, batch_sizes, batch, *options, **kwargs):
+def _backward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options, **kwargs):
     """Likewise: each product's gradients of what it multiplied and of its weight, where they are wanted, and with
     ``recompute`` the gates' products once more."""
     *options, needs = options
-    config, rows = _config(*options[:-6]), prod(operands[0][:-1])
+    config, rows = _config(*options[:-7]), prod(operands[0][:-1])
     # The state before the first step has a gradient only if it is wanted.
     wants_initial = any(needs[config.first_state : config.first_weight])
     total = 0
@@ -190,21 +198,22 @@ def gradients_operator(
     empty = operands[0].new_empty
     gates = empty(0) if result.gates is None else result.gates
     cells = empty(0) if result.cells is None else result.cells
-    d_output, d_h_n, d_c_n = (*gradients, None)[:3]
+    d_output, d_h_n, d_c_n, d_cells = (*gradients, None, None)[:4]
     found = iter(
         torch.ops.fastrnn.layer_backward(
             operands, *_arguments(config, rows), result.output, gates, cells,
-            d_output, d_h_n, d_c_n, list(needs),
+            d_output, d_h_n, d_c_n, d_cells, list(needs),
         )
     )  # fmt: skip
     return [next(found) if need else None for need in needs]
 
 
 def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
-    """The layer through its operator; output and final states."""
-    output, h_n, c_n, _, _ = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
+    """The layer through its operator; the results as :func:`fastrnn._routes.run` gives them."""
+    output, h_n, c_n, _, cells = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
     if save:
         # The caller may change what it gets in place, backward needs what was written. The compiler removes the copy
         # unless both leave the graph: the layer's output as it is as an output of the graph.
         output = output.clone()
-    return output, (h_n,) if config.spec.states == 1 else (h_n, c_n)
+        cells = cells.clone() if config.all_states else cells
+    return output, (h_n, c_n)[: config.spec.states] + ((cells,) if config.all_states else ())

@@ -16,7 +16,7 @@ from ._backends import Backend, select
 from ._config import Config, Rows, call_reference
 from ._extension import _C
 from ._heads import apart, put_states, take_operands
-from ._structs import Call, buffer_rows, check_lengths, layout_of, part, rows_of
+from ._structs import Call, buffer_rows, cell_rows, check_lengths, layout_of, part, rows_of
 from .cells import state_dtype
 
 
@@ -27,7 +27,11 @@ class Result(NamedTuple):
     final: tuple[Tensor, ...]  # [D, B, R], [D, B, cells*H]
     # With heads D and H are those of the heads, as if each were a direction.
     gates: Tensor | None  # [D, N, saved*H] storage
-    cells: Tensor | None  # [D, N, cells*H] state type
+    cells: Tensor | None  # [D, N, cells*H] state type; [T, B, D*cells*H] or [N, D*cells*H] where they are a result
+
+    def results(self, config: Config) -> tuple[Tensor, ...]:
+        """The final states, and the states of every step where they are wanted."""
+        return (*self.final, self.cells) if config.all_states else self.final
 
 
 # Where the caller makes the input part of the gates, it makes it for so many steps at a time that it stays below this.
@@ -77,7 +81,8 @@ def forward(
     if x.numel() == 0:
         with torch.no_grad():
             output, final = call_reference(config, operands, rows)
-        return Result(output, final, None, None)
+        states = config.spec.states
+        return Result(output, final[:states], None, final[states] if config.all_states else None)
     spec, directions = config.spec, len(config.reverse)
     layout = layout_of(config, operands, rows)
     batch, hidden, width, dtype = rows.batch, layout.hidden, layout.width, x.dtype
@@ -100,8 +105,11 @@ def forward(
         allocate = x.new_empty if rows.lengths is None else x.new_zeros
         if spec.saved and not config.recompute:
             gates = allocate((directions, layout.rows, spec.saved * hidden))
-        if c_n is not None:
+        if c_n is not None and not config.all_states:
             cells = allocate((directions, layout.rows, of_cells), dtype=states)
+    if config.all_states:
+        allocate = x.new_empty if rows.lengths is None else x.new_zeros
+        cells = allocate((*x.shape[:-1], directions * of_cells), dtype=states)
 
     backend, structs = select(x.device), []
     for d, reverse in enumerate(config.reverse):
@@ -122,7 +130,7 @@ def forward(
         if gates is not None:
             struct.gates = buffer_rows(gates, batch, d)
         if cells is not None:
-            struct.cells = buffer_rows(cells, batch, d)
+            struct.cells = cell_rows(config, cells, layout, d)
         structs.append(struct)
     if backend.computes_input_gates:
         call.args.direction = structs

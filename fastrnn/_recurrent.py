@@ -19,8 +19,11 @@ from ._noise import Variational, check_probability
 from .cells import CELLS, States
 from .functional import stack
 
-# Options of the modules that act in training only; torch.nn has none of them.
-NOISE = ("weight_dropout", "input_dropout", "hidden_dropout", "output_dropout")
+# Options of the modules that act in training (zoneout in evaluation too, as its expectation), with what is none.
+NOISE = {
+    "weight_dropout": 0.0, "input_dropout": 0.0, "hidden_dropout": 0.0, "output_dropout": 0.0, "zoneout": 0.0,
+    "recurrent_dropout": 0.0,
+}  # fmt: skip
 
 
 def is_proxy(*arguments: Any) -> bool:
@@ -50,6 +53,11 @@ def _opacus(layer: Recurrent) -> ModuleType | None:
     return opacus if opacus.wanted(layer) else None
 
 
+def _refuse_all_states(wanted: bool) -> None:
+    if wanted:
+        raise RuntimeError("all_states is not there for per-sample gradients: opacus runs the rows one by one")
+
+
 class Recurrent(torch.nn.RNNBase):
     """What the three modules share; states travel as tuples."""
 
@@ -62,15 +70,22 @@ class Recurrent(torch.nn.RNNBase):
     input_dropout: float = 0.0
     hidden_dropout: float = 0.0
     output_dropout: float = 0.0
+    zoneout: float | tuple[float, float] = 0.0
+    recurrent_dropout: float = 0.0
+    _zones_cells = False  # whether the cell has states beside h that zoneout may keep
     _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
-    def __init__(self, mode: str | None, recompute: bool, *options, heads: int = 1, **noise: float) -> None:
+    def __init__(
+        self, mode: str | None, recompute: bool, *options, heads: int = 1, **noise: float | tuple[float, float]
+    ) -> None:
         # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order.
         # noise: NOISE by name. No docstring here: help() would show it for the three constructors.
         super().__init__(mode or "RNN_TANH", *options)
         self._set_heads(heads)
-        for name, p in noise.items():
-            setattr(self, name, check_probability(name, p))
+        for name, p in {**NOISE, **noise}.items():
+            setattr(self, name, self._check_zoneout(p) if name == "zoneout" else check_probability(name, p))
+        if self.heads > 1 and (self.zoneout or self.recurrent_dropout):
+            raise ValueError("zoneout and recurrent_dropout are there for a layer without heads alone")
         if self.hidden_dropout and self.num_layers == 1:
             raise ValueError("hidden_dropout acts between layers and needs num_layers > 1")
         if self.hidden_dropout and self.dropout:
@@ -169,9 +184,10 @@ class Recurrent(torch.nn.RNNBase):
         lengths: Tensor | None,
         resets: Tensor | None,
         reset_to_initial: bool,
-    ) -> tuple[Tensor | PackedSequence, States]:
+        all_states: bool = False,
+    ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor | PackedSequence, States, list[tuple]]:
         if isinstance(input, PackedSequence):
-            return self._run_packed(input, states, lengths, resets, reset_to_initial)
+            return self._run_packed(input, states, lengths, resets, reset_to_initial, all_states)
         dims = input.dim()
         if dims not in (2, 3):
             raise ValueError(f"{self._kind}: Expected input to be 2D or 3D, got {dims}D {self._instead}")
@@ -198,15 +214,24 @@ class Recurrent(torch.nn.RNNBase):
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         opacus = _opacus(self)
-        if opacus is None:
-            output, final = self._stack(x, states, weights, lengths, resets, reset_to_initial)
-        else:
+        every = ()
+        if opacus is not None:
+            _refuse_all_states(all_states)
             output, final = opacus.run_rows(self, x, states, weights, lengths, resets, reset_to_initial)
+        elif all_states:
+            output, final, of_layers = self._stack(x, states, weights, lengths, resets, reset_to_initial, None, True)
+            if not batched:
+                of_layers = [tuple(state.squeeze(1) for state in own) for own in of_layers]
+            elif self.batch_first:
+                of_layers = [tuple(state.transpose(0, 1) for state in own) for own in of_layers]
+            every = (of_layers,)
+        else:
+            output, final = self._stack(x, states, weights, lengths, resets, reset_to_initial)
         if not batched:
-            return output.squeeze(1), tuple(state.squeeze(1) for state in final)
-        return (output.transpose(0, 1) if self.batch_first else output), final
+            return output.squeeze(1), tuple(state.squeeze(1) for state in final), *every
+        return (output.transpose(0, 1) if self.batch_first else output), final, *every
 
-    def _run_packed(self, packed, states, lengths, resets, reset_to_initial):
+    def _run_packed(self, packed, states, lengths, resets, reset_to_initial, all_states):
         if lengths is not None:
             raise ValueError("lengths must be None for a PackedSequence, which has its own")
         x, batch_sizes, sorted_indices, unsorted_indices = packed
@@ -222,16 +247,19 @@ class Recurrent(torch.nn.RNNBase):
             self._check_states(states, int(batch_sizes[0]))
         opacus = _opacus(self)
         if opacus is not None:
+            _refuse_all_states(all_states)
             return opacus.run_packed(self, packed, states, resets, reset_to_initial)
         to_sorted, to_given = sorted_indices, unsorted_indices
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             to_sorted, to_given = saveable(to_sorted), saveable(to_given)
         if states is not None and to_sorted is not None:
             states = tuple(state.index_select(1, to_sorted) for state in states)
-        output, final = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes)
+        output, final, *every = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes, all_states)
         if to_given is not None:
             final = tuple(state.index_select(1, to_given) for state in final)
-        return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), final
+        like = (batch_sizes, sorted_indices, unsorted_indices)
+        every = [[tuple(PackedSequence(state, *like) for state in own) for own in of_layers] for of_layers in every]
+        return PackedSequence(output, *like), final, *every
 
     def _weights(self) -> list[Tensor]:
         """The parameters, or what stands in their place; asking for an attribute costs 0.6 us each."""
@@ -250,7 +278,7 @@ class Recurrent(torch.nn.RNNBase):
     def _state_widths(self) -> tuple[int, ...]:
         return CELLS[self.cell].state_widths(self.proj_size or self.hidden_size, self.hidden_size)
 
-    def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None):
+    def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None, all_states=False):
         return stack(
             self.cell,
             x,
@@ -268,7 +296,27 @@ class Recurrent(torch.nn.RNNBase):
             self.proj_clip or 0.0,
             self.recompute,
             self._variational() if self.training else None,
+            all_states,
+            self._zoneout() if self.zoneout else (0.0, 0.0),
+            self.recurrent_dropout if self.training else 0.0,
+            bool(self.training and (self.zoneout or self.recurrent_dropout)),
         )
+
+    def _zoneout(self) -> tuple[float, float]:
+        """Probabilities of h and of the cell states."""
+        if isinstance(self.zoneout, tuple):
+            return self.zoneout
+        return self.zoneout, self.zoneout if self._zones_cells else 0.0
+
+    def _check_zoneout(self, zoneout: float | tuple[float, float]) -> float | tuple[float, float]:
+        if not isinstance(zoneout, (tuple, list)):
+            return check_probability("zoneout", zoneout)
+        if len(zoneout) != 2:
+            raise ValueError(f"zoneout should be one probability or those of h and c, got {zoneout!r}")
+        h, c = (check_probability(f"zoneout[{place}]", p) for place, p in enumerate(zoneout))
+        if c and not self._zones_cells:
+            raise ValueError(f"zoneout[1] is of a cell state, which {self._kind} does not have: give one probability")
+        return (h, c) if h or c else 0.0
 
     def _variational(self) -> Variational | None:
         own = Variational(self.input_dropout, self.hidden_dropout, self.output_dropout)

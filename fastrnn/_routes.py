@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import _backward, _raw
-from ._config import Config, Rows, call_reference, reference_gradients, saveable
+from ._config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
 from ._ops import gradients_operator, run_operator
 from .cells import States
 
@@ -78,7 +78,7 @@ def run(
     operands: list[Tensor],
     rows: Rows,
 ) -> tuple[Tensor, States]:
-    """One layer by the route that fits; output and final states."""
+    """One layer by the route that fits; output, and final states with those of every step last if they are wanted."""
     save = False
     if torch.is_grad_enabled():
         for t in operands:
@@ -91,7 +91,7 @@ def run(
         return run_operator(config, operands, rows, save)
     if save:
         operands = [t.clone() if t.is_inference() else t for t in operands]  # each call of saveable would cost 0.1 us
-        if rows.lengths is not None or rows.resets is not None or rows.batch_sizes is not None:
+        if rows.lengths is not None or rows.resets is not None or rows.batch_sizes is not None or rows.seed is not None:
             rows = Rows(rows.batch, *map(saveable, rows[1:]))
     if _transformed():
         if torch._C._get_tracing_state() is not None:
@@ -105,7 +105,7 @@ def run(
         output, *final = LayerFunction.apply(config, rows, *operands)
         return output, tuple(final)
     result = _raw.forward(config, operands, rows, False)
-    return result.output, result.final
+    return result.output, result.results(config)
 
 
 @cache
@@ -135,12 +135,12 @@ class LayerFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.config, ctx.batch, ctx.watch = config, rows.batch, _watch(result.output)
         ctx.version = ctx.watch._version
-        return result.output, *result.final
+        return result.output, *result.results(config)
 
     @staticmethod
     def backward(ctx, *gradients):
-        *operands, lengths, resets, batch_sizes, output, gates, cells = ctx.saved_tensors
-        rows = Rows(ctx.batch, lengths, resets, batch_sizes)
+        *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
+        rows = Rows(ctx.batch, lengths, resets, batch_sizes, seed)
         result = _raw.Result(output if ctx.watch._version == ctx.version else None, (), gates, cells)
         return None, None, *_gradients(ctx.config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
 
@@ -157,7 +157,8 @@ def _gradients(
 
     ``result.output`` is None where it was changed since: forward runs again.
     """
-    if torch.is_grad_enabled() or _transformed() or any(map(_without_memory, gradients)):
+    loop = torch.is_grad_enabled() or _transformed() or any(map(_without_memory, gradients))
+    if loop or reads_mixed_output(config, rows):
         return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     if _observed() or not _plain(gradients):
         if result.output is None:

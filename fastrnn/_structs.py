@@ -64,6 +64,13 @@ def buffer_rows(t: Tensor, batch: int, d: int = 0) -> tuple[int, int, int]:
     return t.data_ptr() + d * t.shape[-2] * width * t.element_size(), batch * width, width
 
 
+def cell_rows(config: Config, t: Tensor, layout: Layout, d: int) -> tuple[int, int, int]:
+    """Address and strides of direction d's cell states of all steps, in a buffer of the core's or as a result."""
+    if config.all_states:
+        return rows_of(t, d * config.spec.cells * layout.hidden)
+    return buffer_rows(t, layout.batch, d)
+
+
 def part(t: Tensor, d: int) -> int:
     """Address of t[d]; t is contiguous. Indexing would make a tensor, which costs more than the rest of a struct."""
     return t.data_ptr() + d * t.stride(0) * t.element_size() if d else t.data_ptr()
@@ -106,6 +113,11 @@ class Call:
             args.proj_clip = storage_bound(config.proj_clip, dtype)
         if config.reset_to_initial:
             args.reset_to_initial = True
+        if config.zoneout_h or config.zoneout_c or config.candidate_dropout:
+            args.zoneout_h, args.zoneout_c = config.zoneout_h, config.zoneout_c
+            args.candidate_dropout = config.candidate_dropout
+            if rows.seed is not None:
+                args.seed = self.address(rows.seed)
 
     def address(self, t: Tensor) -> int:
         """Address of ``t``, made contiguous if it is not."""

@@ -45,10 +45,11 @@ Step = Callable[[Tensor, States, Parameters, "Clips"], States]
 
 @dataclass(frozen=True)
 class Clips:
-    """Bounds of the stored cell state and of the projected state; 0 means off."""
+    """Bounds of the stored cell state and of the projected state, 0 means off, and what the candidate is times."""
 
     cell: float = 0.0
     projected: float = 0.0
+    candidate: Tensor | None = None  # [B, H], or None: 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class CellSpec:
         first_gates: gates of the first phase, whose recurrent part is a product with h.
         carried: values per hidden unit that the first phase hands to the second.
         projects: the second product is with weight_hr.
+        reads_output: backward reads h from the output.
+        zones_cells: its cell states may be kept by zoneout.
+        drops_candidate: it has a candidate that dropout may act on.
         split_gate: the gate whose recurrent part has its own gradient, the last one, or None.
         parameters: their names, with their places in a flat list; without biases, and with them.
     """
@@ -82,6 +86,9 @@ class CellSpec:
     first_gates: int
     carried: int
     projects: bool
+    reads_output: bool
+    zones_cells: bool
+    drops_candidate: bool
     split_gate: int | None
     parameters: tuple[dict[str, int], dict[str, int]] = field(init=False)
 
@@ -119,10 +126,14 @@ def _clip(value: Tensor, bound: float) -> Tensor:
     return value.clamp(-bound, bound) if bound else value
 
 
+def _dropped(candidate: Tensor, clips: Clips) -> Tensor:
+    return candidate if clips.candidate is None else candidate * clips.candidate
+
+
 def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, c = states
     i, f, g, o = (gates + linear(h, parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
-    c = _clip(f.sigmoid() * c + i.sigmoid() * g.tanh(), clips.cell)
+    c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
     h = o.sigmoid() * c.tanh()
     if parameters.weight_hr is not None:
         h = _clip(linear(h, parameters.weight_hr), clips.projected)
@@ -134,7 +145,7 @@ def _gru_step(gates: Tensor, states: States, parameters: Parameters, clips: Clip
     input_r, input_z, input_n = gates.chunk(3, dim=-1)
     hidden_r, hidden_z, hidden_n = linear(h, parameters.weight_hh, parameters.bias_hh).chunk(3, dim=-1)
     r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
-    n = (input_n + r * hidden_n).tanh()
+    n = _dropped((input_n + r * hidden_n).tanh(), clips)
     return (n + z * (h - n),)
 
 
@@ -145,7 +156,7 @@ def _gru_reset_before_step(gates: Tensor, states: States, parameters: Parameters
     bias_rz, bias_n = (None, None) if parameters.bias_hh is None else parameters.bias_hh.split([2 * hidden, hidden])
     input_rz, input_n = gates.split([2 * hidden, hidden], dim=-1)
     r, z = (input_rz + linear(h, weight_rz, bias_rz)).sigmoid().chunk(2, dim=-1)
-    n = (input_n + linear(r * h, weight_n, bias_n)).tanh()
+    n = _dropped((input_n + linear(r * h, weight_n, bias_n)).tanh(), clips)
     return (n + z * (h - n),)
 
 

@@ -25,7 +25,7 @@ _EXTRAS = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None},
     modules.GRU: {"recompute": False, "reset_after": True},
     modules.RNN: {"recompute": False},
-    Recurrent: {"heads": 1, **dict.fromkeys(NOISE, 0.0)},
+    Recurrent: {"heads": 1, **NOISE},
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import check_batch_sizes, check_clips, check_masks, check_shapes
+from ._checks import check_batch_sizes, check_clips, check_masks, check_noise, check_shapes
 from ._config import Config, Rows, flatten
 from ._heads import heads_of
 from ._noise import Variational, drop_features
@@ -35,7 +35,11 @@ def layer(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
     recompute: bool = False,
-) -> tuple[Tensor, States]:
+    all_states: bool = False,
+    zoneout: tuple[float, float] = (0.0, 0.0),
+    candidate_dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer of D = 1 or 2 directions.
 
     Row b is active at steps t < lengths[b]: elsewhere its state does not change and its output is 0. The reverse
@@ -62,13 +66,19 @@ def layer(
         cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip]; 0 is off.
         proj_clip: likewise the projected state.
         recompute: keep no gates for backward, rebuild them there.
+        all_states: return the cell states of every step too.
+        zoneout: probabilities that a unit keeps its old h, and its old cell states, at a step (Krueger et al. 2017).
+        candidate_dropout: probability that what a step adds to a unit's state is zero (Semeniuta et al. 2016).
+        seed: int64 [1] on the device of the input, from which these two draw; the same seed gives the same masks on
+            every device. None: zoneout's expectation, and no dropout.
 
     Returns:
         output [T, B, D*R] (or [N, D*R]), directions side by side, and the final states ([D, B, R],) or
-        ([D, B, R], [D, B, C*H]): those after each row's last processed step, the initial ones for length 0.
+        ([D, B, R], [D, B, C*H]): those after each row's last processed step, the initial ones for length 0. With
+        ``all_states`` also the cell states after each step, [T, B, D*C*H] (or [N, D*C*H]), zero beyond a row's length.
 
     Raises:
-        ValueError: unknown cell, or values that cannot be.
+        ValueError: unknown cell, values that cannot be, or ``all_states`` of a cell whose states are its output.
         RuntimeError: shapes, types or devices that do not fit together.
     """
     if cell not in CELLS:
@@ -95,7 +105,14 @@ def layer(
         proj_clip,
         recompute,
         heads_of(parameters[0].weight_hh),
+        all_states,
+        *map(float, zoneout),
+        float(candidate_dropout),
     )
+    if all_states and not spec.cells:
+        raise ValueError(f"all_states needs a cell with a cell state; of {cell} the output has all states")
+    if all_states and spec.cells > 1 and config.heads > 1:
+        raise ValueError(f"all_states is not there for {cell} with heads")
     operands = [*inputs, *(initial or ())]
     for own in parameters:
         if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):
@@ -105,19 +122,27 @@ def layer(
                 wanted = "needs" if value is None else "has no"
                 raise ValueError(f"cell {cell} {wanted} {name}")
         operands += flatten(config, own)
-    return _checked(config, operands, lengths, resets, batch_sizes)
+    output, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
+    return (output, final) if cells is None else (output, final, cells)
 
 
 def _checked(
-    config: Config, operands: list[Tensor], lengths: Tensor | None, resets: Tensor | None, batch_sizes: Tensor | None
-) -> tuple[Tensor, States]:
-    """Refuse what does not fit together, apply autocast, run."""
+    config: Config,
+    operands: list[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    seed: Tensor | None,
+) -> tuple[Tensor, States, Tensor | None]:
+    """Refuse what does not fit together, apply autocast, run: output, final states, cell states of every step."""
     x = operands[0]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         operands = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands]
         with torch.autocast(x.device.type, enabled=False):
-            return _checked(config, operands, lengths, resets, batch_sizes)
+            return _checked(config, operands, lengths, resets, batch_sizes, seed)
+    if config.zoneout_h or config.zoneout_c or config.candidate_dropout or seed is not None:
+        check_noise(config, seed, x.device)
     check_clips(config, x.dtype)
     if batch_sizes is not None:
         check_batch_sizes(batch_sizes)
@@ -126,7 +151,10 @@ def _checked(
         check_masks(lengths, resets, batch, x.shape[:-1])
         lengths = lengths if lengths is None else lengths.to(x.device, torch.int64)
         resets = resets if resets is None else resets.to(x.device)
-    return run(config, operands, Rows(batch, lengths, resets, batch_sizes))
+    output, final = run(config, operands, Rows(batch, lengths, resets, batch_sizes, seed))
+    if config.all_states:
+        return output, final[:-1], final[-1].to(x.dtype)
+    return output, final, None
 
 
 def stack(
@@ -146,7 +174,11 @@ def stack(
     proj_clip: float = 0.0,
     recompute: bool = False,
     variational: Variational | None = None,
-) -> tuple[Tensor, States]:
+    all_states: bool = False,
+    zoneout: tuple[float, float] = (0.0, 0.0),
+    candidate_dropout: float = 0.0,
+    noisy: bool = False,
+) -> tuple[Tensor, States] | tuple[Tensor, States, list[States]]:
     """Layers one on another, with dropout between them; what the modules and the public functions share.
 
     Args:
@@ -166,14 +198,20 @@ def stack(
         proj_clip: see :func:`layer`.
         recompute: see :func:`layer`.
         variational: dropout with one mask a row; None in evaluation.
+        all_states: return the states of every layer and step too.
+        zoneout: see :func:`layer`.
+        candidate_dropout: see :func:`layer`.
+        noisy: draw a seed for each layer, from torch's generator of the device; else zoneout's expectation.
 
     Returns:
-        output and final states, the latter for all layers: [L*D, B, R] and [L*D, B, H].
+        output and final states, the latter for all layers: [L*D, B, R] and [L*D, B, H]. With
+        ``all_states`` for each layer its states after each step, (h [T, B, D*R],) or with c [T, B, D*C*H].
     """
     reverse = (False, True) if bidirectional else (False,)
     config = Config(
-        CELLS[cell], reverse, 1, initial is not None, has_bias, reset_to_initial, cell_clip, proj_clip, recompute
-    )
+        CELLS[cell], reverse, 1, initial is not None, has_bias, reset_to_initial, cell_clip, proj_clip, recompute,
+        1, all_states and CELLS[cell].cells > 0, *zoneout, candidate_dropout,
+    )  # fmt: skip
     directions = len(reverse)
     count = directions * config.weights
     if len(weights) != num_layers * count:
@@ -184,7 +222,7 @@ def stack(
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
         x = drop_features(x, variational.input, batch_sizes, batch)
-    finals = []
+    finals, every = [], []
     for index in range(num_layers):
         if index and dropout:
             x = torch.nn.functional.dropout(x, dropout, training=True)
@@ -194,13 +232,15 @@ def stack(
         if initial is not None:
             operands += [s.narrow(0, index * directions, directions) for s in initial] if num_layers > 1 else initial
         operands += weights[index * count : (index + 1) * count]
-        x, final = _checked(config, operands, lengths, resets, batch_sizes)
+        seed = torch.randint(2**63 - 1, (1,), device=x.device) if noisy else None
+        x, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
         finals.append(final)
+        if all_states:
+            every.append((x,) if cells is None else (x, cells))
     if variational is not None:
         x = drop_features(x, variational.output, batch_sizes, batch)
-    if num_layers == 1:
-        return x, finals[0]
-    return x, tuple(torch.cat(states) for states in zip(*finals, strict=True))
+    final = finals[0] if num_layers == 1 else tuple(torch.cat(states) for states in zip(*finals, strict=True))
+    return (x, final, every) if all_states else (x, final)
 
 
 def _public(cell, input, hx, weights, num_layers, bidirectional, dropout, training, batch_first, resets, **options):

@@ -23,9 +23,9 @@ _NO_PROJECTION = "proj_size argument is only supported for LSTM, not RNN or GRU"
 class LSTM(Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), drop-in for torch.nn.LSTM.
 
-    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False) and returns output and final
-    states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters, names and numbers are the
-    same.
+    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and
+    returns output and final states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters,
+    names and numbers are the same.
 
     Args:
         input_size: I, features of an input.
@@ -52,9 +52,14 @@ class LSTM(Recurrent):
             (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
         hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
         output_dropout: likewise of the last layer's output.
+        zoneout: probability that a unit keeps its old state at a step, or those of h and c apart (Krueger et al.
+            2017); in evaluation the expectation of that.
+        recurrent_dropout: probability that what a step adds to a cell's state is zero, in training (recurrent dropout
+            without memory loss, Semeniuta et al. 2016: of the candidate, anew at each step; keras' option of this name
+            drops the old state).
     """
 
-    _kind = "LSTM"
+    _kind, _zones_cells = "LSTM", True
 
     def __init__(
         self,
@@ -77,6 +82,8 @@ class LSTM(Recurrent):
         input_dropout: float = 0.0,
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
+        zoneout: float | tuple[float, float] = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         for name, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
             if clip is not None and not clip > 0:
@@ -85,7 +92,7 @@ class LSTM(Recurrent):
             "LSTM", recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
-            output_dropout=output_dropout,
+            output_dropout=output_dropout, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
         )  # fmt: skip
         if proj_clip is not None and not self.proj_size:
             raise ValueError("proj_clip needs proj_size > 0")
@@ -119,7 +126,11 @@ class LSTM(Recurrent):
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
-    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        all_states: bool = False,
+    ) -> (
+        tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]
+        | tuple[Tensor | PackedSequence, tuple[Tensor, Tensor], list]
+    ):
         """Run the layers.
 
         D is 2 with ``bidirectional``, else 1.
@@ -136,28 +147,31 @@ class LSTM(Recurrent):
                 PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
                 gradients.
             reset_to_initial: a reset restores hx, not zero.
+            all_states: return the states after every step too, of each layer.
 
         Returns:
             output [T, B, D*R], in the layout of the input, and the final states (h_n [L*D, B, R], c_n [L*D, B, H]),
-            in the layout of hx. Under autocast both have autocast's type.
+            in the layout of hx; with ``all_states`` also a list with each layer's (h [T, B, D*R], c [T, B, D*H]) in the
+            layout of the input, zero beyond a row's length. Under autocast all have autocast's type.
         """
         if is_proxy(input, hx, lengths, resets):
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial)
+            options = {} if all_states is False else {"all_states": all_states}
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
         if hx is not None:
             states = (hx[0], hx[1])
             if len(hx) != 2:
                 raise RuntimeError("lstm expects two hidden states")
         else:
             states = None
-        return self._run(input, states, lengths, resets, reset_to_initial)
+        return self._run(input, states, lengths, resets, reset_to_initial, all_states)
 
 
 class GRU(Recurrent):
     """Gated recurrent unit, drop-in for torch.nn.GRU.
 
-    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False) and returns output and final
-    states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters, names and numbers are the
-    same.
+    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and
+    returns output and final states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters,
+    names and numbers are the same.
 
     With ``reset_after=False`` the reset gate acts before the product (Cho et al. 2014, https://arxiv.org/abs/1406.1078,
     and most lecture notes): the candidate is tanh(W_in x + b_in + W_hn (r*h) + b_hn). In both forms z weighs the OLD
@@ -186,6 +200,10 @@ class GRU(Recurrent):
             (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
         hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
         output_dropout: likewise of the last layer's output.
+        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
+            expectation of that.
+        recurrent_dropout: probability that the candidate of a unit is zero at a step, in training (recurrent dropout
+            without memory loss, Semeniuta et al. 2016; keras' option of this name drops the old state).
     """
 
     _kind = "GRU"
@@ -210,6 +228,8 @@ class GRU(Recurrent):
         input_dropout: float = 0.0,
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         if proj_size:
             raise ValueError(_NO_PROJECTION)
@@ -217,7 +237,7 @@ class GRU(Recurrent):
             "GRU", recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
-            output_dropout=output_dropout,
+            output_dropout=output_dropout, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
         )  # fmt: skip
         self.reset_after = bool(reset_after)
 
@@ -236,7 +256,8 @@ class GRU(Recurrent):
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        all_states: bool = False,
+    ) -> tuple[Tensor | PackedSequence, Tensor] | tuple[Tensor | PackedSequence, Tensor, list]:
         """Run the layers.
 
         D is 2 with ``bidirectional``, else 1.
@@ -252,23 +273,27 @@ class GRU(Recurrent):
                 PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
                 gradients.
             reset_to_initial: a reset restores hx, not zero.
+            all_states: return the states after every step too, of each layer.
 
         Returns:
-            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
-            Under autocast both have autocast's type (torch.nn.GRU on a CPU alone returns float32 there).
+            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx;
+            with ``all_states`` also a list with each layer's h [T, B, D*H] in the layout of the input, zero beyond a
+            row's length. Under autocast all have autocast's type (torch.nn.GRU on a CPU alone returns float32 there).
         """
         if is_proxy(input, hx, lengths, resets):
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial)
-        output, final = self._run(input, None if hx is None else (hx,), lengths, resets, reset_to_initial)
-        return output, final[0]
+            options = {} if all_states is False else {"all_states": all_states}
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
+        states = None if hx is None else (hx,)
+        output, final, *every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        return output, final[0], *[[own[0] for own in of_layers] for of_layers in every]
 
 
 class RNN(Recurrent):
     """Plain recurrent layer (Elman 1990) with tanh or relu, drop-in for torch.nn.RNN.
 
-    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False) and returns output and final
-    states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters, names and numbers are the
-    same.
+    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and
+    returns output and final states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters,
+    names and numbers are the same.
 
     Args:
         input_size: I, features of an input.
@@ -293,6 +318,8 @@ class RNN(Recurrent):
             (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
         hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
         output_dropout: likewise of the last layer's output.
+        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
+            expectation of that.
     """
 
     _kind, _instead = "RNN", "tensor instead"
@@ -317,6 +344,7 @@ class RNN(Recurrent):
         input_dropout: float = 0.0,
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         if proj_size:
             raise ValueError(_NO_PROJECTION)
@@ -327,7 +355,7 @@ class RNN(Recurrent):
             mode, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
-            output_dropout=output_dropout,
+            output_dropout=output_dropout, zoneout=zoneout,
         )  # fmt: skip
         self.nonlinearity = nonlinearity
 
@@ -343,7 +371,8 @@ class RNN(Recurrent):
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        all_states: bool = False,
+    ) -> tuple[Tensor | PackedSequence, Tensor] | tuple[Tensor | PackedSequence, Tensor, list]:
         """Run the layers.
 
         D is 2 with ``bidirectional``, else 1.
@@ -359,12 +388,16 @@ class RNN(Recurrent):
                 PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
                 gradients.
             reset_to_initial: a reset restores hx, not zero.
+            all_states: return the states after every step too, of each layer.
 
         Returns:
-            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
-            Under autocast both have autocast's type.
+            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx;
+            with ``all_states`` also a list with each layer's h [T, B, D*H] in the layout of the input, zero beyond a
+            row's length. Under autocast all have autocast's type.
         """
         if is_proxy(input, hx, lengths, resets):
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial)
-        output, final = self._run(input, None if hx is None else (hx,), lengths, resets, reset_to_initial)
-        return output, final[0]
+            options = {} if all_states is False else {"all_states": all_states}
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
+        states = None if hx is None else (hx,)
+        output, final, *every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        return output, final[0], *[[own[0] for own in of_layers] for of_layers in every]

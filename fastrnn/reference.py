@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ._heads import block_diagonal, heads_of
+from ._noise import StateNoise
 from .cells import CELLS, CellSpec, Clips, Parameters, States, state_dtype
 
 
@@ -30,7 +31,11 @@ def reference_layer(
     batch_sizes: Tensor | None = None,
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
-) -> tuple[Tensor, States]:
+    all_states: bool = False,
+    zoneout: tuple[float, float] = (0.0, 0.0),
+    candidate_dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer, step by step, in differentiable torch operations.
 
     16-bit types are computed in float32; h is rounded to the storage type after each step, c is not, as in the kernels.
@@ -48,23 +53,33 @@ def reference_layer(
         batch_sizes: int64 [T] on the CPU: rows are packed as in a PackedSequence.
         cell_clip: bound of the stored cell state, 0 is off.
         proj_clip: bound of the projected state, 0 is off.
+        all_states: return the cell states of every step too.
+        zoneout: probabilities that a unit keeps its old h, and its old cell states.
+        candidate_dropout: probability that what a step adds to the state is zero.
+        seed: int64 [1] of the masks, or None: zoneout's expectation, and no dropout.
 
     Returns:
-        output [T, B, D*R] (or [N, D*R]) and the final states ([D, B, R],) or ([D, B, R], [D, B, H]).
+        output [T, B, D*R] (or [N, D*R]), the final states ([D, B, R],) or ([D, B, R], [D, B, C*H]), and with
+        ``all_states`` [T, B, D*C*H] (or [N, D*C*H]) in the type that they are kept in, zero beyond a row's length.
     """
     spec = CELLS[cell]
     if isinstance(inputs, Tensor):
         inputs = (inputs,) * len(reverse)
     sizes = None if batch_sizes is None else batch_sizes.tolist()
     clips = Clips(cell_clip, storage_bound(proj_clip, inputs[0].dtype))
-    outputs, finals = [], []
+    outputs, finals, cells = [], [], []
     for d, (x, weights, backwards) in enumerate(zip(inputs, parameters, reverse, strict=True)):
         start = None if initial is None else tuple(state[d] for state in initial)
-        output, final = _direction(spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips)
+        noise = StateNoise(zoneout, candidate_dropout, seed, d)
+        output, final, of_steps = _direction(
+            spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips, all_states, noise
+        )
         outputs.append(output)
         finals.append(final)
+        cells.append(of_steps)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-    return output, tuple(torch.stack(states) for states in zip(*finals, strict=True))
+    final = tuple(torch.stack(states) for states in zip(*finals, strict=True))
+    return (output, final, torch.cat(cells, dim=-1)) if all_states else (output, final)
 
 
 def storage_bound(bound: float, dtype: torch.dtype) -> float:
@@ -83,7 +98,9 @@ def _direction(
     reset_to_initial: bool,
     sizes: list[int] | None,
     clips: Clips,
-) -> tuple[Tensor, States]:
+    all_states: bool,
+    noise: StateNoise,
+) -> tuple[Tensor, States, Tensor | None]:
     storage, compute = x.dtype, state_dtype(x.dtype)
     weights = _cast(weights, compute)
     if heads_of(weights.weight_hh) > 1:
@@ -104,7 +121,8 @@ def _direction(
         start = tuple(state.to(compute) for state in start)
     restart = start if reset_to_initial else tuple(torch.zeros_like(state) for state in start)
 
-    states, outputs = start, [None] * steps
+    noise.draw(steps, batch, width, hidden, gates)
+    states, outputs, cells = start, [None] * steps, [None] * steps
     for step in reversed(range(steps)) if backwards else range(steps):
         rows = batch if sizes is None else sizes[step]
         old, fresh = _head(states, rows, batch), _head(restart, rows, batch)
@@ -114,22 +132,27 @@ def _direction(
             begin = _where(step_resets[step].unsqueeze(-1), fresh, old)
         elif step_resets is not None and step + 1 < steps:
             begin = _reverse_cut(step_resets[step + 1], lengths, step + 1, fresh, old)
-        new = spec.step(step_gates[step], begin, weights, clips)
+        if noise.on:
+            new = spec.step(step_gates[step], begin, weights, noise.clips(clips, step, rows))
+            new = noise.mix(begin, new, step, rows)
+        else:
+            new = spec.step(step_gates[step], begin, weights, clips)
         if storage != compute:
             new = (new[0].to(storage).to(compute), *new[1:])
         if active is None:
-            outputs[step] = new[0]
+            outputs[step], cells[step] = new[0], new[-1]
         else:
-            outputs[step] = torch.where(active, new[0], 0.0)
+            outputs[step], cells[step] = torch.where(active, new[0], 0.0), torch.where(active, new[-1], 0.0)
             new = _where(active, new, old)
         if rows < batch:
             new = tuple(torch.cat([n, s[rows:]]) for n, s in zip(new, states, strict=True))
         states = new
-    if not steps:
-        output = gates.new_zeros(*x.shape[:-1], width)
-    else:
-        output = torch.stack(outputs) if sizes is None else torch.cat(outputs)
-    return output.to(storage), tuple(state.to(storage) for state in states)
+    join = torch.stack if sizes is None else torch.cat
+    output = join(outputs) if steps else gates.new_zeros(*x.shape[:-1], width)
+    of_steps = None
+    if all_states:
+        of_steps = join(cells) if steps else gates.new_zeros(*x.shape[:-1], spec.cells * hidden)
+    return output.to(storage), tuple(state.to(storage) for state in states), of_steps
 
 
 def _reverse_cut(reset: Tensor, lengths: Tensor | None, step: int, fresh: States, old: States) -> States:

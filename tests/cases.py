@@ -37,6 +37,16 @@ OPTIONS: dict[str, dict] = {
     "packed_both": dict(packed=True, reverse=BOTH),
     "packed_resets": dict(packed=True, resets=True, reset_to_initial=True, reverse=BOTH),
     "packed_lengths": dict(packed=True, lengths=True, reverse=BOTH),
+    "all_states": dict(all_states=True, lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "all_states_packed": dict(all_states=True, packed=True, resets=True, reverse=BOTH),
+    "all_states_heads": dict(all_states=True, heads=3, lengths=True, reverse=BOTH),
+    "all_states_recompute": dict(all_states=True, recompute=True, cell_clip=0.2, reverse=BOTH),
+    "zoneout": dict(zoneout=(0.3, 0.4), lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "zoneout_packed": dict(zoneout=(0.4, 0.3), packed=True, recompute=True, cell_clip=0.2, reverse=BOTH),
+    "zoneout_of_h": dict(zoneout=(0.5, 0.0), resets=True, initial=False, bias=False),
+    "zoneout_expected": dict(zoneout=(0.3, 0.4), expected=True, proj_clip=0.05, reverse=BOTH),
+    "candidate_dropped": dict(candidate_dropout=0.4, lengths=True, reverse=BOTH, recompute=True),
+    "candidate_and_zoneout": dict(candidate_dropout=0.4, zoneout=(0.0, 0.3), packed=True, resets=True, reverse=BOTH),
     "recompute": dict(recompute=True, lengths=True, resets=True, reverse=BOTH),
     "recompute_packed": dict(recompute=True, packed=True, reverse=BOTH),
     "heads": dict(heads=3),
@@ -51,8 +61,11 @@ OPTIONS: dict[str, dict] = {
 def options_of(cell: str) -> list[str]:
     """Names of the options that mean something for a cell."""
     spec = CELLS[cell]
-    clips, heads = spec.cells > 0, not spec.projects
-    return [name for name in OPTIONS if (clips or "clip" not in name) and (heads or "heads" not in name)]
+    without = set() if spec.cells else {"all_states"}
+    without |= set() if spec.drops_candidate else {"candidate_dropout"}
+    without |= {"heads"} if spec.projects else set()
+    names = [name for name, own in OPTIONS.items() if not without & own.keys()]
+    return [name for name in names if spec.cells or "clipped" not in name]
 
 
 @dataclass
@@ -91,9 +104,10 @@ class Call:
         return self.map(lambda t: t.detach().to(dtype or t.dtype).clone().requires_grad_())
 
     def run(self, layer: Callable) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """output and final states from ``layer``."""
+        """output and final states from ``layer``; with all_states those of every step come after the final ones."""
         inputs = self.inputs[0] if len(self.inputs) == 1 else self.inputs
-        return layer(self.cell, inputs, self.initial, self.parameters, **self.options)
+        output, final, *cells = layer(self.cell, inputs, self.initial, self.parameters, **self.options)
+        return output, (*final, *cells)
 
     def reference(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """output and final states from the step loop."""
@@ -143,6 +157,12 @@ def make_call(
         options["lengths"] = lengths.to(device)
     if wanted.pop("resets", False):
         options["resets"] = (torch.rand(rows, generator=generator) < 0.4).to(device)
+    if "zoneout" in wanted and not spec.zones_cells:
+        wanted["zoneout"] = (wanted["zoneout"][0], 0.0)
+    if {"zoneout", "candidate_dropout"} & wanted.keys() and not wanted.pop("expected", False):
+        wanted["seed"] = torch.randint(-(2**63), 2**63 - 1, (1,), generator=generator).to(device)
+    if not spec.cells:
+        wanted.pop("cell_clip", None)
     states = tuple(uniform(directions, batch, each) for each in spec.state_widths(width, hidden))
     initial = states if wanted.pop("initial", True) else None
     options.update(wanted)

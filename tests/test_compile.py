@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import tolerances as tol
 import torch
-from cases import make_call
+from cases import make_call, options_of
 from torch.nn.utils.rnn import pack_sequence
 
 import fastrnn
@@ -155,19 +155,23 @@ def test_export_dynamic_sizes():
     assert torch.equal(program.module()(x)[0], module(x)[0])
 
 
-@pytest.mark.parametrize("option", ["plain", "lengths_resets", "packed_both", "recompute", "no_initial"])
-@pytest.mark.parametrize("cell", CELLS)
+CHECKED = ["plain", "lengths_resets", "packed_both", "recompute", "no_initial", "all_states_packed", "zoneout"]
+CHECKS = [(cell, option) for cell in CELLS for option in CHECKED if option in options_of(cell)]
+
+
+@pytest.mark.parametrize("cell, option", CHECKS)
 def test_opcheck(cell, option):
     made = make_call(cell, option, (3, 2, 2, 3, 2))
     options = made.options
     config = Config(
         CELLS[cell], options["reverse"], len(made.inputs), made.initial is not None, True,
         options.get("reset_to_initial", False), 0.0, 0.0, options.get("recompute", False),
+        1, options.get("all_states", False), *options.get("zoneout", (0.0, 0.0)),
     )  # fmt: skip
     operands = [*made.inputs, *(made.initial or ())]
     for own in made.parameters:
         operands += flatten(config, own)
-    masks = (options.get("lengths"), options.get("resets"), options.get("batch_sizes"))
+    masks = (options.get("lengths"), options.get("resets"), options.get("batch_sizes"), options.get("seed"))
     arguments = (operands, *masks, 2, *_ops._options(config), True)
     torch.library.opcheck(torch.ops.fastrnn.layer.default, arguments)
 

@@ -210,7 +210,7 @@ def test_signatures_and_docs(kind):
     assert (positional.index("nonlinearity") == 3) if kind == "RNN" else ("nonlinearity" not in positional)
     assert "recompute" in options and all(f"        {name}: " in ours.__doc__ for name in options)
     arguments = [*inspect.signature(ours.forward).parameters][1:]
-    assert arguments == ["input", "hx", "lengths", "resets", "reset_to_initial"]
+    assert arguments == ["input", "hx", "lengths", "resets", "reset_to_initial", "all_states"]
     assert all(f"            {name}: " in ours.forward.__doc__ for name in arguments)
     assert "[T, B, D*" in ours.forward.__doc__ and "h_n [L*D, B, " in ours.forward.__doc__
     typing.get_type_hints(ours.__init__), typing.get_type_hints(ours.forward)
@@ -377,3 +377,64 @@ def test_sequences_packed_under_inference_mode(layer):
     output, states = module(packed)
     final = states if isinstance(states, tuple) else (states,)
     (output.data.sum() + sum(t.sum() for t in final)).backward()
+
+
+STATEFUL = {
+    "LSTM": lambda **options: fastrnn.LSTM(3, 4, 2, **options),
+    "LSTM projected": lambda **options: fastrnn.LSTM(3, 4, 2, proj_size=2, **options),
+    "GRU": lambda **options: fastrnn.GRU(3, 4, 2, **options),
+    "RNN": lambda **options: fastrnn.RNN(3, 4, 2, **options),
+}
+
+
+def all_states(layer, *given, **options):
+    """output, final states as a tuple, and for each layer its states as a tuple."""
+    output, final, states = layer(*given, all_states=True, **options)
+    plain, plain_final = layer(*given, **options)
+    assert torch.equal(getattr(output, "data", output), getattr(plain, "data", plain))
+    two = isinstance(final, tuple)
+    assert all(map(torch.equal, final if two else (final,), plain_final if two else (plain_final,)))
+    return output, final if two else (final,), states if two else [(h,) for h in states]
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_all_states_go_on_from_any_step(kind):
+    """A layer that starts from the states of step 2 gives what follows, gradients through the cut included."""
+    layer = STATEFUL[kind]().double()
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    output, final, states = all_states(layer, x)
+    hx = tuple(torch.stack([own[i][2] for own in states]) for i in range(len(final)))
+    rest, rest_final = layer(x[3:], hx if len(hx) == 2 else hx[0])
+    rest_final = rest_final if len(hx) == 2 else (rest_final,)
+    for mine, true in zip((rest, *rest_final), (output[3:], *final), strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT64)
+    parameters = list(layer.parameters())
+    loss = rest.square().sum() + sum(s.sum() for s in rest_final)
+    found = torch.autograd.grad(loss, parameters, retain_graph=True)
+    expected = torch.autograd.grad(output[3:].square().sum() + sum(s.sum() for s in final), parameters)
+    for mine, true in zip(found, expected, strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_all_states_lie_as_the_output(kind):
+    layer = STATEFUL[kind](bidirectional=True)
+    x, lengths = torch.randn(5, 3, 3), torch.tensor([5, 2, 4])
+    output, final, states = all_states(layer, x, lengths=lengths)
+    assert torch.equal(states[-1][0], output) and len(states) == 2
+    for own in states:
+        assert all((s[2:, 1] == 0).all() for s in own)
+    for i, last in enumerate(final):  # forward ends at a row's last step, the reverse direction at its first
+        forward, reverse = states[1][i].chunk(2, -1)
+        assert torch.equal(forward[lengths - 1, torch.arange(3)], last[2]) and torch.equal(reverse[0], last[3])
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    of_packed = all_states(layer, packed)[2]
+    for own, other in zip(states, of_packed, strict=True):
+        assert all(torch.equal(a, pad_packed_sequence(b)[0]) for a, b in zip(own, other, strict=True))
+    one = all_states(layer, x[:, 0])[2]
+    batch_first = STATEFUL[kind](bidirectional=True, batch_first=True)
+    batch_first.load_state_dict(layer.state_dict())
+    of_batch = all_states(batch_first, x.transpose(0, 1), lengths=lengths)[2]
+    for own, row, other in zip(states, one, of_batch, strict=True):
+        assert all(torch.equal(a[:, 0], b) for a, b in zip(own, row, strict=True))
+        assert all(torch.equal(a.transpose(0, 1), b) for a, b in zip(own, other, strict=True))

@@ -8,10 +8,14 @@ import pickle
 import pytest
 import tolerances as tol
 import torch
+from cases import DTYPES, make_call
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastrnn
+from fastrnn import _backends, functional
+from fastrnn._device import Emulated
+from fastrnn._noise import StateNoise, philox
 
 MODULES = {
     "LSTM": lambda **options: fastrnn.LSTM(6, 8, 2, **options),
@@ -149,3 +153,177 @@ def test_compiled_with_every_dropout(kind):
     torch.manual_seed(6)
     assert torch.equal(layer(x)[0], found)
     assert not torch.equal(compiled(x)[0], found)
+
+
+# ---- noise in the state: zoneout and dropout of the candidate ----
+
+KNOWN = (  # Philox4x32-10's known answers (Random123, kat_vectors): counter, key, words
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+)
+
+
+@pytest.mark.parametrize("counter, key, words", KNOWN)
+def test_philox_gives_the_known_answers(counter, key, words):
+    numbers = [[torch.tensor(int(word, 16)) for word in text.split()] for text in (counter, key, words)]
+    assert philox(numbers[0], *numbers[1]) == numbers[2]
+
+
+def kept_units(p, seed, shape=(40, 20, 33), **options):
+    """Where an RNN's units kept their state: [T-1, B, H]."""
+    steps, batch, hidden = shape
+    call = make_call("rnn_tanh", dict(zoneout=(p, 0.0)), (steps, batch, 7, hidden, 1), **options)
+    call.options["seed"] = torch.tensor([seed])
+    with torch.no_grad():
+        output, _ = call.run(functional.layer)
+    return output[1:] == output[:-1]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.05, 0.5, 0.95])
+def test_rate_of_the_masks(p):
+    kept = kept_units(p, 5)
+    for share in (kept.double().mean((0, 1)), kept.double().mean((1, 2)), kept.double().mean((0, 2))):
+        bound = tol.SIGMAS * (p * (1 - p) / (kept.numel() / share.numel())) ** 0.5
+        assert ((share - p).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
+def test_cpu_and_kernels_draw_the_same_masks(strategy, dtype, monkeypatch, emulated_kernels):
+    """Bit for bit, whatever the type, and as the step loop's."""
+    kept = kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype)
+    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
+    assert torch.equal(kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype), kept)
+    noise = StateNoise((0.4, 0.0), 0.0, torch.tensor([-(2**63) + 12345]), 0)
+    noise.draw(6, 9, 37, 37, torch.empty(0))
+    mask = noise.kept[0][1:]
+    # In 16 bits a unit may come to its old value by itself.
+    assert kept[mask].all() and (dtype.itemsize == 2 or torch.equal(mask, kept))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_noise_does_not_depend_on_threads_or_the_batch(threads):
+    def run(rows):
+        layer = make("LSTM", zoneout=(0.2, 0.3), recurrent_dropout=0.2, bidirectional=True)
+        torch.manual_seed(8)
+        output, _ = layer(x[:, :rows])
+        return output
+
+    x = torch.randn(7, 9, 6)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        whole = run(9)
+        torch.set_num_threads(threads)
+        assert torch.equal(run(9), whole) and torch.equal(run(4), whole[:, :4])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_vmap_over_rows_with_one_seed():
+    call = make_call("lstm", "zoneout_of_h", (4, 3, 2, 3, 2))
+    x = call.inputs[0]
+    with torch.no_grad():
+        whole = torch.func.vmap(lambda row: functional.layer("lstm", row, None, call.parameters, **call.options)[0])(
+            torch.stack([x, 2 * x])
+        )
+        for scale, found in zip((1, 2), whole, strict=True):
+            truth, _ = functional.layer("lstm", scale * x, None, call.parameters, **call.options)
+            tol.assert_close(found, truth, tol.SAME_FLOAT64)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules_repeat_with_torchs_seed(kind):
+    options = dict(zoneout=0.3, bidirectional=True)
+    if kind != "RNN":
+        options["recurrent_dropout"] = 0.3
+    layer = make(kind, **options)
+    x = torch.randn(5, 3, 6)
+    torch.manual_seed(7)
+    first, second = layer(x)[0], layer(x)[0]
+    torch.manual_seed(7)
+    assert torch.equal(layer(x)[0], first) and torch.equal(layer(x)[0], second) and not torch.equal(first, second)
+    with torch.random.fork_rng():
+        forked = layer(x)[0]
+    assert torch.equal(layer(x)[0], forked)
+    assert not torch.equal(first[..., :4], first[..., -4:])
+    for same in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert repr(same) == repr(layer) and "zoneout=0.3" in repr(same)
+        assert torch.equal(same.eval()(x)[0], layer.eval()(x)[0])
+    assert type(layer).__name__ in repr(layer) and "zoneout" in fastrnn.revert(torch.nn.Sequential(layer)).left["0"]
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_evaluation_takes_the_expectation(kind):
+    """h is linear in its mask, so the mean over many draws of one step tends to what evaluation gives."""
+    layer = make(kind, zoneout=0.3).double()
+    one = {
+        "LSTM": fastrnn.LSTM(6, 8), "LSTM projected": fastrnn.LSTM(6, 8, proj_size=5), "GRU": fastrnn.GRU(6, 8),
+        "GRU reset-before": fastrnn.GRU(6, 8, reset_after=False), "RNN": fastrnn.RNN(6, 8),
+    }[kind].double()  # fmt: skip
+    one.zoneout = layer.zoneout
+    draws, width = 4000, 5 if "projected" in kind else 8
+    x = torch.randn(1, 1, 6, dtype=torch.float64).expand(1, draws, 6)
+    h0 = torch.rand(1, 1, width, dtype=torch.float64).expand(1, draws, width).contiguous()
+    hx = (h0, torch.zeros(1, draws, 8, dtype=torch.float64)) if "LSTM" in kind else h0
+    with torch.no_grad():
+        drawn, expected = one(x, hx)[0][0], one.eval()(x, hx)[0][0, 0]
+    bound = tol.SIGMAS * drawn.std(0) / draws**0.5
+    assert ((drawn.mean(0) - expected).abs() <= bound).all()
+
+
+def test_checkpoint_and_change_in_place_repeat_the_masks():
+    layer = make("GRU", zoneout=0.4, recurrent_dropout=0.2)
+    x = torch.randn(5, 3, 6, requires_grad=True)
+
+    def gradient(run):
+        torch.manual_seed(9)
+        return torch.autograd.grad(run().cos().sum(), [x, *layer.parameters()])
+
+    plain = gradient(lambda: layer(x)[0])
+    again = gradient(lambda: torch.utils.checkpoint.checkpoint(lambda t: layer(t)[0], x, use_reentrant=False))
+    assert all(map(torch.equal, plain, again))
+    changed = gradient(lambda: layer(x)[0].mul_(1.0))
+    assert all(map(torch.equal, plain, changed))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU reset-before"])
+def test_compiled_with_noise_in_the_state(kind):
+    """The seed is drawn anew in each call of the compiled graph."""
+    layer = make(kind, zoneout=0.3, recurrent_dropout=0.3)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(5, 3, 6)
+    torch.manual_seed(6)
+    found, _ = compiled(x)
+    gradient = torch.autograd.grad(found.sum(), list(layer.parameters()))
+    second, _ = compiled(x)
+    torch.manual_seed(6)
+    first, _ = layer(x)
+    assert torch.equal(first, found) and not torch.equal(second, found)
+    assert all(map(torch.equal, torch.autograd.grad(first.sum(), list(layer.parameters())), gradient))
+
+
+def test_noise_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"zoneout\[1\] is of a cell state, which GRU does not have"):
+        fastrnn.GRU(3, 4, zoneout=(0.1, 0.1))
+    with pytest.raises(ValueError, match="zoneout should be one probability or those of h and c"):
+        fastrnn.LSTM(3, 4, zoneout=(0.1, 0.1, 0.1))
+    for bad in (1.0, -0.1, (0.1, 1.0), "0.1"):
+        with pytest.raises(ValueError, match="zoneout.* should be a number in"):
+            fastrnn.LSTM(3, 4, zoneout=bad)
+    for noise in (dict(zoneout=0.1), dict(recurrent_dropout=0.1)):
+        with pytest.raises(ValueError, match="without heads alone"):
+            fastrnn.GRU(3, 4, heads=2, **noise)
+    with pytest.raises(ValueError, match="recurrent_dropout should be a number in"):
+        fastrnn.GRU(3, 4, recurrent_dropout=1.5)
+    call = make_call("rnn_tanh")
+    for options, words in (
+        (dict(zoneout=(0.1, 0.1)), "zoneout_c must be 0 for rnn_tanh, which has no cell state"),
+        (dict(candidate_dropout=0.1), "candidate_dropout must be 0 for rnn_tanh, which has no candidate"),
+        (dict(zoneout=(1.0, 0.0)), r"zoneout_h must be a probability in \[0, 1\)"),
+        (dict(zoneout=(0.1, 0.0), seed=torch.zeros(2, dtype=torch.int64)), r"seed must be int64 of shape \(1,\)"),
+    ):
+        call.options = options
+        with pytest.raises(ValueError, match=words):
+            call.run(functional.layer)

@@ -32,6 +32,8 @@
 //   kSplitGate    the gate whose recurrent part has another gradient than its input part (d_split), or -1
 //   kReadsHidden  the pointwise parts read h_prev
 //   kReadsOutput  backward0 reads h (saved nowhere else: it is the output)
+//   kZonesCells   cells_again(u, clips) makes c anew from saved and c_prev, so that noise.h may keep old cell states
+//   kDropsCandidate  the candidate is multiplied by `candidate`, after it is saved
 // What a cell does not say is as CellDefaults has it.
 //
 // Rules: the cell states are the first phase's, forward and backward. What the first phase hands to the second is `inner`, the
@@ -69,7 +71,7 @@ constexpr int kMostPhases = 2, kMostGates = 4;  // gates: of a phase
 
 struct CellDefaults {
   static constexpr int kUnitWeights = 0, kCells = 0, kSplitGate = -1;
-  static constexpr bool kReadsHidden = false, kReadsOutput = false;
+  static constexpr bool kReadsHidden = false, kReadsOutput = false, kZonesCells = false, kDropsCandidate = false;
 };
 
 template <class Cell>
@@ -98,7 +100,11 @@ struct Numbers {
 };
 
 // A field that the cell does not have.
-struct Absent {};
+struct Absent {
+  Absent() = default;
+  template <class V>
+  FR_HD explicit Absent(V) {}
+};
 template <class V, int kCount>
 using Values = std::conditional_t<(kCount > 0), V[(kCount > 0) ? kCount : 1], Absent>;
 template <class V, bool kPresent>
@@ -114,8 +120,9 @@ struct Unit {
   Value<V, N::kProjects> projected;        // W_hr inner
   Values<V, N::kSaved> saved;              // what backward needs
   Values<V, N::kCarried> carried;
-  Value<V, Cell::kReadsHidden> h_prev;
+  V h_prev;                                // of cells that read it, and of noise
   V h;
+  Value<V, Cell::kDropsCandidate> candidate{V(1)};
   Values<V, Cell::kCells> c_prev, c;       // cell states, old and new
   Values<V, Cell::kUnitWeights> unit_weight, d_unit_weight;
   Value<V, N::kTwoPhases> inner;           // operand of the second product

@@ -21,7 +21,7 @@ struct CellFacts {
   const char* name;
   Cell code;
   int gates, cells, saved, unit_weights, split_gate;
-  bool reads_hidden, reads_output;
+  bool reads_hidden, reads_output, zones_cells, drops_candidate;
   int phases;
   CellPhase phase[kMostPhases];
   int states() const { return 1 + (cells > 0); }  // that a caller sees: h, and the cell states side by side
@@ -37,6 +37,7 @@ template <class Type>
 constexpr CellFacts facts(Cell code) {
   using N = Numbers<Type>;
   return {Type::kName, code, N::kGates, Type::kCells, N::kSaved, Type::kUnitWeights, Type::kSplitGate, Type::kReadsHidden, Type::kReadsOutput,
+          Type::kZonesCells, Type::kDropsCandidate,
           N::kPhases, {N::kFirst, N::kTwoPhases ? N::kLast : CellPhase{}}};
 }
 

@@ -12,22 +12,23 @@ struct Gru : CellDefaults {
   static constexpr const char* kName = "gru";
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 3, 4, 0, 3}};
   static constexpr int kSplitGate = 2;
-  static constexpr bool kReadsHidden = true;
+  static constexpr bool kReadsHidden = true, kDropsCandidate = true;
 
   template <class V>
   FR_HD static void forward0(Unit<V, Gru>& u, const Clips<V>&) {
     const V r = fr_sigmoid(u.input[0] + u.recurrent[0]);
     const V z = fr_sigmoid(u.input[1] + u.recurrent[1]);
     const V n = fr_tanh(u.input[2] + r * u.recurrent[2]);
-    u.h = n + z * (u.h_prev - n);
+    const V added = n * u.candidate;
+    u.h = added + z * (u.h_prev - added);
     u.saved[0] = r, u.saved[1] = z, u.saved[2] = n, u.saved[3] = u.recurrent[2];
   }
   template <class V>
   FR_HD static void backward0(Unit<V, Gru>& u, const Clips<V>&) {
     const V r = u.saved[0], z = u.saved[1], n = u.saved[2];
-    const V d_n = u.d_h * (V(1) - z) * (V(1) - n * n);
+    const V d_n = u.d_h * (V(1) - z) * u.candidate * (V(1) - n * n);
     u.d_input[0] = d_n * u.saved[3] * r * (V(1) - r);
-    u.d_input[1] = u.d_h * (u.h_prev - n) * z * (V(1) - z);
+    u.d_input[1] = u.d_h * (u.h_prev - n * u.candidate) * z * (V(1) - z);
     u.d_input[2] = d_n;
     u.d_split = d_n * r;
     u.d_h_prev = u.d_h * z;
@@ -37,7 +38,7 @@ struct Gru : CellDefaults {
 struct GruResetBefore : CellDefaults {
   static constexpr const char* kName = "gru_reset_before";
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 2, 2, 1, 1}, {Before::kProduct, 1, 1, 0, 2}};
-  static constexpr bool kReadsHidden = true;
+  static constexpr bool kReadsHidden = true, kDropsCandidate = true;
 
   template <class V>
   FR_HD static void forward0(Unit<V, GruResetBefore>& u, const Clips<V>&) {
@@ -50,13 +51,14 @@ struct GruResetBefore : CellDefaults {
   FR_HD static void forward1(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V n = fr_tanh(u.input[2] + u.recurrent[2]);
     u.saved[2] = n;
-    u.h = n + u.carried[0] * (u.h_prev - n);
+    const V added = n * u.candidate;
+    u.h = added + u.carried[0] * (u.h_prev - added);
   }
   template <class V>
   FR_HD static void backward1(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V z = u.saved[1], n = u.saved[2];
-    u.d_input[2] = u.d_h * (V(1) - z) * (V(1) - n * n);
-    u.d_input[1] = u.d_h * (u.h_prev - n) * z * (V(1) - z);
+    u.d_input[2] = u.d_h * (V(1) - z) * u.candidate * (V(1) - n * n);
+    u.d_input[1] = u.d_h * (u.h_prev - n * u.candidate) * z * (V(1) - z);
     u.d_h_prev = u.d_h * z;
   }
   // d_h_prev comes in from backward1. Also rebuilds `inner`, which W_hn's gradient needs.

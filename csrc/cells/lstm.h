@@ -9,6 +9,7 @@ namespace fr {
 
 struct LstmGates : CellDefaults {
   static constexpr int kCells = 1;
+  static constexpr bool kZonesCells = true, kDropsCandidate = true;
 
   template <class V, class Cell>
   FR_HD static V update(Unit<V, Cell>& u, const Clips<V>& clips) {
@@ -16,11 +17,14 @@ struct LstmGates : CellDefaults {
     const V f = fr_sigmoid(u.input[1] + u.recurrent[1]);
     const V g = fr_tanh(u.input[2] + u.recurrent[2]);
     const V o = fr_sigmoid(u.input[3] + u.recurrent[3]);
-    V& c = u.c[0];
-    c = f * u.c_prev[0] + i * g;
-    if (clips.clip_cell) c = clipped(c, clips.cell);
     u.saved[0] = i, u.saved[1] = f, u.saved[2] = g, u.saved[3] = o;
-    return o * fr_tanh(c);
+    cells_again(u, clips);
+    return o * fr_tanh(u.c[0]);
+  }
+  template <class V, class Cell>
+  FR_HD static void cells_again(Unit<V, Cell>& u, const Clips<V>& clips) {
+    u.c[0] = u.saved[1] * u.c_prev[0] + u.saved[0] * (u.saved[2] * u.candidate);
+    if (clips.clip_cell) u.c[0] = clipped(u.c[0], clips.cell);
   }
 
   // d_hidden: gradient of o * tanh(c).
@@ -30,9 +34,9 @@ struct LstmGates : CellDefaults {
     const V tanh_c = fr_tanh(u.c[0]);
     V d_c = u.d_c[0] + d_hidden * o * (V(1) - tanh_c * tanh_c);
     if (clips.clip_cell) d_c = clipped_gradient(u.c[0], clips.cell, d_c);
-    u.d_input[0] = d_c * g * i * (V(1) - i);
+    u.d_input[0] = d_c * (g * u.candidate) * i * (V(1) - i);
     u.d_input[1] = d_c * u.c_prev[0] * f * (V(1) - f);
-    u.d_input[2] = d_c * i * (V(1) - g * g);
+    u.d_input[2] = d_c * i * u.candidate * (V(1) - g * g);
     u.d_input[3] = d_hidden * tanh_c * o * (V(1) - o);
     u.d_c[0] = d_c * f;
     u.d_h_prev = V(0);

@@ -50,6 +50,7 @@ struct Backward {
   int64_t pending_step = 0;
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
+  const NoiseParams noise{call.options.noise};
 
   template <class Element>
   static Element* at(const Rows& rows, int64_t offset) {
@@ -116,7 +117,8 @@ struct Backward {
       add_pending(panel, next);
       const int64_t begin = panel * Transposed::kUnits, end = begin + Transposed::kUnits;
       for (int64_t row = 0; row < count; ++row)
-        for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes) first_phase(t, rows[row], unit);
+        for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes)
+          noise.on ? noisy_first_phase(t, rows[row], unit) : first_phase<false>(t, rows[row], unit);
     });
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
@@ -126,7 +128,8 @@ struct Backward {
           for (int group = 0; group < Transposed::kGroups; ++group) {
             const int64_t unit = panel * Transposed::kUnits + group * kLanes;
             if (unit >= units.end) break;
-            second_phase(t, rows[row0 + row], unit, tile + row * Transposed::kColumns + group * kLanes);
+            const T* const sums = tile + row * Transposed::kColumns + group * kLanes;
+            noise.on ? noisy_second_phase(t, rows[row0 + row], unit, sums) : second_phase<false>(t, rows[row0 + row], unit, sums);
           }
       }, t & 1);
     }
@@ -147,7 +150,15 @@ struct Backward {
     return gradients(t, b) + (N::kProjects ? work.columns.projected : work.columns.gates + N::kFirstGates * hidden);
   }
 
+  // Apart from the code of all calls, which stays as it is without noise.
+  [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit) { first_phase<true>(t, b, unit); }
+  [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) { second_phase<true>(t, b, unit, sums); }
+  UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
+    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}};
+  }
+
   // The last phase's backward, over R: with one phase the whole of a unit's gradient.
+  template <bool kNoise>
   void first_phase(int64_t t, int64_t b, int64_t unit) {
     const int n = lanes_left(width - unit);
     Unit<V, Cell> u;
@@ -161,11 +172,13 @@ struct Backward {
     }
     if constexpr (!N::kTwoPhases) {
       load_cells(t, b, unit, n, u);
-      Cell::backward0(u, clips);
+      if constexpr (kNoise) noise_at(t, b, unit).backward0(u, clips);
+      else Cell::backward0(u, clips);
       store_gates<0, kGates>(t, b, unit, n, u);
       pass_cells_on(t, b, unit, n, u);
     } else {
-      Cell::backward1(u, clips);
+      if constexpr (kNoise) noise_at(t, b, unit).backward1(u, clips);
+      else Cell::backward1(u, clips);
       if constexpr (N::kProjects) store(second_operand(t, b) + unit, u.d_projected, n);
       store_gates<N::kFirstGradients, kGates>(t, b, unit, n, u);
     }
@@ -174,6 +187,7 @@ struct Backward {
   }
 
   // The first of two phases, over H, once d_inner is known.
+  template <bool kNoise>
   void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) {
     const int n = lanes_left(hidden - unit);
     Unit<V, Cell> u;
@@ -183,7 +197,8 @@ struct Backward {
     load_cells(t, b, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     if constexpr (!N::kProjects) u.d_h_prev = load<V>(d_h(b) + unit, n);
-    Cell::backward0(u, clips);
+    if constexpr (kNoise) noise_at(t, b, unit).backward0(u, clips);
+    else Cell::backward0(u, clips);
     store_operand<S>(gradients(t, b) + work.columns.inner + unit, u.inner, n);
     store_gates<0, N::kFirstGradients>(t, b, unit, n, u);
     add_unit_gradients(b, unit, n, u);
@@ -219,6 +234,7 @@ struct Backward {
       for (int value = 0; value < kCells; ++value) {
         u.c[value] = load<V>(in_all<T>(direction.cells, t, b) + value * hidden + unit, n);
         u.d_c[value] = load<V>(d_c(b) + value * hidden + unit, n);
+        if (direction.d_cells.data) u.d_c[value] = u.d_c[value] + load<V>(in_all<T>(direction.d_cells, t, b) + value * hidden + unit, n);
         u.c_prev[value] = before ? load<V>(before + value * hidden + unit, n) : V(0);
       }
     }

@@ -36,6 +36,12 @@ const CellFacts& check(const Args& args) {
           "sizes that are not negative and hidden > 0");
   require(cell.projects() == (s.projection > 0), "projection",
           "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection));
+  const NoiseOptions& noise = args.options.noise;
+  for (const double p : {noise.zoneout_h, noise.zoneout_c, noise.candidate})
+    require(p >= 0 && p < 1, "noise", "probabilities in [0, 1), got " + std::to_string(p));
+  require(cell.zones_cells || noise.zoneout_c == 0, "zoneout_c", "0: the cell has no state to keep");
+  require(cell.drops_candidate || noise.candidate == 0, "candidate_dropout", "0: the cell has no candidate");
+  check_address(noise.seed, 8, "seed", false);
   require(args.directions > 0 && static_cast<size_t>(args.directions) == args.direction.size(), "direction",
           "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()));
   require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");

@@ -62,6 +62,8 @@ struct Forward {
   int64_t* const rows = scratch.indices;  // the active rows of a step
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
+  // What is rebuilt does not depend on the noise, but through the states.
+  const NoiseParams noise = gates_only ? NoiseParams{} : NoiseParams(call.options.noise);
 
   template <class Element>
   static Element* at(const Rows& rows, int64_t offset) {
@@ -153,7 +155,9 @@ struct Forward {
         for (int group = 0; group < First::kGroups; ++group) {
           const int64_t unit = panel * First::kUnits + group * kLanes;
           if (unit >= units.end) break;
-          first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
+          const T* const sums = tile + row * First::kColumns;
+          T* const input = gates + (row0 + row) * own;
+          noise.on ? noisy_first_phase(t, b, unit, group, sums, input) : first_phase<false>(t, b, unit, group, sums, input);
         }
       }
     }, t & 1);
@@ -166,7 +170,9 @@ struct Forward {
           for (int group = 0; group < Second::kGroups; ++group) {
             const int64_t unit = panel * Second::kUnits + group * kLanes;
             if (unit >= out_units.end) break;
-            second_phase(t, b, unit, group, tile + row * Second::kColumns, gates + (row0 + row) * own);
+            const T* const sums = tile + row * Second::kColumns;
+            const T* const input = gates + (row0 + row) * own;
+            noise.on ? noisy_second_phase(t, b, unit, group, sums, input) : second_phase<false>(t, b, unit, group, sums, input);
           }
         }
       }, t & 1);
@@ -224,6 +230,18 @@ struct Forward {
     }
   }
 
+  // Apart from the code of all calls, which stays as it is without noise.
+  [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
+    first_phase<true>(t, b, unit, group, sums, input);
+  }
+  [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input) {
+    second_phase<true>(t, b, unit, group, sums, input);
+  }
+  UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
+    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}};
+  }
+
+  template <bool kNoise>
   void first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
     const int n = lanes_left(hidden - unit);
     Unit<V, Cell> u;
@@ -231,10 +249,11 @@ struct Forward {
       u.input[gate] = load_full<V>(input + place(unit, gate));
       u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
     }
-    if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
+    if constexpr (Cell::kReadsHidden || (kNoise && !N::kTwoPhases)) u.h_prev = load<V>(current[b] + unit, n);
     load_cells(b, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
-    Cell::forward0(u, clips);
+    if constexpr (kNoise) noise_at(t, b, unit).forward0(u, clips);
+    else Cell::forward0(u, clips);
     store_cells(t, b, unit, n, u);
     save<0, N::kFirstSaved>(t, b, unit, n, u);
     if constexpr (N::kTwoPhases) {
@@ -247,10 +266,12 @@ struct Forward {
     }
   }
 
+  template <bool kNoise>
   void second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input) {
     const int n = lanes_left(width - unit);
     Unit<V, Cell> u;
     const auto sum = [&](int gate) { return load_full<V>(sums + (gate * Second::kGroups + group) * kLanes); };
+    if constexpr (Cell::kReadsHidden || kNoise) u.h_prev = load<V>(current[b] + unit, n);
     if constexpr (N::kProjects) {
       u.projected = sum(0);
     } else {
@@ -261,10 +282,10 @@ struct Forward {
       }
       if constexpr (N::kCarried > 0)
         for (int value = 0; value < N::kCarried; ++value) u.carried[value] = load_full<V>(input + place(unit, value));
-      if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
       load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     }
-    Cell::forward1(u, clips);
+    if constexpr (kNoise) noise_at(t, b, unit).forward1(u, clips);
+    else Cell::forward1(u, clips);
     save<N::kFirstSaved, N::kSaved>(t, b, unit, n, u);
     finish_unit(t, b, unit, n, u.h);
   }

@@ -422,12 +422,13 @@ void cpu_backward(const GradientArgs& args) {
     check_address(x.cells.data, state, "cells", rows && cell.cells > 0);
     check_address(x.input.data, storage, "input", rows && s.input > 0);
     check_address(x.d_output.data, storage, "d_output", false);
+    check_address(x.d_cells.data, state, "d_cells", false);
     for (const auto& [data, name] : {std::pair<const void*, const char*>{x.d_h_n, "d_h_n"}, {x.d_c_n, "d_c_n"}, {x.d_input, "d_input"},
                                      {x.d_h0, "d_h0"}, {x.d_c0, "d_c0"}, {x.d_weight_ih, "d_weight_ih"}, {x.d_weight_hh, "d_weight_hh"},
                                      {x.d_weight_hr, "d_weight_hr"}, {x.d_bias_ih, "d_bias_ih"}, {x.d_bias_hh, "d_bias_hh"},
                                      {x.d_weight_unit, "d_weight_unit"}})
       check_address(data, storage, name, false);
-    require(cell.cells || (!x.d_c_n && !x.d_c0), "d_c0", "null: the cell has one state");
+    require(cell.cells || (!x.d_c_n && !x.d_c0 && !x.d_cells.data), "d_c0", "null: the cell has one state");
     require(cell.unit_weights || !x.d_weight_unit, "d_weight_unit", "null: the cell has no weights of a unit");
     require(s.projection || !x.d_weight_hr, "d_weight_hr", "null: the cell has no projection");
     for (int other = 1; other < d; ++other)

@@ -9,9 +9,11 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
-#include "../cells/cell.h"
+#include "../cells/noise.h"
 #include "storage.h"
 
 namespace fr::cpu {
@@ -220,4 +222,59 @@ inline Vec<T, Isa> fr_tanh(Vec<T, Isa> x) {
   return quotient(minus_one, minus_one + V(2));
 }
 
+// ---- random words (contract in cells/noise.h) --------------------------------------------------------------------------
+
+// Counters side by side, one in each lane of 64 bits: what the instructions multiply.
+template <class Isa>
+struct Counters {
+  using Word = typename RawVector<uint64_t, Isa::kBytes>::type;
+  static void multiply(Word a, uint32_t by, Word& high, Word& low) {
+#if defined(__AVX512F__)
+    low = reinterpret_cast<Word>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi64(by)));
+#elif defined(__AVX2__)
+    low = reinterpret_cast<Word>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(by)));
+#elif defined(__SSE2__)
+    low = reinterpret_cast<Word>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), _mm_set1_epi64x(by)));
+#else
+    low = (a & 0xFFFFFFFFu) * by;
+#endif
+    high = low >> 32;
+  }
+};
+
 }  // namespace fr::cpu
+
+namespace fr {
+
+template <class T, class Isa>
+struct Draws<cpu::Vec<T, Isa>> {
+  using V = cpu::Vec<T, Isa>;
+  using Integer = typename V::Integer;
+  using Word = typename cpu::Counters<Isa>::Word;
+  typename V::RawInteger word[2]{};
+
+  Draws() = default;
+  // In float the two units of a counter share its lane of 64 bits, in double they have neighbouring lanes with a counter each.
+  Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
+    constexpr bool kShared = sizeof(T) == 4;
+    const Word zero{};
+    Word pair, odd;
+    for (uint32_t lane = 0; lane < sizeof(Word) / 8; ++lane) {
+      pair[lane] = place.unit / 2 + (kShared ? lane : lane / 2);
+      odd[lane] = lane % 2 ? ~uint64_t{0} : 0;
+    }
+    Word counter[4] = {pair, zero + place.row, zero + place.step, zero + stream};
+    philox<cpu::Counters<Isa>>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+    for (int i = 0; i < 2; ++i) {
+      const Word of_unit = kShared ? (counter[i] & 0xFFFFFFFFu) | counter[2 + i] << 32
+                                   : ((counter[i] & ~odd) | (counter[2 + i] & odd)) & 0xFFFFFFFFu;
+      word[i] = reinterpret_cast<typename V::RawInteger>(of_unit);
+    }
+  }
+  V if_below(int i, uint32_t bound, V yes, V no) const {
+    if constexpr (sizeof(T) == 8) return {word[i] < static_cast<Integer>(bound) ? yes.raw : no.raw};
+    else return {(word[i] ^ INT32_MIN) < static_cast<Integer>(bound ^ 0x80000000u) ? yes.raw : no.raw};
+  }
+};
+
+}  // namespace fr

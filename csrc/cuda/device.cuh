@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../cells/cell.h"
+#include "../cells/noise.h"
 
 #if defined(__CUDACC__)
 #define FR_DEVICE __device__ __forceinline__
@@ -215,6 +215,7 @@ FR_DEVICE void set(Float16& to, float value) { to.bits = float_to_fp16_bits(valu
 // the cells' functions over it are never merged with another backend's.
 template <class T>
 struct Scalar {
+  using Lane = T;
   T value;
   Scalar() = default;
   FR_HD explicit Scalar(T v) : value(v) {}
@@ -251,3 +252,21 @@ FR_HD Scalar<T> fr_if_less(Scalar<T> a, Scalar<T> b, Scalar<T> yes, Scalar<T> no
 }
 
 }  // namespace fr::FR_TARGET
+
+namespace fr {
+
+template <class T>
+struct Draws<FR_TARGET::Scalar<T>> {
+  uint32_t word[2] = {};
+  Draws() = default;
+  FR_HD Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
+    uint32_t counter[4] = {place.unit / 2, place.row, place.step, stream};
+    philox<OneCounter>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+    for (int i = 0; i < 2; ++i) word[i] = place.unit % 2 ? counter[2 + i] : counter[i];
+  }
+  FR_HD FR_TARGET::Scalar<T> if_below(int i, uint32_t bound, FR_TARGET::Scalar<T> yes, FR_TARGET::Scalar<T> no) const {
+    return word[i] < bound ? yes : no;
+  }
+};
+
+}  // namespace fr

@@ -77,6 +77,7 @@ struct Layout {
     p.lengths = shape.lengths;
     p.cell_clip = options.cell_clip, p.proj_clip = options.proj_clip;
     p.reset_to_initial = options.reset_to_initial;
+    p.noise = NoiseParams(options.noise);
     return p;
   }
 };

@@ -65,7 +65,7 @@ struct Launch {
 void set_params(Launch& call, const Layout& l, const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
                 const StepParams& p) {
   PersistentParams& params = call.params;
-  params.step = p, params.first_direction = call.first;
+  params.step = p, params.first_direction = params.step.noise.first_direction = call.first;
   for (int i = 0; i < call.directions; ++i) {
     params.step.direction[i] = p.direction[call.first + i];
     params.step.unit_weights[i] = p.unit_weights[call.first + i], params.step.d_unit[i] = p.d_unit[call.first + i];
@@ -189,7 +189,7 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
     const std::array<MovingRows, kStepMatrices> rows{
         MovingRows{}, output, output, rebuilt ? moving(l, buffer.gates, l.element, first) : moving(l, from.gates, l.element),
         cells, cells, moving(l, from.d_output, l.element), d_gates, d_recurrent, moving(l, from.h_prev, l.element, first),
-        d_projected, moving(l, from.inner, l.element, first)};
+        d_projected, moving(l, from.inner, l.element, first), moving(l, from.d_cells, l.state)};
     std::copy(rows.begin(), rows.end(), params.rows[i]);
     const auto segment = [&](int phase, int number, const BackwardWeights::Piece& weight, const MovingRows& operand) {
       StepProduct& product = params.phase[phase].product[i];

@@ -257,6 +257,7 @@ void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<
     GatheredStates states[2];
     StepParams p = l.params(args.options);
     p.lengths = nullptr;
+    p.noise = {};  // what is rebuilt does not depend on it, but through the states
     for (int i = 0; i < args.directions; ++i) {
       const BackwardBuffers& to = buffers[i];
       states[i] = {state_at(to.states.h, row * l.width, l.element), state_at(to.states.c, row * l.cell.cells * hidden, l.state)};
@@ -357,6 +358,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
       d.h_prev = l.at(from.h_prev, l.element, t, args.first_step);
       d.inner = l.at(from.inner, l.element, t, args.first_step);
       d.d_projected = l.at(from.d_projected, l.element, t, args.first_step);
+      d.d_cells = l.at(from.d_cells, l.state, t);
     }
     if (block) {
       const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
@@ -365,7 +367,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
         const Rows& gates = buffers[i].gates.data ? buffers[i].gates : from.gates;
         return BlockRows{{{}, {from.output, l.element}, {from.output, l.element}, {gates, l.element}, {from.cells, l.state},
                           {from.cells, l.state}, {from.d_output, l.element}, {from.d_gates, l.element},
-                          {from.d_recurrent, l.element}, {from.h_prev, l.element}}};
+                          {from.d_recurrent, l.element}, {from.h_prev, l.element}, {}, {}, {from.d_cells, l.state}}};
       });
     }
     launch(p, Phase::kBackwardFirst, 1, l.width);

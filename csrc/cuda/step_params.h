@@ -50,7 +50,7 @@ struct StepProduct {
   const void* bias = nullptr;     // [m * gate_rows + j], added to the sums, or null
 };
 
-constexpr int kStepMatrices = 12;
+constexpr int kStepMatrices = 13;
 struct StepDirection {
   bool reverse = false;
   StepRows here;     // the step whose pointwise phase runs
@@ -60,6 +60,7 @@ struct StepDirection {
   Matrix input_gates, output, output_before, gates, cells, cells_before;
   Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
   Matrix inner;  // forward: [B, H] operand of the second product; backward: this step's rows of the range, or null
+  Matrix d_cells;
   const void* h0 = nullptr;
   const void* c0 = nullptr;
   void* h_n = nullptr;
@@ -91,6 +92,7 @@ struct StepParams {
   StepDirection direction[2];
   const void* unit_weights[2];  // of each direction, [kUnitWeights*H] storage
   void* d_unit[2];              // [B, kUnitWeights*H] state type, or null
+  NoiseParams noise;
 };
 
 // A whole sequence (or a piece of it) in one launch: block.cuh. `step` describes the first step in processing order.

@@ -110,6 +110,11 @@ struct Element {
     return static_cast<State*>(states)[(b * Cell::kCells + i) * p.hidden + j];
   }
 
+  FR_DEVICE UnitNoise<V> noise() const {
+    return {p.noise, {static_cast<uint32_t>(j), static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step),
+                      static_cast<uint32_t>(p.noise.first_direction + block_z())}};
+  }
+
   template <class Cell>
   FR_DEVICE void forward_first() const {
     using N = Numbers<Cell>;
@@ -131,7 +136,12 @@ struct Element {
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_old_cells(u, row);
     load_unit_weights(u);
-    Cell::forward0(u, clips);
+    if (!p.noise.on) {
+      Cell::forward0(u, clips);
+    } else {
+      if constexpr (!Cell::kReadsHidden && !N::kTwoPhases) u.h_prev = h_prev(row);
+      noise().forward0(u, clips);
+    }
     if constexpr (N::kFirstSaved > 0) {
       if (d.gates.data)
         for (int i = 0; i < N::kFirstSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -176,7 +186,12 @@ struct Element {
         u.recurrent[gate] = recurrent(gate - N::kFirstGates);
       }
     }
-    Cell::forward1(u, clips);
+    if (!p.noise.on) {
+      Cell::forward1(u, clips);
+    } else {
+      if constexpr (!Cell::kReadsHidden || N::kProjects) u.h_prev = h_prev(row);
+      noise().forward1(u, clips);
+    }
     if constexpr (N::kFirstSaved < N::kSaved) {
       if (d.gates.data)
         for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -229,7 +244,10 @@ struct Element {
   template <class Cell>
   FR_DEVICE void load_cells(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Cell::kCells > 0)
-      for (int i = 0; i < Cell::kCells; ++i) u.c[i] = load_state(d.cells, i * p.hidden + j);
+      for (int i = 0; i < Cell::kCells; ++i) {
+        u.c[i] = load_state(d.cells, i * p.hidden + j);
+        if (d.d_cells.data) u.d_c[i] = u.d_c[i] + load_state(d.d_cells, i * p.hidden + j);
+      }
     load_old_cells(u, row);
   }
   template <class Cell>
@@ -270,9 +288,11 @@ struct Element {
     if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.output, j);
     if constexpr (!N::kTwoPhases) {
       load_cells(u, row);
-      Cell::backward0(u, clips);
+      if (p.noise.on) noise().backward0(u, clips);
+      else Cell::backward0(u, clips);
     } else {
-      Cell::backward1(u, clips);
+      if (p.noise.on) noise().backward1(u, clips);
+      else Cell::backward1(u, clips);
       if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
     }
     store_gate_gradients<kBegin, N::kGates>(u);
@@ -301,7 +321,8 @@ struct Element {
     u.d_inner = V(sums(0));
     load_cells(u, row);
     if constexpr (!N::kProjects) u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
-    Cell::backward0(u, clips);
+    if (p.noise.on) noise().backward0(u, clips);
+    else Cell::backward0(u, clips);
     store_gate_gradients<0, N::kFirstGradients>(u);
     add_unit_gradients(u);
     store_if(d.inner, u.inner);

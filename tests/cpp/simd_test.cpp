@@ -99,11 +99,44 @@ void partial() {
   }
 }
 
+// Philox4x32-10's known answers (Random123, kat_vectors): key, counter, words.
+constexpr uint32_t kKnown[3][10] = {
+    {0, 0, 0, 0, 0, 0, 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u},
+    {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu},
+    {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}};
+
+// The words that if_below compares: each is below what is one more, and not below itself. Two units share a counter's.
+template <class T>
+void random_words() {
+  using V = Vec<T, Isa>;
+  for (const auto& known : kKnown) {
+    uint32_t words[4] = {known[2], known[3], known[4], known[5]};
+    philox<OneCounter>(words, known[0], known[1]);
+    for (int i = 0; i < 4; ++i) CHECK(words[i] == known[6 + i], "word %d of the known answer %x is %x", i, known[6 + i], words[i]);
+    const uint64_t seed = static_cast<uint64_t>(known[1]) << 32 | known[0];
+    const NoisePlace place{known[2] / 4 * 2, known[3], known[4], 0};
+    const Draws<V> draws(seed, place, known[5]);
+    for (int lane = 0; lane < V::kLanes; ++lane) {
+      uint32_t word[4] = {place.unit / 2 + static_cast<uint32_t>(lane / 2), known[3], known[4], known[5]};
+      philox<OneCounter>(word, known[0], known[1]);
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t wanted = word[2 * (lane % 2) + i];
+        T above[V::kLanes], same[V::kLanes];
+        store_full(above, draws.if_below(i, wanted + 1, V(1), V(0)));
+        store_full(same, draws.if_below(i, wanted, V(1), V(0)));
+        CHECK(above[lane] == 1 && same[lane] == 0, "word %d of lane %d is not %x", i, lane, wanted);
+      }
+    }
+  }
+}
+
 int main() {
   functions<float>();
   functions<double>();
   conversions<BFloat16>();
   conversions<Float16>();
   partial();
+  random_words<float>();
+  random_words<double>();
   return report("simd_test");
 }

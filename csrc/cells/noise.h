@@ -1,0 +1,139 @@
+// Noise in the state of a cell, around the formulas of any cell:
+//   zoneout (Krueger et al. 2017, https://arxiv.org/abs/1606.01305): a unit keeps its old h, and apart from that its old cell
+//     states, with the probabilities zoneout_h and zoneout_c. h is made of the new cell states, whether they are kept or not.
+//     In expectation: p old + (1 - p) new.
+//   dropout of the candidate (Semeniuta et al. 2016, https://arxiv.org/abs/1603.05118): what a step adds to the state is zero
+//     with a probability p, else divided by 1 - p.
+// Every decision is a word of Philox, keyed by the call's seed: whoever comes to the unit again (backward, another thread, another
+// device) draws it again, and no mask lies in memory. Two neighbouring units share the four words of the counter (unit / 2, row,
+// step, stream), the even one has the first two; streams are the zoneout and, with the highest bit, the candidate of each direction.
+#pragma once
+
+#include "philox.h"
+
+namespace fr {
+
+// As a caller has it. All probabilities 0: no noise.
+struct NoiseOptions {
+  double zoneout_h, zoneout_c, candidate;  // in [0, 1)
+  const uint64_t* seed;                    // one value where the call runs, or null: the expectation
+};
+
+// As a kernel takes it. below: a word less than this is a unit that is zoned out or dropped.
+struct NoiseParams {
+  bool on = false;
+  const uint64_t* seed = nullptr;
+  uint32_t below_h = 0, below_c = 0, below_candidate = 0;
+  double zoneout_h = 0, zoneout_c = 0, scale = 1;
+  int first_direction = 0;  // of the call, is the kernel's first one
+
+  NoiseParams() = default;
+  explicit NoiseParams(const NoiseOptions& options)
+      : on(options.zoneout_h > 0 || options.zoneout_c > 0 || (options.candidate > 0 && options.seed)),
+        seed(options.seed),
+        below_h(below(options.zoneout_h)),
+        below_c(below(options.zoneout_c)),
+        below_candidate(below(options.candidate)),
+        zoneout_h(options.zoneout_h),
+        zoneout_c(options.zoneout_c),
+        scale(1 / (1 - options.candidate)) {}
+
+ private:
+  static uint32_t below(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
+};
+
+// Which unit of which row at which step; direction: of the call.
+struct NoisePlace {
+  uint32_t unit, row, step, direction;
+};
+
+// The two words of each unit of V: zeros, or drawn from a seed, the place of the first unit, which is an even one, and the stream.
+//   V if_below(int word, uint32_t bound, V yes, V no)
+template <class V>
+struct Draws;
+
+enum NoiseWord : int { kWordOfH = 0, kWordOfCells = 1, kWordOfCandidate = 0 };
+
+// The noise of V's units in one phase.
+template <class V>
+struct UnitNoise {
+  const NoiseParams& params;
+  const NoisePlace place;
+  const bool drawn;
+  Draws<V> draws;
+
+  FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at) : params(p), place(at), drawn(p.seed != nullptr) {
+    if (drawn && (p.below_h > 0 || p.below_c > 0)) draws = Draws<V>(*p.seed, place, place.direction);
+  }
+
+  FR_HD static V value(double x) { return V(static_cast<typename V::Lane>(x)); }
+
+  // Which of the two a state is, or its expectation.
+  FR_HD V state(NoiseWord word, uint32_t below, double p, V kept, V made) const {
+    return drawn ? draws.if_below(word, below, kept, made) : made + value(p) * (kept - made);
+  }
+  // The part of a state's gradient that goes to what was made; the rest goes to what was kept.
+  FR_HD V to_made(NoiseWord word, uint32_t below, double p, V gradient) const {
+    return drawn ? draws.if_below(word, below, V(0), gradient) : value(1 - p) * gradient;
+  }
+  FR_HD V to_kept(NoiseWord word, uint32_t below, double p, V gradient) const {
+    return drawn ? draws.if_below(word, below, gradient, V(0)) : value(p) * gradient;
+  }
+  FR_HD V candidate() const {
+    if (!drawn || params.below_candidate == 0) return V(1);
+    const Draws<V> of_candidate(*params.seed, place, place.direction | 0x80000000u);
+    return of_candidate.if_below(kWordOfCandidate, params.below_candidate, V(0), value(params.scale));
+  }
+
+  template <class Cell>
+  FR_HD void forward0(Unit<V, Cell>& u, const Clips<V>& clips) const {
+    if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
+    Cell::forward0(u, clips);
+    if constexpr (Cell::kZonesCells)
+      for (int i = 0; i < Cell::kCells; ++i) u.c[i] = state(kWordOfCells, params.below_c, params.zoneout_c, u.c_prev[i], u.c[i]);
+    if constexpr (!Numbers<Cell>::kTwoPhases) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
+  }
+  template <class Cell>
+  FR_HD void forward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
+    if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
+    Cell::forward1(u, clips);
+    u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
+  }
+  template <class Cell>
+  FR_HD void backward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
+    if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
+    const V kept = to_kept(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    Cell::backward1(u, clips);
+    u.d_h_prev = u.d_h_prev + kept;
+  }
+  template <class Cell>
+  FR_HD void backward0(Unit<V, Cell>& u, const Clips<V>& clips) const {
+    constexpr bool kOfH = !Numbers<Cell>::kTwoPhases;
+    if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
+    V kept(0);
+    if constexpr (kOfH) {
+      kept = to_kept(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+      u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    }
+    if constexpr (Cell::kZonesCells) {
+      // What was stored is the old state where it was kept; the formulas want the new one.
+      Values<V, Cell::kCells> kept_c, stored;
+      for (int i = 0; i < Cell::kCells; ++i) stored[i] = u.c[i];
+      Cell::cells_again(u, clips);
+      for (int i = 0; i < Cell::kCells; ++i) {
+        if (drawn) u.c[i] = draws.if_below(kWordOfCells, params.below_c, u.c[i], stored[i]);
+        else if (params.zoneout_c == 0) u.c[i] = stored[i];
+        kept_c[i] = to_kept(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
+        u.d_c[i] = to_made(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
+      }
+      Cell::backward0(u, clips);
+      for (int i = 0; i < Cell::kCells; ++i) u.d_c[i] = u.d_c[i] + kept_c[i];
+    } else {
+      Cell::backward0(u, clips);
+    }
+    if constexpr (kOfH) u.d_h_prev = u.d_h_prev + kept;
+  }
+};
+
+}  // namespace fr

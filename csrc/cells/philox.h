@@ -1,0 +1,36 @@
+// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
+// https://doi.org/10.1145/2063384.2063405): four random words are a function of a counter of four words and a key of two, so
+// that whoever needs a word makes it where it is needed, in any order and as often as wanted.
+#pragma once
+
+#include <cstdint>
+
+#include "cell.h"
+
+namespace fr {
+
+// Lanes: words of one counter or of several, with `Lanes::Word word` whose high bits beyond 32 have no meaning, and
+// multiply(word, by, high, low), the halves of the products with a constant.
+template <class Lanes>
+FR_HD void philox(typename Lanes::Word (&counter)[4], uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    typename Lanes::Word high[2], low[2];
+    Lanes::multiply(counter[0], 0xD2511F53u, high[0], low[0]);
+    Lanes::multiply(counter[2], 0xCD9E8D57u, high[1], low[1]);
+    counter[0] = high[1] ^ counter[1] ^ key0;
+    counter[1] = low[1];
+    counter[2] = high[0] ^ counter[3] ^ key1;
+    counter[3] = low[0];
+    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+  }
+}
+
+struct OneCounter {
+  using Word = uint32_t;
+  FR_HD static void multiply(Word a, uint32_t by, Word& high, Word& low) {
+    const uint64_t product = static_cast<uint64_t>(a) * by;
+    high = static_cast<uint32_t>(product >> 32), low = static_cast<uint32_t>(product);
+  }
+};
+
+}  // namespace fr
