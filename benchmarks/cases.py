@@ -173,7 +173,8 @@ def _cuda() -> list[Case]:
     packed = [Case(cell, 256, 64, 512, 512, dtype="bfloat16", packed=True) for cell in ("lstm", "gru")]
     elmo = [Case("lstm", 64, 20, 512, 4096, layers=2, proj=512, dtype=dtype) for dtype in ("bfloat16", "float32")]
     stream = [Case(cell, 1, 1, 1024, 1024, dtype="bfloat16") for cell in ("lstm", "gru")]
-    return _both_modes([*best, *peers, *standard, *deep, *small, *plain, *packed, *elmo, *stream])
+    heads = [Case("lstm", 256, 16, 512, 512, dtype="bfloat16", heads=4)]
+    return _both_modes([*best, *peers, *standard, *deep, *small, *plain, *packed, *elmo, *stream, *heads])
 
 
 @dataclass(frozen=True)
