@@ -277,14 +277,19 @@ class LanguageModel(nn.Module):
         random = torch.Generator().manual_seed(seed)
         units = torch.from_numpy(np.concatenate([[self.units.boundary], given]).astype(np.int64))
         units = units[:, None].expand(-1, count).to(self.device)
-        drawn, open_rows, state = [], torch.ones(count, dtype=torch.bool), None
-        while len(drawn) < maximum and open_rows.any():
-            hidden, state = self.recurrent(self.embedding(units), state)
-            logits = F.linear(hidden[-1], self.softmax.weight, self.softmax.bias).float().cpu()
-            drawn.append(sampling.draw(logits, random, never))
+        drawn: list[Tensor] = []
+        open_rows, state, device = torch.ones(count, dtype=torch.bool), None, self.device
+        weight, bias = self.softmax.weight, self.softmax.bias
+        if never:  # once, in place of at every step
+            bias = bias.index_fill(0, torch.tensor(never, device=device), float("-inf"))
+        while len(drawn) < maximum:
+            hidden, state = self.recurrent(F.embedding(units, self.embedding.weight), state)
+            drawn.append(sampling.draw(F.linear(hidden[-1], weight, bias).float().cpu(), random))
             if stop:
                 open_rows &= drawn[-1] != self.units.boundary
-            units = drawn[-1][None].to(self.device)
+                if not open_rows.any():
+                    break
+            units = drawn[-1][None].to(device)
         self.train(training)
         rows = torch.stack(drawn, 1).tolist() if drawn else [[] for _ in range(count)]
         if not stop:
