@@ -15,7 +15,7 @@ from torch import Tensor
 from ._backends import Backend, select
 from ._config import Config, Rows, reference_gradients
 from ._extension import _C
-from ._heads import apart, put_gradients, take_needs, take_operands, take_states
+from ._heads import apart, put_gradients, take_cells, take_needs, take_operands, take_states
 from ._raw import Result
 from ._structs import Call, Layout, buffer_rows, cell_rows, layout_of, part, readable, rows_of
 from .cells import state_dtype
@@ -48,12 +48,18 @@ def backward(
     """
     if config.heads > 1:
         states = 1 + config.spec.states
+        if config.all_states:
+            result = result._replace(cells=take_cells(config, result.cells))
         found = backward(
             apart(config),
             take_operands(config, operands),
             rows,
             result,
-            [gradients[0], *take_states(config, gradients[1:states]), *gradients[states:]],
+            [
+                gradients[0],
+                *take_states(config, gradients[1:states]),
+                *(take_cells(config, g) for g in gradients[states:]),
+            ],
             take_needs(config, needs),
         )
         return put_gradients(config, found)

@@ -76,6 +76,20 @@ def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor |
     ]
 
 
+def take_cells(config: Config, t: Tensor | None) -> Tensor | None:
+    """Cell states of every step [..., D*cells*H] as [..., D*heads*cells*H/heads]."""
+    if t is None or config.spec.cells == 1:  # one lies head by head anyway
+        return t
+    return t.unflatten(-1, (len(config.reverse), config.spec.cells, config.heads, -1)).transpose(-3, -2).flatten(-4)
+
+
+def put_cells(config: Config, t: Tensor | None) -> Tensor | None:
+    """The inverse of :func:`take_cells`."""
+    if t is None or config.spec.cells == 1:
+        return t
+    return t.unflatten(-1, (len(config.reverse), config.heads, config.spec.cells, -1)).transpose(-3, -2).flatten(-4)
+
+
 def take_operands(config: Config, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operands of the call of parts: the inputs as they are, copies of what lies otherwise."""
     found = [*operands[: config.inputs], *take_states(config, operands[config.first_state : config.first_weight])]

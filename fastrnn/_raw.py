@@ -15,7 +15,7 @@ from torch import Tensor
 from ._backends import Backend, select
 from ._config import Config, Rows, call_reference
 from ._extension import _C
-from ._heads import apart, put_states, take_operands
+from ._heads import apart, put_cells, put_states, take_operands
 from ._structs import Call, buffer_rows, cell_rows, check_lengths, layout_of, part, rows_of
 from .cells import state_dtype
 
@@ -74,7 +74,8 @@ def forward(
     """
     if config.heads > 1:
         result = forward(apart(config), take_operands(config, operands), rows, save)
-        return result._replace(final=tuple(put_states(config, result.final)))
+        cells = put_cells(config, result.cells) if config.all_states else result.cells
+        return result._replace(final=tuple(put_states(config, result.final)), cells=cells)
     x = operands[0]
     if rows.lengths is not None:
         check_lengths(rows.lengths, x.shape[0] if rows.batch_sizes is None else len(rows.batch_sizes))

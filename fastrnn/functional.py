@@ -111,8 +111,6 @@ def layer(
     )
     if all_states and not spec.cells:
         raise ValueError(f"all_states needs a cell with a cell state; of {cell} the output has all states")
-    if all_states and spec.cells > 1 and config.heads > 1:
-        raise ValueError(f"all_states is not there for {cell} with heads")
     operands = [*inputs, *(initial or ())]
     for own in parameters:
         if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):

@@ -112,6 +112,10 @@ def test_parts_of_every_kind_of_tensor():
     assert torch.equal(parts[1][4], operands[1][1, :, 2:4])
     assert torch.equal(parts[2][4].unflatten(1, (2, 2)), operands[2][1].unflatten(1, (2, hidden))[..., 2:4])
     assert all(map(torch.equal, _heads.put_gradients(config, parts), operands))
+    cells = torch.randn(7, 2 * 2 * hidden)  # of every step: directions, states, units
+    of_heads = _heads.take_cells(config, cells)
+    assert torch.equal(of_heads.view(7, 2, 3, 2, 2)[:, 1, 1], cells.view(7, 2, 2, hidden)[:, 1, :, 2:4])
+    assert torch.equal(_heads.put_cells(config, of_heads), cells)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
