@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "build_info.h"
+#include "cross_entropy.h"
 #include "cuda/bindings_cuda.h"
 #include "rnn.h"
 
@@ -195,6 +196,29 @@ PYBIND11_MODULE(_C, m) {
   auto gradient_args = arguments<fr::GradientArgs, fr::GradientDirection>(m, "GradientArgs");
   gradient_args.def_readwrite("range_bytes", &fr::GradientArgs::range_bytes);
   gradient_args.def_readwrite("threads", &fr::GradientArgs::threads);
+
+  py::class_<fr::CrossEntropyArgs> cross_entropy(m, "CrossEntropyArgs");
+  cross_entropy.def(py::init([] { return fr::CrossEntropyArgs{}; }));
+  cross_entropy.def_property(
+      "type", [](const fr::CrossEntropyArgs& self) { return static_cast<int>(self.type); },
+      [](fr::CrossEntropyArgs& self, int v) { self.type = static_cast<fr::Type>(v); });
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, int64_t fr::CrossEntropyArgs::*>>{
+           {"rows", &fr::CrossEntropyArgs::rows}, {"words", &fr::CrossEntropyArgs::words}, {"depth", &fr::CrossEntropyArgs::depth},
+           {"input_stride", &fr::CrossEntropyArgs::input_stride}, {"weight_stride", &fr::CrossEntropyArgs::weight_stride},
+           {"ignore_index", &fr::CrossEntropyArgs::ignore_index}, {"piece_bytes", &fr::CrossEntropyArgs::piece_bytes}})
+    cross_entropy.def_readwrite(name, field);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, const void* fr::CrossEntropyArgs::*>>{
+           {"input", &fr::CrossEntropyArgs::input}, {"weight", &fr::CrossEntropyArgs::weight}, {"bias", &fr::CrossEntropyArgs::bias},
+           {"label_logit", &fr::CrossEntropyArgs::label_logit}, {"row_gradient", &fr::CrossEntropyArgs::row_gradient}})
+    address(cross_entropy, name, field);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, void* fr::CrossEntropyArgs::*>>{
+           {"loss", &fr::CrossEntropyArgs::loss}, {"total", &fr::CrossEntropyArgs::total},
+           {"d_input", &fr::CrossEntropyArgs::d_input}, {"d_weight", &fr::CrossEntropyArgs::d_weight},
+           {"d_bias", &fr::CrossEntropyArgs::d_bias}, {"d_label_logit", &fr::CrossEntropyArgs::d_label_logit}})
+    address(cross_entropy, name, field);
+  address(cross_entropy, "target", &fr::CrossEntropyArgs::target);
+  cross_entropy.def_readwrite("mean", &fr::CrossEntropyArgs::mean).def_readwrite("threads", &fr::CrossEntropyArgs::threads);
+  m.def("cpu_cross_entropy", &fr::cpu_cross_entropy, py::call_guard<py::gil_scoped_release>());
 
   m.def("cells", [] {
     py::list cells;

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ._checks import check_batch_sizes, check_clips, check_masks, check_noise, check_shapes
 from ._config import Config, Rows, flatten
+from ._cross_entropy import linear_cross_entropy
 from ._heads import heads_of
 from ._noise import Variational, drop_features
 from ._routes import run
 from .cells import CELLS, Parameters, States
 
-__all__ = ["gru", "layer", "lstm", "rnn"]
+__all__ = ["gru", "layer", "linear_cross_entropy", "lstm", "rnn"]
 
 
 def layer(

@@ -94,13 +94,15 @@ def assert_close(found: Tensor, truth: Tensor, bound: float, what: str = "value"
 SIGMAS = 5
 
 
-def softmax(words: int, width: int) -> float:
-    """Relative error of a float32 softmax loss, its gradients and its probabilities.
+def softmax(words: int, width: int, dtype: torch.dtype = torch.float32) -> float:
+    """Relative error of a softmax loss, its gradients and its probabilities.
 
     A logit is a sum of ``width`` products (width*u) and the normaliser one of ``words`` exponentials (words*u), each
-    good to a few u; gradients multiply two such values. All of size 1 to 10: 4 (words + width + 8) u.
+    good to a few u; gradients multiply two such values. All of size 1 to 10: 4 (words + width + 8) u. Gradients of
+    16-bit operands are rounded twice more, and before they are multiplied by the loss's own.
     """
-    return 4 * (words + width + 8) * roundoff(torch.float32)
+    rounding = 0.0 if dtype in (torch.float32, torch.float64) else 2 * roundoff(dtype)
+    return 4 * (words + width + 8) * _accumulation(dtype) + rounding
 
 
 # Relative difference of a training run's losses when the same rows are divided into parts (processes, accumulation,

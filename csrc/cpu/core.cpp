@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cross_entropy.h"
+
 namespace fr {
 namespace cpu {
 namespace {
@@ -14,6 +16,7 @@ struct InstructionSet {
   const char* name;
   bool (*available)();
   const Backend* (*find)(Cell, Type);
+  const CrossEntropyBackend* (*find_cross_entropy)(Type);
 };
 
 #if defined(FASTRNN_X86)
@@ -28,11 +31,11 @@ bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 // Best first. One that does not serve a type leaves it to the next.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_X86)
-    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>},
-    {"avx512", has_avx512, find_backend<Avx512>},
-    {"avx2", has_avx2, find_backend<Avx2>},
+    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, [](Type) { return static_cast<const CrossEntropyBackend*>(nullptr); }},
+    {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>},
+    {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>},
 #endif
-    {"baseline", [] { return true; }, find_backend<Baseline>},
+    {"baseline", [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 
@@ -54,6 +57,11 @@ int current_instruction_set() {
 const Backend& choose_backend(Cell cell, Type type) {
   for (int index = current_instruction_set();; ++index)
     if (const Backend* found = kInstructionSets[index].find(cell, type)) return *found;
+}
+
+const CrossEntropyBackend& choose_cross_entropy(Type type) {
+  for (int index = current_instruction_set();; ++index)
+    if (const CrossEntropyBackend* found = kInstructionSets[index].find_cross_entropy(type)) return *found;
 }
 
 // ---- the contract ----

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .._cross_entropy import cross_entropy_over_sample, linear_cross_entropy
 from .data import first_occurrences
 
 KINDS = ("sampled", "full", "adaptive")
@@ -142,7 +143,7 @@ class SoftmaxHead(nn.Module):
             return self.adaptive(hidden, targets).loss
         if negatives is not None:
             return self._sampled_loss(hidden, targets, negatives)
-        return functional.cross_entropy(functional.linear(hidden, self.table, self.bias[:, 0]).float(), targets)
+        return linear_cross_entropy(hidden, self.table, targets, linear_bias=self.bias[:, 0])
 
     def _sampled_loss(self, hidden: Tensor, targets: Tensor, negatives: Negatives) -> Tensor:
         sampled = negatives.words
@@ -153,14 +154,10 @@ class SoftmaxHead(nn.Module):
         offset = offset - log_expected_count(rows, negatives.tries, self.vocabulary_size)
         count = len(targets)
         true = (hidden.float() * weight[:count].float()).sum(-1) + offset[:count]
-        logits = functional.linear(hidden, weight[count:]).float() + offset[count:]
         # A target that was drawn as a negative counts once, as the target.
         place = torch.full((self.vocabulary_size,), -1, device=sampled.device)
         place[sampled] = torch.arange(len(sampled), device=sampled.device)
-        place = place[targets][:, None]
-        column = place.clamp(min=0)
-        logits = logits.scatter(1, column, logits.gather(1, column).masked_fill(place >= 0, float("-inf")))
-        return (torch.logaddexp(true, logits.logsumexp(-1)) - true).mean()
+        return cross_entropy_over_sample(hidden, weight[count:], offset[count:], true, place[targets])
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log probabilities [N, V] (float32) of every word after ``hidden`` [N, R]."""

@@ -1,0 +1,216 @@
+// The cross entropy of a linear layer: pieces of rows and words, and the team that goes through them. The words are one piece where
+// they fit: each thread's logits then stay near it from the product to the gradients. Else the first pass finds each row's maximum
+// and sum, and the second makes the logits once more.
+#include "cross_entropy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core.h"
+
+namespace fr {
+namespace cpu {
+namespace {
+
+// Rows of a piece: a block of the product over rows (outer.h), and enough for every thread.
+constexpr int64_t kPieceRows = 128, kRowsPerThread = kTileRows;
+// Multiply-adds below which another thread costs more than it saves.
+constexpr int64_t kWorkPerThread = 1 << 17;
+
+void check(const CrossEntropyArgs& args) {
+  const int type = static_cast<int>(args.type);
+  require(type == 0 || type == 1, "type", "float32 (0) or float64 (1), got " + std::to_string(type));
+  require(args.rows >= 0 && args.words > 0 && args.depth > 0, "sizes", "rows >= 0, words > 0 and depth > 0");
+  require(args.input_stride >= args.depth && args.weight_stride >= args.depth, "strides", "rows that do not overlap");
+  require(args.piece_bytes > 0 && args.threads > 0, "piece_bytes, threads", "values above zero");
+  const int64_t size = bytes_of(args.type);
+  const bool rows = args.rows > 0;
+  check_address(args.input, size, "input", rows), check_address(args.weight, size, "weight", rows);
+  check_address(args.target, 8, "target", rows), check_address(args.loss, size, "loss", rows);
+  check_address(args.total, size, "total", true);
+  for (const void* optional : {args.bias, args.label_logit, args.row_gradient, static_cast<const void*>(args.d_input),
+                               static_cast<const void*>(args.d_weight), static_cast<const void*>(args.d_bias),
+                               static_cast<const void*>(args.d_label_logit)})
+    check_address(optional, size, "optional arguments", false);
+}
+
+// The rows that take part.
+std::vector<int64_t> taking_part(const CrossEntropyArgs& args) {
+  std::vector<int64_t> rows;
+  rows.reserve(args.rows);
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const int64_t target = args.target[row];
+    if (!args.label_logit && target == args.ignore_index) continue;
+    if (target >= args.words || target < (args.label_logit ? -1 : 0))
+      throw std::out_of_range("target: expected classes from 0 to " + std::to_string(args.words - 1) + ", got " + std::to_string(target));
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+struct Work {
+  const CrossEntropyArgs& args;
+  const CrossEntropyBackend& backend;
+  CrossEntropyPiece piece{};
+  int64_t size = 0;           // rows of the piece
+  int64_t together = 0;       // rows whose logits stay near a core
+  bool gradients = false;     // any
+  double scale = 1;
+  Outer outer{};
+  bool first = true;
+  std::vector<void*> tiles{}, left{}, right{};  // of each thread
+
+  // Calls body(begin, end) for blocks of the share of thread `index` of `count`.
+  template <class Body>
+  void for_each_block(int index, int count, Body body) const {
+    const int64_t begin = size * index / count, end = size * (index + 1) / count;
+    const int64_t blocks = (end - begin + together - 1) / together;
+    for (int64_t block = 0; block < blocks; ++block)
+      body(begin + (end - begin) * block / blocks, begin + (end - begin) * (block + 1) / blocks);
+  }
+};
+
+template <class T>
+void total_of(const CrossEntropyArgs& args, const std::vector<int64_t>& rows) {
+  double sum = 0;
+  for (const int64_t row : rows) sum += static_cast<const T*>(args.loss)[row];
+  *static_cast<T*>(args.total) =
+      static_cast<T>(!args.mean ? sum : rows.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(rows.size()));
+}
+
+}  // namespace
+}  // namespace cpu
+
+void cpu_cross_entropy(const CrossEntropyArgs& args) {
+  using namespace cpu;
+  check(args);
+  const std::vector<int64_t> rows = taking_part(args);
+  const int64_t count = static_cast<int64_t>(rows.size()), element = bytes_of(args.type);
+  if (count < args.rows) {
+    std::memset(args.loss, 0, args.rows * element);
+    if (args.d_input) std::memset(args.d_input, 0, args.rows * args.depth * element);
+  }
+  Work work{args, choose_cross_entropy(args.type)};
+  const CrossEntropyBackend& backend = work.backend;
+  const int64_t work_of_threads = count * args.words * args.depth / kWorkPerThread;
+  const int threads = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(args.threads, work_of_threads)));
+  work.gradients = args.d_input || args.d_weight || args.d_bias || args.d_label_logit;
+  work.scale = args.mean && count ? 1.0 / static_cast<double>(count) : 1.0;
+
+  // A piece of all words as wide as their panels, or of as many as fit beside kPieceRows rows.
+  const auto panels = [&](int64_t words) { return (words + backend.panel_words - 1) / backend.panel_words; };
+  const int64_t most = std::max<int64_t>(1, args.piece_bytes / (kPieceRows * element * backend.panel_words)) * backend.panel_words;
+  const int64_t words = std::min(args.words, most);
+  int64_t stride = panels(words) * backend.panel_words;
+  if (stride * element % 4096 == 0) stride += backend.panel_words;  // else all rows share a set of L1's lines
+  const bool whole = words == args.words;
+  const int64_t piece_rows =
+      std::min(count, std::max(kPieceRows, std::min(kRowsPerThread * threads, args.piece_bytes / (stride * element))));
+  // Rows at a time: as many as keep their logits near. But each time all weights pass, and of deep ones a multiply-add takes more
+  // from memory than the few passes over logits do: then more rows.
+  const int64_t near_rows = std::max(backend.near_bytes / (stride * element), args.depth / 8);
+  work.together = std::clamp(near_rows / backend.group_rows * backend.group_rows, std::min(backend.group_rows, kTileRows), kTileRows);
+
+  CrossEntropyPiece& piece = work.piece;
+  piece.args = &args, piece.stride = stride;
+  piece.logits.source = {args.weight, args.weight_stride, false, args.words, args.bias, args.words, args.depth};
+  const auto set_words = [&](int64_t word0) {
+    piece.word0 = word0, piece.words = std::min(words, args.words - word0);
+    const void* weight = static_cast<const char*>(args.weight) + word0 * args.weight_stride * element;
+    piece.transposed.source = transposed_source(weight, args.weight_stride, args.depth, piece.words);
+  };
+  set_words(0);
+
+  Arena arena;
+  char* values;
+  // Of several pieces of words, each block of weights is packed when it is used.
+  const bool pack = whole && count > kTileRows;
+  if (pack) arena.want(piece.logits.panels, backend.packed_bytes(piece.logits.source));
+  if (pack && args.d_input) arena.want(piece.transposed.panels, backend.packed_bytes(piece.transposed.source));
+  arena.want(values, piece_rows * stride * element);
+  for (void** each : {&piece.shift, &piece.maximum, &piece.sum, &piece.label}) arena.want(*each, piece_rows * element);
+  std::vector<const void*> left_rows(piece_rows + 1), right_rows(piece_rows + 1);  // addresses where there are no rows, too
+  work.tiles.resize(threads), work.left.resize(threads), work.right.resize(threads);
+  const bool sums_over_rows = args.d_weight || args.d_bias;
+  for (int thread = 0; thread < threads; ++thread) {
+    arena.want(work.tiles[thread], backend.tile_bytes);
+    if (!sums_over_rows) continue;
+    arena.want(work.left[thread], backend.outer_left_bytes(piece_rows, words));
+    arena.want(work.right[thread], backend.outer_right_bytes(piece_rows, args.depth));
+  }
+  arena.allocate();
+  piece.values = values;
+  for (int64_t row = 0; row < piece_rows; ++row) left_rows[row] = values + row * stride * element;
+
+  const auto packing = [](void* opaque, int index, int parties) {
+    const Work& w = *static_cast<Work*>(opaque);
+    w.backend.pack(w.piece, index, parties);
+  };
+  const auto whole_rows = [](void* opaque, int index, int parties) {
+    const Work& w = *static_cast<Work*>(opaque);
+    w.for_each_block(index, parties, [&](int64_t begin, int64_t end) {
+      w.backend.exponentials(w.piece, begin, end, true);
+      w.backend.losses(w.piece, begin, end);
+      if (w.gradients) w.backend.gradients(w.piece, begin, end, w.scale, w.tiles[index]);
+    });
+  };
+  const auto first_pass = [](void* opaque, int index, int parties) {
+    const Work& w = *static_cast<Work*>(opaque);
+    w.for_each_block(index, parties, [&](int64_t begin, int64_t end) { w.backend.exponentials(w.piece, begin, end, true); });
+  };
+  const auto second_pass = [](void* opaque, int index, int parties) {
+    const Work& w = *static_cast<Work*>(opaque);
+    w.for_each_block(index, parties, [&](int64_t begin, int64_t end) {
+      w.backend.exponentials(w.piece, begin, end, false);
+      w.backend.gradients(w.piece, begin, end, w.scale, w.tiles[index]);
+    });
+  };
+  const auto over_rows = [](void* opaque, int index, int parties) {
+    const Work& w = *static_cast<Work*>(opaque);
+    w.backend.outer(w.outer, w.size, w.first, index, parties, w.left[index], w.right[index]);
+  };
+  const auto add_over_rows = [&] {
+    if (!sums_over_rows) return;
+    const auto at = [&](void* data, int64_t offset) -> void* { return data ? static_cast<char*>(data) + offset * element : nullptr; };
+    work.outer = {left_rows.data(), 0, piece.words, {}, {at(args.d_bias, piece.word0), nullptr}};
+    if (args.d_weight)
+      work.outer.right[0] = {right_rows.data(), true, 0, args.depth, at(args.d_weight, piece.word0 * args.depth), args.depth};
+    run_team(threads, over_rows, &work);
+  };
+
+  if (pack) run_team(threads, packing, &work);
+  for (int64_t row0 = 0; row0 < count || (row0 == 0 && sums_over_rows); row0 += std::max<int64_t>(piece_rows, 1)) {
+    work.size = std::min(piece_rows, count - row0), work.first = row0 == 0;
+    piece.rows = rows.data() + row0;
+    for (int64_t row = 0; row < work.size; ++row)
+      right_rows[row] = static_cast<const char*>(args.input) + piece.rows[row] * args.input_stride * element;
+    const auto put = [&](void* data, double value) {
+      for (int64_t row = 0; row < work.size; ++row) {
+        if (args.type == Type::kFloat64) static_cast<double*>(data)[row] = value;
+        else static_cast<float*>(data)[row] = static_cast<float>(value);
+      }
+    };
+    put(piece.maximum, -std::numeric_limits<double>::infinity()), put(piece.sum, 0);
+    if (whole) {
+      run_team(threads, whole_rows, &work);
+      add_over_rows();
+      continue;
+    }
+    for (int64_t word0 = 0; word0 < args.words; word0 += words) {
+      set_words(word0);
+      run_team(threads, first_pass, &work);
+    }
+    backend.losses(piece, 0, work.size);
+    if (!work.gradients) continue;
+    for (int64_t word0 = 0; word0 < args.words; word0 += words) {
+      set_words(word0);
+      run_team(threads, second_pass, &work);
+      add_over_rows();
+    }
+  }
+  if (args.type == Type::kFloat64) total_of<double>(args, rows);
+  else total_of<float>(args, rows);
+}
+
+}  // namespace fr

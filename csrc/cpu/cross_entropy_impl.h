@@ -1,0 +1,192 @@
+// The definition of find_cross_entropy, included by each cross_entropy_*.cpp.
+#pragma once
+
+#include <limits>
+
+#include "cross_entropy.h"
+
+namespace fr::cpu {
+
+template <class Isa, class S>
+struct CrossEntropy {
+  using P = Product<Isa, S, 1>;
+  using V = typename P::V;
+  using Piece = CrossEntropyPiece;
+  static constexpr int kLanes = V::kLanes, kVectors = P::kVectors;
+  // Words whose exponentials are added up before they join the row's sum: the error grows with the blocks, not with the words.
+  static constexpr int64_t kSumWords = 16 * P::kColumns;
+  static constexpr S kInfinity = std::numeric_limits<S>::infinity();
+
+  static S* row_of(const Piece& piece, int64_t row) { return static_cast<S*>(piece.values) + row * piece.stride; }
+
+  static void pack(const Piece& piece, int index, int count) {
+    for (const PackedMatrix* matrix : {&piece.logits, &piece.transposed}) pack_share<P>(*matrix, index, count);
+  }
+
+  // Logits, and from them exponentials and their sum; `adds` it to what the rows have.
+  static void exponentials(const Piece& piece, int64_t begin, int64_t end, bool adds) {
+    const CrossEntropyArgs& args = *piece.args;
+    const S* operands[kTileRows];
+    for (int64_t row = begin; row < end; ++row)
+      operands[row - begin] = static_cast<const S*>(args.input) + piece.rows[row] * args.input_stride;
+    const int64_t panel0 = piece.word0 / P::kUnits, panels = P::panels(piece.words);
+    for (int64_t panel = 0; panel < panels; ++panel)
+      P::run(piece.logits, panel0 + panel, operands, end - begin, row_of(piece, begin) + panel * P::kColumns, piece.stride,
+             panel0 + (panel + 1 < panels ? panel + 1 : 0));
+    for (int64_t row = begin; row < end; ++row) {
+      S* const values = row_of(piece, row);
+      for (int64_t word = piece.words; word < panels * P::kColumns; ++word) values[word] = -kInfinity;
+      const int64_t at = args.target[piece.rows[row]] - piece.word0;
+      if (at >= 0 && at < piece.words) {
+        if (args.label_logit) values[at] = -kInfinity;
+        else static_cast<S*>(piece.label)[row] = values[at];
+      }
+      const S top = largest(values, panels), shift = top == -kInfinity ? S(0) : top;
+      const S sum = exponentials_of(values, panels, shift);
+      static_cast<S*>(piece.shift)[row] = shift;
+      if (adds) add(piece, row, top, sum);
+    }
+  }
+
+  // After all words: each row's loss.
+  static void losses(const Piece& piece, int64_t begin, int64_t end) {
+    const CrossEntropyArgs& args = *piece.args;
+    for (int64_t row = begin; row < end; ++row) {
+      S* const label = static_cast<S*>(piece.label) + row;
+      if (args.label_logit) {
+        *label = static_cast<const S*>(args.label_logit)[piece.rows[row]];
+        add(piece, row, *label, S(1));
+      }
+      const S maximum = static_cast<S*>(piece.maximum)[row], sum = static_cast<S*>(piece.sum)[row];
+      static_cast<S*>(args.loss)[piece.rows[row]] = (maximum - *label) + log_of(sum);
+    }
+  }
+
+  // From exponentials to the gradients of logits, and to those of the rows; `scale` is a loss's gradient where rows have none.
+  static void gradients(const Piece& piece, int64_t begin, int64_t end, double scale, void* tile) {
+    const CrossEntropyArgs& args = *piece.args;
+    const int64_t panels = P::panels(piece.words);
+    const S* operands[kTileRows];
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t place = piece.rows[row];
+      const S gradient = args.row_gradient ? static_cast<const S*>(args.row_gradient)[place] : static_cast<S>(scale);
+      const S maximum = static_cast<S*>(piece.maximum)[row], sum = static_cast<S*>(piece.sum)[row];
+      const V factor(gradient * exp_of(static_cast<S*>(piece.shift)[row] - maximum) / sum);
+      S* const values = row_of(piece, row);
+      for (int64_t word = 0; word < panels * P::kColumns; word += kLanes)
+        store_full(values + word, load_full<V>(values + word) * factor);
+      const int64_t at = args.target[place] - piece.word0;
+      if (!args.label_logit && at >= 0 && at < piece.words) values[at] = values[at] - gradient;
+      if (args.d_label_logit && piece.word0 == 0) {
+        const S label = static_cast<S*>(piece.label)[row];
+        static_cast<S*>(args.d_label_logit)[place] = gradient * (exp_of(label - maximum) / sum - S(1));
+      }
+      operands[row - begin] = values;
+    }
+    if (!args.d_input) return;
+    S* const sums = static_cast<S*>(tile);
+    for (int64_t panel = 0, count = P::panels(args.depth); panel < count; ++panel) {
+      P::run(piece.transposed, panel, operands, end - begin, sums, P::kColumns, panel + 1 < count ? panel + 1 : 0);
+      for (int64_t row = begin; row < end; ++row) {
+        S* const to = static_cast<S*>(args.d_input) + piece.rows[row] * args.depth;
+        for (int vector = 0; vector < kVectors; ++vector) {
+          const int64_t unit = panel * P::kUnits + vector * kLanes;
+          if (unit >= args.depth) break;
+          const int n = args.depth - unit < kLanes ? static_cast<int>(args.depth - unit) : kLanes;
+          V value = load_full<V>(sums + (row - begin) * P::kColumns + vector * kLanes);
+          if (piece.word0) value = load<V>(to + unit, n) + value;
+          store(to + unit, value, n);
+        }
+      }
+    }
+  }
+
+ private:
+  // The scalar functions of <cmath> are inline, and one compiled here must not be linked elsewhere: these are of this Isa.
+  static S exp_of(S x) {
+    if constexpr (std::is_same_v<S, float>) return __builtin_expf(x);
+    else return __builtin_exp(x);
+  }
+  static S log_of(S x) {
+    if constexpr (std::is_same_v<S, float>) return __builtin_logf(x);
+    else return __builtin_log(x);
+  }
+
+  static S largest(const S* values, int64_t panels) {
+    V top[kVectors];
+    for (V& vector : top) vector = V(-kInfinity);
+    for (int64_t panel = 0; panel < panels; ++panel, values += P::kColumns)
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) top[i] = fr_max(top[i], load_full<V>(values + i * kLanes));
+    S result = -kInfinity;
+    for (const V& vector : top)
+      for (int lane = 0; lane < kLanes; ++lane) result = vector.raw[lane] > result ? vector.raw[lane] : result;
+    return result;
+  }
+
+  static S exponentials_of(S* values, int64_t panels, S shift) {
+    const V lowest(std::is_same_v<S, float> ? S(-87) : S(-700)), away(shift);
+    V total(0);
+    for (int64_t panel = 0; panel < panels;) {
+      const int64_t end = panel + kSumWords / P::kColumns < panels ? panel + kSumWords / P::kColumns : panels;
+      V sum[kVectors];
+      for (V& vector : sum) vector = V(0);
+      for (; panel < end; ++panel, values += P::kColumns)
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i) {
+          const V x = load_full<V>(values + i * kLanes) - away;
+          const auto e = exponential(fr_max(lowest, x));
+          const V value = fr_if_less(x, lowest, V(0), e.scale + e.scale * e.tail);
+          store_full(values + i * kLanes, value);
+          sum[i] = sum[i] + value;
+        }
+      for (const V& vector : sum) total = total + vector;
+    }
+    S result(0);
+    for (int lane = 0; lane < kLanes; ++lane) result += total.raw[lane];
+    return result;
+  }
+
+  // Adds a sum of exponentials over `top` to the row's. The row's first comes to a maximum of -infinity and a sum of zero.
+  static void add(const Piece& piece, int64_t row, S top, S sum) {
+    S& maximum = static_cast<S*>(piece.maximum)[row];
+    S& total = static_cast<S*>(piece.sum)[row];
+    if (top == -kInfinity || maximum == -kInfinity) {
+      total += sum;
+    } else {
+      const S both = top > maximum ? top : maximum;
+      total = total * exp_of(maximum - both) + sum * exp_of(top - both);
+    }
+    if (!(top <= maximum)) maximum = top;
+  }
+};
+
+template <class Isa, class S>
+const CrossEntropyBackend* cross_entropy_backend() {
+  using C = CrossEntropy<Isa, S>;
+  using P = Product<Isa, S, 1>;
+  using Outers = OuterProduct<Isa, S>;
+  static constexpr CrossEntropyBackend table{
+      P::bytes,
+      kTileRows * P::kColumns * static_cast<int64_t>(sizeof(S)),
+      P::kUnits,
+      P::kMaxRows,
+      Isa::kL2Bytes / 2,
+      C::pack,
+      C::exponentials,
+      C::losses,
+      C::gradients,
+      Outers::left_bytes,
+      Outers::right_bytes,
+      Outers::run,
+  };
+  return &table;
+}
+
+template <class Isa>
+const CrossEntropyBackend* find_cross_entropy(Type type) {
+  if (type == Type::kFloat32) return cross_entropy_backend<Isa, float>();
+  return type == Type::kFloat64 ? cross_entropy_backend<Isa, double>() : nullptr;
+}
+
+}  // namespace fr::cpu

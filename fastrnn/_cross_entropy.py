@@ -1,0 +1,326 @@
+"""Cross entropy of a linear layer, without its logits as a whole.
+
+In eager code and in graphs one operator computes the loss and, with it, the gradients of its operands: on the CPU in
+the compiled core, elsewhere in torch, piece by piece. Function transforms, forward-mode AD and double backward run the
+plain composition of torch's own functions.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
+
+from ._extension import _C
+from ._routes import _transformed, _transformed_while_compiling
+
+# About the memory of a piece of logits.
+PIECE_BYTES = 64 << 20
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def _reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, label: Tensor | None, ignore: int, reduction: str
+) -> Tensor:
+    """What the operator computes, from torch's functions; x [N, D]."""
+    logits = functional.linear(x, weight)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if bias is not None:
+        logits = logits + bias
+    if label is None:
+        return functional.cross_entropy(logits, target, ignore_index=ignore, reduction=reduction)
+    words = torch.arange(weight.shape[0], device=x.device)
+    logits = logits.masked_fill(words == target[:, None], float("-inf"))
+    label = label.to(logits.dtype)
+    losses = torch.logaddexp(label, logits.logsumexp(-1)) - label
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, needs):
+    """loss [N], total [] and the gradients that are needed, by the compiled core."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def rows(t: Tensor) -> Tensor:
+        t = t.to(dtype).resolve_neg()
+        return t if t.stride(1) == 1 and t.stride(0) >= t.shape[1] else t.contiguous()
+
+    def flat(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.to(dtype).resolve_neg().contiguous()
+
+    args = _C.CrossEntropyArgs()
+    args.type = 1 if dtype == torch.float64 else 0
+    args.rows, args.depth = x.shape
+    args.words = weight.shape[0]
+    inputs, weights, biases, labels, targets = rows(x), rows(weight), flat(bias), flat(label), target.contiguous()
+    gradient = flat(row_gradient)
+    args.input, args.weight, args.target = inputs.data_ptr(), weights.data_ptr(), targets.data_ptr()
+    # A single row may have any stride.
+    args.input_stride = max(inputs.stride(0), args.depth)
+    args.weight_stride = max(weights.stride(0), args.depth)
+    args.ignore_index, args.mean = ignore, reduction == "mean"
+    args.piece_bytes, args.threads = PIECE_BYTES, torch.get_num_threads()
+    if biases is not None:
+        args.bias = biases.data_ptr()
+    if labels is not None:
+        args.label_logit = labels.data_ptr()
+    if gradient is not None:
+        args.row_gradient = gradient.data_ptr()
+    loss, total = inputs.new_empty(args.rows), inputs.new_empty(())
+    args.loss, args.total = loss.data_ptr(), total.data_ptr()
+    operands = (x, weight, bias, label)
+    found = [t.new_empty(t.shape, dtype=dtype) if need else None for t, need in zip(operands, needs, strict=True)]
+    for name, d in zip(("d_input", "d_weight", "d_bias", "d_label_logit"), found, strict=True):
+        if d is not None:
+            setattr(args, name, d.data_ptr())
+    _C.cpu_cross_entropy(args)
+    return loss, total, _narrowed(found, operands)
+
+
+def _narrowed(found, operands):
+    """Gradients in their operands' types."""
+    return [None if d is None else d.to(t.dtype) for d, t in zip(found, operands, strict=True)]
+
+
+def _in_pieces(x, weight, bias, target, label, ignore, reduction, row_gradient, needs):
+    """The same in torch, in pieces of rows."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows, words = x.shape[0], weight.shape[0]
+    takes_part = torch.ones_like(target, dtype=torch.bool) if label is not None else target != ignore
+    if row_gradient is None:
+        share = takes_part.sum().to(wide) if reduction == "mean" else x.new_ones((), dtype=wide)
+        row_gradient = share.reciprocal().expand(rows)
+    scale = torch.where(takes_part, row_gradient.to(wide), 0)
+    loss = x.new_empty(rows, dtype=wide)
+    operands = (x, weight, bias, label)
+    found = [torch.zeros_like(t, dtype=wide) if need else None for t, need in zip(operands, needs, strict=True)]
+    d_input, d_weight, d_bias, d_label = found
+    each = max(1, PIECE_BYTES // (words * wide.itemsize))
+    for begin in range(0, rows, each):
+        at = slice(begin, begin + each)
+        logits = functional.linear(x[at], weight).to(wide)
+        if bias is not None:
+            logits += bias
+        column = torch.where(takes_part[at], target[at], 0)[:, None]
+        if label is None:
+            own = logits.gather(1, column)[:, 0]
+            total = logits.logsumexp(-1)
+        else:
+            own, column = label[at].to(wide), target[at].clamp(min=0)[:, None]
+            hidden = logits.gather(1, column).masked_fill(target[at][:, None] >= 0, float("-inf"))
+            logits.scatter_(1, column, hidden)
+            total = torch.logaddexp(own, logits.logsumexp(-1))
+        loss[at] = torch.where(takes_part[at], total - own, 0)
+        if not any(needs):
+            continue
+        d_logits = logits.sub_(total[:, None]).exp_().mul_(scale[at][:, None])
+        d_logits.masked_fill_(~takes_part[at][:, None], 0)
+        if d_label is not None:
+            d_label[at] = ((own - total).exp() - 1) * scale[at]
+        if label is None:
+            d_logits.scatter_add_(1, column, -scale[at][:, None])
+        if d_bias is not None:
+            d_bias += d_logits.sum(0)
+        d_logits = d_logits.to(x.dtype)
+        if d_input is not None:
+            d_input[at] = (d_logits @ weight).to(wide)
+        if d_weight is not None:
+            d_weight += (d_logits.mT @ x[at]).to(wide)
+    total = loss.sum()
+    if reduction == "mean":
+        total = total / takes_part.sum()
+    return loss, total, _narrowed(found, operands)
+
+
+def _compute(x: Tensor, *others):
+    return (_in_core if x.is_cpu else _in_pieces)(x, *others)
+
+
+_SCHEMA = "Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? label, SymInt ignore, str reduction"
+
+
+def _loss(x, weight, bias, target, label, ignore, reduction, needs):
+    """The loss, and its gradients for a gradient of 1; those are empty where not needed, or of reduction none."""
+    wanted = needs if reduction != "none" else [False] * 4
+    losses, total, found = _compute(x, weight, bias, target, label, ignore, reduction, None, wanted)
+    return losses if reduction == "none" else total, *(x.new_empty(0) if d is None else d for d in found)
+
+
+_loss_op = torch.library.custom_op(
+    "fastrnn::linear_cross_entropy",
+    _loss,
+    mutates_args=(),
+    schema=f"({_SCHEMA}, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@_loss_op.register_fake
+def _loss_fake(x, weight, bias, target, label, ignore, reduction, needs):
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wanted = needs if reduction != "none" else [False] * 4
+    return x.new_empty(target.shape if reduction == "none" else (), dtype=wide), *(
+        t.new_empty(t.shape) if need else x.new_empty(0)
+        for t, need in zip((x, weight, bias, label), wanted, strict=True)
+    )
+
+
+def _loss_gradients(x, weight, bias, target, label, row_gradient, ignore, needs):
+    """The gradients that are needed, from those of the rows' losses."""
+    found = _compute(x, weight, bias, target, label, ignore, "none", row_gradient, needs)[2]
+    return [d for d in found if d is not None]
+
+
+_gradients_op = torch.library.custom_op(
+    "fastrnn::linear_cross_entropy_backward",
+    _loss_gradients,
+    mutates_args=(),
+    schema="(Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? label, Tensor row_gradient, "
+    "SymInt ignore, bool[] needs) -> Tensor[]",
+)
+
+
+@_gradients_op.register_fake
+def _loss_gradients_fake(x, weight, bias, target, label, row_gradient, ignore, needs):
+    return [t.new_empty(t.shape) for t, need in zip((x, weight, bias, label), needs, strict=True) if need]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *operands, ctx.ignore, ctx.reduction, _ = inputs
+    ctx.save_for_backward(*operands, *output[1:])
+
+
+def _backward(ctx, d_loss, *_):
+    x, weight, bias, target, label, *found = ctx.saved_tensors
+    places = (0, 1, 2, 4)
+    needs = [ctx.needs_input_grad[place] for place in places]
+    if torch.is_grad_enabled():
+        operands = [x, weight, bias, label]
+        wanted = [t for t, need in zip(operands, needs, strict=True) if need]
+        loss = _reference(x, weight, bias, target, label, ctx.ignore, ctx.reduction)
+        fresh = iter(torch.autograd.grad(loss, wanted, d_loss, create_graph=True))
+        gradients = [next(fresh) if need else None for need in needs]
+    elif ctx.reduction == "none":
+        fresh = iter(
+            torch.ops.fastrnn.linear_cross_entropy_backward(x, weight, bias, target, label, d_loss, ctx.ignore, needs)
+        )
+        gradients = [next(fresh) if need else None for need in needs]
+    else:
+        gradients = [d * d_loss if need else None for d, need in zip(found, needs, strict=True)]
+    return *gradients[:3], None, gradients[3], None, None, None
+
+
+torch.library.register_autograd("fastrnn::linear_cross_entropy", _backward, setup_context=_setup_context)
+
+
+def _flops(x, weight, bias, target, label, ignore, reduction, needs, **kwargs):
+    """The products alone; tensors come as shapes."""
+    return 2 * prod(x) * weight[0] * (1 + (sum(needs[:2]) if reduction != "none" else 0))
+
+
+def _gradients_flops(x, weight, bias, target, label, row_gradient, ignore, needs, **kwargs):
+    """Likewise, the logits made once more."""
+    return 2 * prod(x) * weight[0] * (1 + sum(needs[:2]))
+
+
+register_flop_formula(torch.ops.fastrnn.linear_cross_entropy)(_flops)
+register_flop_formula(torch.ops.fastrnn.linear_cross_entropy_backward)(_gradients_flops)
+
+
+def _run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, label: Tensor | None, ignore: int, reduction: str
+) -> Tensor:
+    """Checked operands, x [N, D], by the route that fits."""
+    transformed = _transformed_while_compiling() if torch.compiler.is_compiling() else _transformed()
+    if transformed or not weight.shape[1]:
+        return _reference(x, weight, bias, target, label, ignore, reduction)
+    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias, label)]
+    return torch.ops.fastrnn.linear_cross_entropy(x, weight, bias, target, label, ignore, reduction, needs)[0]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+) -> Tensor:
+    """``cross_entropy(linear(input, linear_weight, linear_bias), target)``, without the logits as a whole.
+
+    The logits are made and used in pieces of rows and words of about 64 MiB at most. Under autograd ``mean`` and
+    ``sum`` compute the gradients in the same pass; ``none`` makes the logits again in backward. On the CPU results
+    repeat bit for bit and do not depend on the number of threads. 16-bit operands are multiplied and added up in
+    float32 there. Double backward, function transforms and forward-mode AD make all logits at once.
+
+    The arguments are those of ``torch.nn.functional.linear_cross_entropy``, with class indices as targets.
+
+    Args:
+        input: [..., D].
+        linear_weight: [V, D].
+        target: int64 [...], classes from 0 to V - 1 or ``ignore_index``.
+        linear_bias: [V].
+        reduction: "mean" over the targets that are not ignored, "sum", or "none".
+        ignore_index: a target that takes no part.
+
+    Returns:
+        a scalar, or [...] of reduction "none"; float32 (float64 of float64 operands).
+
+    Raises:
+        ValueError: shapes or a reduction that do not fit.
+        TypeError: types that do not fit.
+        IndexError: a target that is no class (on the CPU).
+
+    Source: online normalisation, Milakov and Gimelshein (2018), "Online normalizer calculation for softmax".
+    """
+    x, weight, bias = input, linear_weight, linear_bias
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction: expected one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    if weight.dim() != 2 or not weight.shape[0]:
+        raise ValueError(f"linear_weight: expected [V, D] with V > 0, got {list(weight.shape)}")
+    if not x.dim() or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"input: expected [..., {weight.shape[1]}] as linear_weight has it, got {list(x.shape)}")
+    if target.shape != x.shape[:-1]:
+        raise ValueError(
+            f"target: expected {list(x.shape[:-1])}, a class for each row of input, got {list(target.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"linear_bias: expected [{weight.shape[0]}], got {list(bias.shape)}")
+    if bias is not None and bias.dtype not in (x.dtype, torch.float32):
+        raise TypeError(f"linear_bias: expected the type of input, {x.dtype}, or float32, got {bias.dtype}")
+    if target.dtype != torch.int64:
+        raise TypeError(f"target: expected class indices of type int64, got {target.dtype}")
+    x, weight = _cast(x, weight)
+    rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    loss = _run(rows, weight, bias, target.flatten(), None, ignore_index, reduction)
+    return loss.view(target.shape if reduction == "none" else ())
+
+
+def cross_entropy_over_sample(
+    x: Tensor, weight: Tensor, bias: Tensor, label: Tensor, place: Tensor, reduction: str = "mean"
+) -> Tensor:
+    """Cross entropy over drawn words and each row's own label.
+
+    Args:
+        x: [N, D].
+        weight: [S, D], rows of the drawn words.
+        bias: [S].
+        label: [N], each row's logit of its label.
+        place: int64 [N], where among the drawn words the label is, and does not count again; -1: nowhere.
+        reduction: as of :func:`linear_cross_entropy`.
+    """
+    return _run(*_cast(x, weight), bias, place, label, -100, reduction)
+
+
+def _cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in autocast's type, where it is on; the bias is added in float32 anyway."""
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    if x.dtype != weight.dtype or not x.is_floating_point():
+        raise TypeError(
+            f"expected input and linear_weight of one floating-point type, got {x.dtype} and {weight.dtype}"
+        )
+    return x, weight
