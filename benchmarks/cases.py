@@ -34,14 +34,14 @@ class Case:
     heads: int = 1
 
     def __post_init__(self) -> None:
-        if self.cell == "lstm_projected":
-            raise ValueError("cell lstm_projected is the cell lstm with a projection")
+        if self.cell.endswith("_projected"):
+            raise ValueError(f"cell {self.cell} is the cell {self.cell.removesuffix('_projected')} with a projection")
         if self.mode not in MODES or self.dtype not in DTYPES:
             raise ValueError(f"unknown mode {self.mode!r} or dtype {self.dtype!r}")
         for name in ("time", "batch", "input", "hidden", "layers", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.proj and self.cell != "lstm":
+        if self.proj and self.cell not in ("lstm", "lstm_peephole"):
             raise ValueError(f"only the LSTM has a projection; got {self.proj} with cell {self.cell}")
         if not 0 <= self.proj < self.hidden:
             raise ValueError(f"projection must lie between 0 and hidden - 1 = {self.hidden - 1}; got {self.proj}")
@@ -101,12 +101,13 @@ class Case:
         from fastrnn.cells import CELLS
 
         directions = 2 if self.bidirectional else 1
-        gate_rows, recurrent = CELLS[self.cell].gates * self.hidden, self.proj or self.hidden
+        spec = CELLS[self.cell]
+        gate_rows, recurrent = spec.gates * self.hidden, self.proj or self.hidden
         total = 0
         for layer in range(self.layers):
             width = self.input if layer == 0 else directions * recurrent
             input_part = gate_rows * width
-            recurrent_part = gate_rows * recurrent // self.heads + self.proj * self.hidden
+            recurrent_part = (gate_rows * recurrent // self.heads if spec.multiplies else 0) + self.proj * self.hidden
             forward = input_part + recurrent_part
             backward = 2 * recurrent_part + (2 if layer or input_gradient else 1) * input_part
             total += forward + (backward if self.mode == "training" else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,8 @@ class Provider:
 
 
 def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -> nn.RNNBase:
-    """The torch.nn layer of a case, with weights drawn from ``seed`` whatever the device; of heads the dense one."""
+    """The torch.nn layer of a case, or fastrnn's where it has none, with weights drawn from ``seed`` on any device; of
+    heads the dense one."""
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -46,8 +47,10 @@ def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
             layer = nn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
         elif case.cell.startswith("gru"):  # both forms have the same weights
             layer = nn.GRU(case.input, case.hidden, **options)
-        else:
+        elif case.cell.startswith("rnn_"):
             layer = nn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
+        else:
+            layer = _fastrnn_layer(replace(case, heads=1))
     if case.heads > 1:
         for name, weight in layer.named_parameters():
             if name.startswith("weight_hh"):
@@ -73,19 +76,33 @@ def make_input(case: Case, device: torch.device | str = "cpu", seed: int = 1) ->
 def _torch(case: Case, layer: nn.RNNBase) -> nn.Module:
     if case.cell == "gru_reset_before":
         raise Unsupported("torch.nn.GRU has its reset gate after the product")
+    if type(layer).__module__.startswith("fastrnn."):
+        raise Unsupported(f"torch.nn has no {case.cell}")
     return layer
 
 
-def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
+def _fastrnn_layer(case: Case) -> nn.RNNBase:
     import fastrnn
 
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional, "heads": case.heads}
-    if case.cell == "lstm":
-        module = fastrnn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
-    elif case.cell.startswith("gru"):
-        module = fastrnn.GRU(case.input, case.hidden, reset_after=case.cell == "gru", **options)
-    else:
-        module = fastrnn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
+    if case.cell.startswith("lstm"):
+        return fastrnn.LSTM(
+            case.input, case.hidden, proj_size=case.proj, peephole=case.cell == "lstm_peephole", **options
+        )
+    if case.cell.startswith("gru"):
+        return fastrnn.GRU(case.input, case.hidden, reset_after=case.cell == "gru", **options)
+    if case.cell == "slstm":
+        return fastrnn.SLSTM(case.input, case.hidden, **options)
+    kind, nonlinearity = case.cell.split("_")
+    if kind == "indrnn":
+        del options["heads"]
+    return {"rnn": fastrnn.RNN, "indrnn": fastrnn.IndRNN}[kind](
+        case.input, case.hidden, nonlinearity=nonlinearity, **options
+    )
+
+
+def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
+    module = _fastrnn_layer(case)
     module = module.to(device=layer.weight_ih_l0.device, dtype=layer.weight_ih_l0.dtype)
     weights = layer.state_dict()
     if case.heads > 1:
@@ -102,7 +119,7 @@ class StepLoop(nn.Module):
 
     def __init__(self, case: Case, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.spec = CELLS["lstm_projected" if case.proj else case.cell]
+        self.spec = CELLS[case.cell + "_projected" * bool(case.proj)]
         self.layer = layer
 
     def forward(self, inputs: Tensor | PackedSequence) -> tuple[Tensor | PackedSequence, Tensor | States]:
@@ -116,7 +133,8 @@ class StepLoop(nn.Module):
             outputs = []
             for direction in range(directions):
                 weights = self.layer.all_weights[index * directions + direction]
-                output, final = self._direction(sequence, sizes, Parameters(*weights), direction == 1)
+                named = Parameters(**dict(zip(self.spec.parameters[int(self.layer.bias)], weights, strict=True)))
+                output, final = self._direction(sequence, sizes, named, direction == 1)
                 outputs.append(output)
                 finals.append(final)
             sequence = torch.cat(outputs, dim=-1)
@@ -130,7 +148,7 @@ class StepLoop(nn.Module):
         self, sequence: Tensor, sizes: list[int], parameters: Parameters, reverse: bool
     ) -> tuple[Tensor, States]:
         gates = nn.functional.linear(sequence, parameters.weight_ih, parameters.bias_ih).split(sizes)
-        widths = self.spec.state_widths(parameters.weight_hh.shape[1], self.layer.hidden_size)
+        widths = self.spec.state_widths(self.layer.proj_size or self.layer.hidden_size, self.layer.hidden_size)
         states = tuple(sequence.new_zeros(sizes[0], width) for width in widths)
         outputs: list[Tensor] = [sequence] * len(sizes)
         for step in reversed(range(len(sizes))) if reverse else range(len(sizes)):

@@ -227,7 +227,7 @@ PYBIND11_MODULE(_C, m) {
       cells.append(py::dict("name"_a = cell.name, "code"_a = static_cast<int>(cell.code), "gates"_a = cell.gates, "cells"_a = cell.cells,
                             "saved"_a = cell.saved, "unit_weights"_a = cell.unit_weights, "split_gate"_a = cell.split_gate < 0 ? py::object(py::none()) : py::int_(cell.split_gate),
                             "phases"_a = cell.phases, "first_gates"_a = cell.phase[0].gates, "carried"_a = cell.carried(),
-                            "projects"_a = cell.projects(), "reads_output"_a = cell.reads_output,
+                            "multiplies"_a = cell.multiplies(), "projects"_a = cell.projects(), "reads_output"_a = cell.reads_output,
                             "zones_cells"_a = cell.zones_cells, "drops_candidate"_a = cell.drops_candidate));
     }
     return cells;

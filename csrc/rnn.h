@@ -65,7 +65,7 @@ struct Weights {
   const void* hh;       // [G*H, R] storage, rows hh_stride apart
   const void* hr;       // [P, H] storage, rows hr_stride apart, or null
   const void* bias_ih;  // [G*H] storage, or null
-  const void* bias_hh;  // [G*H] storage, or null (both or none)
+  const void* bias_hh;  // [G*H] storage, or null (both or none; a cell without a product has neither hh nor bias_hh)
   int64_t ih_stride, hh_stride, hr_stride;
   const void* unit;     // [kUnitWeights*H] storage, or null
 };

@@ -13,10 +13,13 @@ if not any(_here.glob("_C.*")):
         __path__[:] = _installed.submodule_search_locations
 
 __version__ = "0.1.0"
-__all__ = ["GRU", "LSTM", "RNN", "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "revert"]
+__all__ = [
+    "GRU", "LSTM", "RNN", "SLSTM", "IndRNN",
+    "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "revert",
+]  # fmt: skip
 
 if _Path(*_sys.argv[:1]).stem != "fastrnn":
-    from ._api import GRU, LSTM, RNN, build_info, convert, explain, functional, has_cuda, revert
+    from ._api import GRU, LSTM, RNN, SLSTM, IndRNN, build_info, convert, explain, functional, has_cuda, revert
 else:
 
     def __getattr__(name: str) -> object:

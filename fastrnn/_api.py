@@ -4,6 +4,8 @@ from . import functional
 from ._extension import build_info, has_cuda
 from .convert import convert, revert
 from .explain import explain
-from .modules import GRU, LSTM, RNN
+from .modules import GRU, LSTM, RNN, SLSTM, IndRNN
 
-__all__ = ["GRU", "LSTM", "RNN", "build_info", "convert", "explain", "functional", "has_cuda", "revert"]
+__all__ = [
+    "GRU", "LSTM", "RNN", "SLSTM", "IndRNN", "build_info", "convert", "explain", "functional", "has_cuda", "revert",
+]  # fmt: skip

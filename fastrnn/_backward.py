@@ -212,7 +212,8 @@ class _InRanges:
         split = layout.hidden if spec.split_gate is not None else 0
         inner = layout.hidden if spec.phases == 2 else 0
         projected = layout.width if spec.projects else 0
-        self.widths = (spec.gates * layout.hidden, split, layout.width, inner, projected)
+        previous = layout.width if spec.multiplies else 0
+        self.widths = (spec.gates * layout.hidden, split, previous, inner, projected)
         # The copy of a range of a strided input counts too.
         self.row_bytes = (sum(self.widths) + layout.input) * x.element_size()
         if spec.saved and self.result.gates is None:
@@ -284,7 +285,8 @@ class _InRanges:
             if self.unit is not None:
                 struct.d_unit = part(self.unit, d)
             struct.d_gates = buffer_rows(d_gates, batch)
-            struct.h_prev = buffer_rows(h_prev, batch)
+            if h_prev is not None:
+                struct.h_prev = buffer_rows(h_prev, batch)
             if d_recurrent is not None:
                 struct.d_recurrent = buffer_rows(d_recurrent, batch)
             if inner is not None:
@@ -331,18 +333,19 @@ class _InRanges:
         spec = config.spec
         # Rows of the gates whose recurrent part has the input part's gradient and is a product with the state.
         joint = (spec.first_gates if spec.split_gate is None else spec.split_gate) * layout.hidden
-        if self.needs[at["weight_hh"]]:
+        if spec.multiplies and self.needs[at["weight_hh"]]:
             if joint == d_gates.shape[1]:
                 self._add_product(at["weight_hh"], slice(None), d_gates, h_prev, first)
             else:  # the other gates have another gradient (GRU reset-after) or another operand (reset-before)
                 last = (d_recurrent, h_prev) if d_recurrent is not None else (d_gates[:, joint:], inner)
                 self._add_product(at["weight_hh"], slice(joint), d_gates[:, :joint], h_prev, first)
                 self._add_product(at["weight_hh"], slice(joint, None), *last, first)
-        if config.has_bias and (self.needs[at["bias_ih"]] or self.needs[at["bias_hh"]]):
+        needs_hh = spec.multiplies and config.has_bias and self.needs[at["bias_hh"]]
+        if config.has_bias and (self.needs[at["bias_ih"]] or needs_hh):
             total = d_gates.sum(0, dtype=self.states)
             if self.needs[at["bias_ih"]]:
                 self._add(at["bias_ih"], total)
-            if self.needs[at["bias_hh"]]:
+            if needs_hh:
                 if d_recurrent is not None:
                     total = torch.cat([total[:joint], d_recurrent.sum(0, dtype=self.states)])
                 self._add(at["bias_hh"], total.clone() if d_recurrent is None and self.needs[at["bias_ih"]] else total)

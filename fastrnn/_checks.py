@@ -88,16 +88,15 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     if x.dim() != dims:
         raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
     spec, directions = config.spec, len(config.reverse)
-    weight_hh, heads = operands[config.place("weight_hh", 0)], config.heads
-    if weight_hh.dim() != (2 if heads == 1 else 3):
-        raise RuntimeError(
-            f"weight_hh must have 2 dimensions, got shape {tuple(weight_hh.shape)} "
-            "(or 3, the first counting 2 or more heads)"
-        )
+    name, heads = "weight_hh" if spec.multiplies else "weight_ih", config.heads
+    weight = operands[config.place(name, 0)]
+    if weight.dim() != (2 if heads == 1 else 3):
+        more = "(or 3, the first counting 2 or more heads)" if spec.multiplies else ""
+        raise RuntimeError(f"{name} must have 2 dimensions, got shape {tuple(weight.shape)} {more}".rstrip())
     if heads > 1 and spec.projects:
         raise ValueError(f"cell {spec.name} has no heads: a projection mixes them, got {heads}")
-    rows, width = weight_hh.shape[-2:]
-    hidden = rows // spec.gates
+    rows = weight.shape[-2]
+    hidden, width = config.units(operands)
     if not spec.projects and width != hidden:
         lead = "(" if heads == 1 else f"({heads}, "
         raise RuntimeError(f"weight_hh must have shape {lead}{rows}, {hidden}), got {lead}{rows}, {width})")

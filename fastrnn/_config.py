@@ -71,6 +71,14 @@ class Config:
         """Place of the input that a direction reads; several directions may share one."""
         return direction * self.inputs // len(self.reverse)
 
+    def units(self, operands: Sequence[Tensor]) -> tuple[int, int]:
+        """H and R, of a head."""
+        if not self.spec.multiplies:
+            hidden = operands[self.place("weight_ih", 0)].shape[0] // self.spec.gates
+            return hidden, hidden
+        rows, width = operands[self.place("weight_hh", 0)].shape[-2:]
+        return rows // self.spec.gates, width
+
     def place(self, name: str, direction: int) -> int:
         """Place of a parameter in the operands."""
         return self.first_weight + direction * self.weights + self.places[name]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ._config import Config
 
 
-def heads_of(weight_hh: Tensor) -> int:
-    """How many heads a recurrent weight has: one without a dimension for them."""
-    return weight_hh.shape[0] if weight_hh.dim() == 3 else 1
+def heads_of(weight_hh: Tensor | None) -> int:
+    """How many heads a recurrent weight has: one without a dimension for them, or where the cell has no such weight."""
+    return weight_hh.shape[0] if weight_hh is not None and weight_hh.dim() == 3 else 1
 
 
 def block_diagonal(weight_hh: Tensor, gates: int) -> Tensor:

@@ -75,9 +75,8 @@ def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
     *options, save = options
     config = _config(*options)
     spec, x, directions = config.spec, operands[0], len(config.reverse)
-    weight_hh = operands[config.place("weight_hh", 0)]
     # Of a head: what is kept lies head by head.
-    hidden, width, parts = weight_hh.shape[-2] // spec.gates, weight_hh.shape[-1], directions * config.heads
+    (hidden, width), parts = config.units(operands), directions * config.heads
     rows = x.shape[0] if batch_sizes is not None else x.shape[0] * x.shape[1]
     empty = x.new_empty
     c_n, gates, cells = empty(0), empty(0), empty(0)

@@ -31,8 +31,7 @@ class Layout(NamedTuple):
 
 def layout_of(config: Config, operands: Sequence[Tensor], rows: Rows) -> Layout:
     x, batch, batch_sizes = operands[0], rows.batch, rows.batch_sizes
-    gate_rows, width = operands[config.place("weight_hh", 0)].shape
-    hidden = gate_rows // config.spec.gates
+    hidden, width = config.units(operands)
     if batch_sizes is None:
         steps, _, inputs = x.shape
         return Layout(steps, batch, steps * batch, inputs, hidden, width, None)
@@ -137,18 +136,21 @@ class Call:
         """Fill the weights of direction ``d`` into its struct."""
         config, layout = self.config, self.layout
         at, places = config.first_weight + d * config.weights, config.places
-        ih, hh = operands[at + places["weight_ih"]], operands[at + places["weight_hh"]]
+        ih = operands[at + places["weight_ih"]]
         if ih.is_contiguous():
             direction.weight_ih, direction.ih_stride = ih.data_ptr(), layout.input
         else:
             direction.weight_ih, direction.ih_stride = self.matrix(ih)
-        if hh.is_contiguous():
-            direction.weight_hh, direction.hh_stride = hh.data_ptr(), layout.width
-        else:
-            direction.weight_hh, direction.hh_stride = self.matrix(hh)
         if config.has_bias:
             direction.bias_ih = self.address(operands[at + places["bias_ih"]])
-            direction.bias_hh = self.address(operands[at + places["bias_hh"]])
+        if config.spec.multiplies:
+            hh = operands[at + places["weight_hh"]]
+            if hh.is_contiguous():
+                direction.weight_hh, direction.hh_stride = hh.data_ptr(), layout.width
+            else:
+                direction.weight_hh, direction.hh_stride = self.matrix(hh)
+            if config.has_bias:
+                direction.bias_hh = self.address(operands[at + places["bias_hh"]])
         if "weight_hr" in places:
             direction.weight_hr, direction.hr_stride = self.matrix(operands[at + places["weight_hr"]])
         if "weight_unit" in places:

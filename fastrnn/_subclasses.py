@@ -30,7 +30,7 @@ _TORCH_INTERNALS = {
     "check_input", "check_forward_args", "check_hidden_size", "get_expected_hidden_size", "get_expected_cell_size",
     "permute_hidden", "_rnn_impls",
 }  # fmt: skip
-_WEIGHTS = ("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l", "weight_hr_l")
+_WEIGHTS = ("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l", "weight_hr_l", "weight_unit_l")
 # Overrides that reach deeper than a method that is added: how attributes are found, calls are made, classes come about.
 _MACHINERY = {
     "__call__", "_call_impl", "__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__new__",

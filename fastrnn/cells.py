@@ -1,7 +1,7 @@
 """The cells: one description each, and the readable reference of its mathematics in plain torch.
 
 The C++ counterpart is csrc/cells/, whose table of facts (cells.h) gives codes and counts. Gate order is torch.nn's:
-LSTM i, f, g, o; GRU r, z, n.
+LSTM i, f, g, o; GRU r, z, n; sLSTM i, f, z, o.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, logsigmoid
 
 from ._extension import _C
 
@@ -21,9 +21,9 @@ class Parameters:
     """Weights of one direction of one layer; letters as in csrc/rnn.h (R is P if projected, else H)."""
 
     weight_ih: Tensor  # [G*H, I]
-    weight_hh: Tensor  # [G*H, R]; with heads [heads, G*H/heads, H/heads] (_heads.py)
+    weight_hh: Tensor | None = None  # [G*H, R], where there is a product; [heads, G*H/heads, H/heads] (_heads.py)
     bias_ih: Tensor | None = None  # [G*H]
-    bias_hh: Tensor | None = None  # [G*H]; both biases or none
+    bias_hh: Tensor | None = None  # [G*H], where there are bias_ih and weight_hh
     weight_hr: Tensor | None = None  # [P, H], cells that project only
     weight_unit: Tensor | None = None  # [U, H], cells with weights of a unit only
 
@@ -67,6 +67,7 @@ class CellSpec:
         phases: of a step, 1 or 2; the second begins with a product of ``inner`` (o*tanh(c), or r*h).
         first_gates: gates of the first phase, whose recurrent part is a product with h.
         carried: values per hidden unit that the first phase hands to the second.
+        multiplies: there is a product with weight_hh; else the recurrence is elementwise.
         projects: the second product is with weight_hr.
         reads_output: backward reads h from the output.
         zones_cells: its cell states may be kept by zoneout.
@@ -85,6 +86,7 @@ class CellSpec:
     phases: int
     first_gates: int
     carried: int
+    multiplies: bool
     projects: bool
     reads_output: bool
     zones_cells: bool
@@ -98,7 +100,12 @@ class CellSpec:
         return 2 if self.cells else 1
 
     def __post_init__(self) -> None:
-        has = {"weight_hr": self.projects, "weight_unit": self.unit_weights > 0}
+        has = {
+            "weight_hh": self.multiplies,
+            "bias_hh": self.multiplies,
+            "weight_hr": self.projects,
+            "weight_unit": self.unit_weights > 0,
+        }
         names = [name for name in _SHAPES if has.get(name, True)]
         without = [name for name in names if not name.startswith("bias")]
         places = tuple({name: place for place, name in enumerate(each)} for each in (without, names))
@@ -133,7 +140,11 @@ def _dropped(candidate: Tensor, clips: Clips) -> Tensor:
 def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, c = states
     i, f, g, o = (gates + linear(h, parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
+    if parameters.weight_unit is not None:
+        i, f = i + parameters.weight_unit[0] * c, f + parameters.weight_unit[1] * c
     c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
+    if parameters.weight_unit is not None:
+        o = o + parameters.weight_unit[2] * c
     h = o.sigmoid() * c.tanh()
     if parameters.weight_hr is not None:
         h = _clip(linear(h, parameters.weight_hr), clips.projected)
@@ -168,13 +179,37 @@ def _rnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips:
     return ((gates + linear(states[0], parameters.weight_hh, parameters.bias_hh)).relu(),)
 
 
+def _indrnn_tanh_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
+    return ((gates + parameters.weight_unit[0] * states[0]).tanh(),)
+
+
+def _indrnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
+    return ((gates + parameters.weight_unit[0] * states[0]).relu(),)
+
+
+def _slstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
+    h, cells = states
+    c, n, m = cells.chunk(3, dim=-1)
+    i, f, z, o = (gates + linear(h, parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
+    a = logsigmoid(f) + m
+    m = torch.where((n > 0) & (a > i), a, i)
+    i, f = (i - m).exp(), (a - m).clamp(max=0).exp()
+    c, n = f * c + i * z.tanh(), f * n + i
+    return o.sigmoid() * (c / n), torch.cat([c, n, m], dim=-1)
+
+
 _STEPS: dict[str, Step] = {
     "lstm": _lstm_step,
     "lstm_projected": _lstm_step,
+    "lstm_peephole": _lstm_step,
+    "lstm_peephole_projected": _lstm_step,
     "gru": _gru_step,
     "gru_reset_before": _gru_reset_before_step,
     "rnn_tanh": _rnn_tanh_step,
     "rnn_relu": _rnn_relu_step,
+    "indrnn_tanh": _indrnn_tanh_step,
+    "indrnn_relu": _indrnn_relu_step,
+    "slstm": _slstm_step,
 }
 CELLS: dict[str, CellSpec] = {facts["name"]: CellSpec(step=_STEPS[facts["name"]], **facts) for facts in _C.cells()}
 

@@ -22,7 +22,7 @@ from .cells import CELLS, STORAGE_CODES
 
 # What the constructors of fastrnn's classes set beyond torch.nn's.
 _EXTRAS = {
-    modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None},
+    modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None, "peephole": False},
     modules.GRU: {"recompute": False, "reset_after": True},
     modules.RNN: {"recompute": False},
     Recurrent: {"heads": 1, **NOISE},
@@ -153,8 +153,8 @@ def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
 def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> Report:
     """Swap every fastrnn.LSTM, GRU and RNN in ``model`` for torch.nn's, in place; the inverse of :func:`convert`.
 
-    Layers with options that torch.nn does not have (clips, ``reset_after=False``, kinds of dropout, heads) are left.
-    ``recompute`` is dropped.
+    Layers with options that torch.nn does not have (clips, ``peephole``, ``reset_after=False``, heads, kinds of
+    dropout) are left, and so are classes that it does not have. ``recompute`` is dropped.
 
     Args:
         model: any module, also a recurrent layer itself.
@@ -175,9 +175,12 @@ def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> R
         if not issubclass(kind, Recurrent):
             continue
         plain = TO_TORCH.get(kind) or replaced_by(kind)
-        why = f"{name_of(kind)} is a subclass of fastrnn's layer"
         if plain:
             why = _reason_against_torch(module, block_diagonal_weights)
+        elif kind.__module__ == modules.__name__:
+            why = f"torch.nn has no {kind.__name__}"
+        else:
+            why = f"{name_of(kind)} is a subclass of fastrnn's layer"
         if why is None:
             if module.heads > 1:
                 _write_block_diagonal(module)
@@ -282,6 +285,8 @@ def _reason_against_torch(module: torch.nn.Module, block_diagonal_weights: bool)
     for name in NOISE:
         if getattr(module, name):
             return f"torch.nn has no {name}; set it to 0 first if the model is trained"
+    if getattr(module, "peephole", False):
+        return "torch.nn.LSTM has no peephole"
     if not getattr(module, "reset_after", True):
         return "torch.nn.GRU has no reset_after=False"
     return None

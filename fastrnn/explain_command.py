@@ -14,7 +14,7 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 @click.option("--hidden", type=click.IntRange(1), required=True, help="H.")
 @click.option("--batch", type=click.IntRange(1), required=True, help="B.")
 @click.option("--time", "steps", type=click.IntRange(1), default=256, show_default=True, help="T.")
-@click.option("--projection", type=click.IntRange(0), default=0, help="P, with the cells lstm and lstm_projected.")
+@click.option("--projection", type=click.IntRange(0), default=0, help="P, with the LSTM, with and without peepholes.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True)
 @click.option("--bidirectional", is_flag=True, help="Both directions in one launch.")
 @click.option("--heads", type=click.IntRange(1), default=1, help="Blocks of the recurrence, a divisor of H.")
@@ -35,12 +35,15 @@ def explain(
     plan: str,
 ) -> None:
     """Show how a layer runs on a GPU, and what a time step should cost there (predicted, not measured)."""
-    if cell == "lstm" and projection:
-        cell = "lstm_projected"
-    if cell == "lstm_projected" and not projection:
-        raise click.UsageError("--cell lstm_projected needs --projection, the size P")
-    if cell != "lstm_projected" and projection:
-        raise click.UsageError(f"--projection goes with --cell lstm or lstm_projected, not with {cell}")
+    from .cells import CELLS
+
+    projected = cell.removesuffix("_projected") + "_projected"
+    if projection and projected in CELLS:
+        cell = projected
+    if cell == projected and not projection:
+        raise click.UsageError(f"--cell {cell} needs --projection, the size P")
+    if cell != projected and projection:
+        raise click.UsageError(f"--projection goes with --cell lstm or lstm_peephole, not with {cell}")
     if projection > hidden:
         raise click.UsageError(f"--projection {projection} is larger than --hidden {hidden}")
     import torch

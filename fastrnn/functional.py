@@ -114,7 +114,7 @@ def layer(
         raise ValueError(f"all_states needs a cell with a cell state; of {cell} the output has all states")
     operands = [*inputs, *(initial or ())]
     for own in parameters:
-        if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not has_bias):
+        if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not (has_bias and spec.multiplies)):
             raise ValueError("both biases or none must be given, in every direction alike")
         for name, value in vars(own).items():
             if not name.startswith("bias") and (value is None) == (name in config.places):
@@ -140,6 +140,8 @@ def _checked(
         operands = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands]
         with torch.autocast(x.device.type, enabled=False):
             return _checked(config, operands, lengths, resets, batch_sizes, seed)
+    if config.candidate_dropout and config.spec.cells and config.spec.unit_weights:
+        config.recompute = False  # a gate read through its peephole what the dropout made, and no rebuilding draws
     if config.zoneout_h or config.zoneout_c or config.candidate_dropout or seed is not None:
         check_noise(config, seed, x.device)
     check_clips(config, x.dtype)
@@ -217,7 +219,7 @@ def stack(
         raise RuntimeError(
             f"expected {num_layers * count} weights for {num_layers} layers of {cell}, got {len(weights)}"
         )
-    config.heads = heads_of(weights[config.places["weight_hh"]])
+    config.heads = heads_of(weights[config.places["weight_hh"]]) if config.spec.multiplies else 1
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
         x = drop_features(x, variational.input, batch_sizes, batch)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: drop-in for torch.nn's, with lengths, resets and clips.
+"""LSTM, GRU and RNN: drop-in for torch.nn's, with lengths, resets and clips; IndRNN and SLSTM, which torch.nn lacks.
 
 They subclass torch.nn.RNNBase (constructor, parameter names, initialisation, pickling) and not torch.nn.LSTM and so on,
 every instance of which torch.compile refuses. Weights are read by attribute at each call, so that parametrized, tied,
@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ._recurrent import Recurrent, is_proxy
 from .cells import States
 
-__all__ = ["GRU", "LSTM", "RNN"]
+__all__ = ["GRU", "LSTM", "RNN", "SLSTM", "IndRNN"]
 
 Device = torch.device | str | int | None
 _NO_PROJECTION = "proj_size argument is only supported for LSTM, not RNN or GRU"
@@ -41,6 +41,10 @@ class LSTM(Recurrent):
         cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip], gradient zero outside, as in the
             original ELMo.
         proj_clip: likewise the projected state.
+        peephole: the gates read the cell state through weights of their unit (Gers and Schmidhuber 2000, in the form of
+            Graves 2013, https://arxiv.org/abs/1308.0850, equations 7 to 11): i and f add p_i*c and p_f*c of the old
+            state, o adds p_o*c of the new one, clipped if it is. weight_unit_l{k} [3, H] holds p_i, p_f, p_o, which
+            TensorFlow's LSTMCell(use_peepholes=True) calls w_i_diag, w_f_diag, w_o_diag.
         recompute: keep no gates for backward, rebuild them there: 4*H values a row and direction less memory.
         heads: a divisor of H; 1 with ``proj_size``. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
             https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
@@ -60,6 +64,7 @@ class LSTM(Recurrent):
     """
 
     _kind, _zones_cells = "LSTM", True
+    peephole = False  # of a layer pickled before there was one
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class LSTM(Recurrent):
         *,
         cell_clip: float | None = None,
         proj_clip: float | None = None,
+        peephole: bool = False,
         recompute: bool = False,
         heads: int = 1,
         weight_dropout: float = 0.0,
@@ -96,14 +102,18 @@ class LSTM(Recurrent):
         )  # fmt: skip
         if proj_clip is not None and not self.proj_size:
             raise ValueError("proj_clip needs proj_size > 0")
+        self.peephole = bool(peephole)
+        if self.peephole:
+            self._make_parameters()
         self.cell_clip, self.proj_clip = cell_clip, proj_clip
 
     @property
     def cell(self) -> str:
-        return "lstm_projected" if self.proj_size else "lstm"
+        return "lstm" + "_peephole" * self.peephole + "_projected" * bool(self.proj_size)
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
+        text += ", peephole=True" if self.peephole else ""
         for name in ("cell_clip", "proj_clip"):
             if getattr(self, name) is not None:
                 text += f", {name}={getattr(self, name)}"
@@ -401,3 +411,145 @@ class RNN(Recurrent):
         states = None if hx is None else (hx,)
         output, final, *every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
         return output, final[0], *[[own[0] for own in of_layers] for of_layers in every]
+
+
+class IndRNN(Recurrent):
+    """Independently recurrent network (Li et al. 2018, https://arxiv.org/abs/1803.04831): a unit reads its own state.
+
+    h = relu(W x + b + u*h), or tanh, with one recurrent weight a unit; units mix from layer to layer. Nothing is
+    multiplied by a matrix between the steps, so a layer takes little longer than its input product. Parameters of layer
+    k: weight_ih_l{k} [H, I], bias_ih_l{k} [H], weight_unit_l{k} [1, H]; with ``bidirectional`` also with _reverse.
+    :meth:`forward` is RNN's.
+
+    The recurrent weights begin uniform in [0, 1]. The paper keeps them within 2**(1/T) while it trains with relu, so
+    that gradients over T steps stay bounded: ``with torch.no_grad(): layer.weight_unit_l0.clamp_(-bound, bound)``.
+
+    Args:
+        input_size: I, features of an input.
+        hidden_size: H, cells of a layer and direction.
+        num_layers: L, layers one on another.
+        nonlinearity: "relu" or "tanh".
+        bias: False leaves the bias out.
+        batch_first: input and output are [B, T, ...].
+        dropout: probability, on the output of every layer but the last, in training.
+        bidirectional: D = 2, the second direction runs from each row's end.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    _kind = "IndRNN"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "relu",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
+        self.nonlinearity = nonlinearity  # before the parameters are made, as it says which cell's
+        super().__init__(
+            None, False, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
+            dtype,
+        )  # fmt: skip
+
+    @property
+    def cell(self) -> str:
+        return f"indrnn_{self.nonlinearity}"
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.nonlinearity == "relu" else f", nonlinearity={self.nonlinearity}")
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters: recurrent weights from [0, 1], all others as torch.nn.RNN."""
+        super().reset_parameters()
+        for name, weight in self.named_parameters():
+            if name.startswith("weight_unit"):
+                torch.nn.init.uniform_(weight)
+
+    forward = RNN.forward
+
+
+class SLSTM(Recurrent):
+    """sLSTM (Beck et al. 2024, https://arxiv.org/abs/2405.04517): an LSTM with exponential gates and a normaliser.
+
+    With i, f, z, o = W x + b + R h + b':
+
+        c = exp(i)*tanh(z) + sigmoid(f)*c,    n = exp(i) + sigmoid(f)*n,    h = sigmoid(o) * c / n
+
+    computed with c and n scaled by exp(-m), m = max(log sigmoid(f) + m, i), so that no exponential is above 1, whatever
+    the gates are (equations 15 to 17 of the paper; forget gate sigmoid, as in its published code). A unit with n = 0,
+    as at the start, has m = i. Gates lie in the order i, f, z, o; parameters are named and shaped as the LSTM's.
+
+    Args:
+        input_size: I, features of an input.
+        hidden_size: H, cells of a layer and direction.
+        num_layers: L, layers one on another.
+        bias: False leaves both biases out.
+        batch_first: input and output are [B, T, ...].
+        dropout: probability, on the output of every layer but the last, in training.
+        bidirectional: D = 2, the second direction runs from each row's end.
+        device: of the parameters.
+        dtype: of the parameters.
+        recompute: keep no gates for backward, rebuild them there.
+        heads: a divisor of H; the recurrence is block-diagonal, as in the paper, and as :class:`LSTM` has it.
+    """
+
+    _kind, cell = "SLSTM", "slstm"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recompute: bool = False,
+        heads: int = 1,
+    ) -> None:
+        super().__init__(
+            None, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
+            dtype, heads=heads,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: tuple[Tensor, Tensor] | None = None,
+        *,
+        lengths: Tensor | None = None,
+        resets: Tensor | None = None,
+        reset_to_initial: bool = False,
+        all_states: bool = False,
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """Run the layers.
+
+        Args:
+            input: as :meth:`LSTM.forward` takes it.
+            hx: (h0 [L*D, B, H], cells [L*D, B, 3*H]), the states c, n and m of a unit side by side; without B if the
+                input is unbatched; zeros if None.
+            lengths: see :meth:`LSTM.forward`.
+            resets: see :meth:`LSTM.forward`.
+            reset_to_initial: a reset restores hx, not zero.
+            all_states: see :meth:`LSTM.forward`.
+
+        Returns:
+            output [T, B, D*H], in the layout of the input, and the final states (h_n [L*D, B, H], cells [L*D, B, 3*H]),
+            in the layout of hx; with ``all_states`` also those of every step, each layer's.
+        """
+        if is_proxy(input, hx, lengths, resets):
+            options = {} if all_states is False else {"all_states": all_states}
+            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
+        return self._run(input, None if hx is None else tuple(hx), lengths, resets, reset_to_initial, all_states)

@@ -114,7 +114,8 @@ def _direction(
         steps, batch = len(sizes), sizes[0] if sizes else 0
         step_gates = gates.split(sizes)
         step_resets = None if resets is None else resets.split(sizes)
-    hidden, width = weights.weight_hh.shape[0] // spec.gates, weights.weight_hh.shape[1]
+    hidden = weights.weight_ih.shape[0] // spec.gates
+    width = weights.weight_hh.shape[1] if spec.multiplies else hidden
     if start is None:
         start = tuple(gates.new_zeros(batch, n) for n in spec.state_widths(width, hidden))
     else:

@@ -63,7 +63,7 @@ def options_of(cell: str) -> list[str]:
     spec = CELLS[cell]
     without = set() if spec.cells else {"all_states"}
     without |= set() if spec.drops_candidate else {"candidate_dropout"}
-    without |= {"heads"} if spec.projects else set()
+    without |= {"heads"} if spec.projects or not spec.multiplies else set()
     names = [name for name, own in OPTIONS.items() if not without & own.keys()]
     return [name for name in names if spec.cells or "clipped" not in name]
 
@@ -164,6 +164,8 @@ def make_call(
     if not spec.cells:
         wanted.pop("cell_clip", None)
     states = tuple(uniform(directions, batch, each) for each in spec.state_widths(width, hidden))
+    if cell == "slstm":  # the normaliser is positive
+        states[1].data.view(directions, batch, 3, hidden)[:, :, 1].abs_().add_(0.5)
     initial = states if wanted.pop("initial", True) else None
     options.update(wanted)
     return Call(cell, tuple(uniform(*rows, width_in) for _ in range(2 if two else 1)), initial, parameters, options)

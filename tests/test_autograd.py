@@ -62,7 +62,8 @@ def test_double_backward_when_operands_depend_on_each_other(cell, device):
     first, second = make_call(cell, "plain", SMALL, device=device), make_call(cell, "plain", SMALL, device=device)
     results = []
     for call, run in ((first, lambda c: c.run(functional.layer)), (second, lambda c: c.reference())):
-        weight, h0 = call.parameters[0].weight_hh, call.initial[0]
+        own, h0 = call.parameters[0], call.initial[0]
+        weight = own.weight_hh if CELLS[cell].multiplies else own.weight_ih
         scale = weight.sum() * h0.mean()
         call.inputs = (call.inputs[0] * scale,)
         (d_weight,) = torch.autograd.grad(weighted_sum(*run(call)), weight, create_graph=True)

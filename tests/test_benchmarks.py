@@ -93,6 +93,10 @@ def test_case_refuses(change):
         {"cell": "rnn_relu"},
         {"cell": "gru_reset_before"},
         {"cell": "lstm", "proj": 2},
+        {"cell": "lstm_peephole"},
+        {"cell": "indrnn_relu"},
+        {"cell": "slstm"},
+        {"cell": "lstm_peephole", "proj": 2},
         {"cell": "gru", "layers": 2, "bidirectional": True},
         {"cell": "lstm", "layers": 2, "bidirectional": True, "proj": 2},
     ],
@@ -112,7 +116,7 @@ def test_providers_agree_with_the_float64_loop(options, packed):
         # a formula that differs anywhere is far off; rounding in float64 is far below one rounding in float32
         assert max(error.output, error.gradient) < torch.finfo(torch.float32).eps, provider.name
     assert {"fastrnn", "step loop"} <= set(names)
-    assert ("torch.nn" in names) == (case.cell != "gru_reset_before")  # torch.nn has none
+    assert ("torch.nn" in names) == (case.cell in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
     assert ("fastrnn lengths" in names) == packed
     assert "input" in check.gradients and "weight_ih_l0" in check.gradients
 

@@ -20,12 +20,12 @@ NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 
 ARCHITECTURES = ("80", "90", "100", "120")
-REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80}  # of kernels that the plan does not count with
+REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80, "elementwise": 128}  # of kernels without weights
 MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32": (torch.float32, True),
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
 # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
 # backward's 1 and 2 tiles of units
-KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3}
+KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3, "elementwise": 8}
 for _math in ("bf16", "fp16", "fp32", "tf32"):
     KERNELS[f"persistent_{_math}"], KERNELS[f"projected_{_math}"] = 6, 2
 BYTES_BUDGET = 40 << 20

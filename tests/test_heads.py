@@ -19,7 +19,7 @@ from fastrnn._device import Emulated
 from fastrnn.cells import CELLS, Parameters
 from fastrnn.explain import explain_layer
 
-WITH_HEADS = [cell for cell, spec in CELLS.items() if not spec.projects]
+WITH_HEADS = [cell for cell, spec in CELLS.items() if spec.multiplies and not spec.projects]
 MODULES = {
     "lstm": (fastrnn.LSTM, {}),
     "gru": (fastrnn.GRU, {}),

@@ -48,7 +48,7 @@ def _shapes(seed: str):
             tf32=generator.random() < 0.5,
             batch=generator.choice([1, 2, 3, 8, 16, 17, 20, 64, 100, 256, 1000, 4096]),
             hidden=hidden,
-            projection=generator.randint(1, hidden) if cell == "lstm_projected" else 0,
+            projection=generator.randint(1, hidden) if CELLS[cell].projects else 0,
             directions=generator.randint(1, 2),
             training=generator.random() < 0.5,
         )

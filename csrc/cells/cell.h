@@ -12,6 +12,9 @@
 //                then d_h_prev += sum_g d_recurrent[g] W_hh[g]          (the product, transposed; d_recurrent is d_input but for
 //                                                                        the split gate)
 //
+//   one phase without a product (IndRNN): forward0 has no recurrent part, a unit reads its own h_prev through weights of its own, and
+//   backward0 gives the whole of d_h_prev. Such a cell has no W_hh and no b_hh, and its units never wait for each other
+//
 //   two phases
 //     GRU reset-before: forward0 over gates r, z -> inner = r*h_prev;  recurrent[2] = W_hn inner + b_hn;  forward1 -> h
 //       backward1: d_h -> d_input[1..2], d_h_prev (z*d_h);             d_inner = d_input[2] W_hn;
@@ -57,11 +60,11 @@ enum class Before : int {
   kProjection,  // W_hr times `inner`
   kNothing,     // no product: the recurrence is elementwise
   kMoments,     // mean and variance over the units of a row: normalisation
-};  // The last two are names so far: the backends take them with the first cell that has them, until then Numbers refuses them.
+};  // The last is a name so far: the backends take it with the first cell that has it, until then Numbers refuses it.
 
 struct CellPhase {
   Before before;
-  int gates;      // whose parts the pointwise part reads: rows of W_ih and W_hh a unit
+  int gates;      // whose parts the pointwise part reads: rows of W_ih a unit, and of W_hh after a product
   int saved;      // values a unit that it keeps for backward, in the storage type
   int carried;    // values a unit that it hands to the next phase, in the state type: at most as many as it has gates
   int gradients;  // gates whose gradient its backward gives; the phases' lie one after the other
@@ -87,12 +90,13 @@ struct Numbers {
   static constexpr int kPhases = sizeof Cell::kPhases / sizeof(CellPhase);
   static constexpr CellPhase kFirst = Cell::kPhases[0], kLast = Cell::kPhases[kPhases - 1];
   static constexpr bool kTwoPhases = kPhases == 2, kProjects = kLast.before == Before::kProjection;
+  static constexpr bool kMultiplies = kFirst.before == Before::kProduct;  // has W_hh
   static constexpr int kFirstGates = kFirst.gates, kFirstSaved = kFirst.saved, kFirstGradients = kFirst.gradients;
   static constexpr int kSecondRows = kProjects ? 1 : kTwoPhases ? kLast.gates : 0;  // of weights a unit, of the second product
   static constexpr int kGates = sum_over_phases<Cell>(&CellPhase::gates), kSaved = sum_over_phases<Cell>(&CellPhase::saved);
   static constexpr int kCarried = kFirst.carried;
-  static_assert(kPhases <= kMostPhases && kFirst.before == Before::kProduct && kLast.carried * (kPhases - 1) == 0);
-  static_assert(kLast.before == Before::kProduct || kLast.before == Before::kProjection);
+  static_assert(kPhases <= kMostPhases && (kMultiplies || kFirst.before == Before::kNothing) && kLast.carried * (kPhases - 1) == 0);
+  static_assert(kTwoPhases ? kMultiplies && (kLast.before == Before::kProduct || kProjects) : !kProjects);
   static_assert(sum_over_phases<Cell>(&CellPhase::gradients) == kGates && kCarried <= kFirst.gates && (kTwoPhases || !kCarried));
   static_assert(kFirst.gates > 0 && kFirst.gates <= kMostGates && kSecondRows <= kMostGates && (!kTwoPhases || kSecondRows > 0));
   static_assert(Cell::kSplitGate < 0 || (Cell::kSplitGate == kGates - 1 && !kTwoPhases));  // the last one
@@ -116,7 +120,7 @@ template <class V, class Cell>
 struct Unit {
   using N = Numbers<Cell>;
   Values<V, N::kGates> input;              // input part of each gate: x W_ih^T + b_ih
-  Values<V, N::kGates> recurrent;          // recurrent part of each gate, bias included
+  Values<V, N::kMultiplies ? N::kGates : 0> recurrent;  // recurrent part of each gate, bias included
   Value<V, N::kProjects> projected;        // W_hr inner
   Values<V, N::kSaved> saved;              // what backward needs
   Values<V, N::kCarried> carried;
@@ -145,6 +149,7 @@ struct Clips {
 // Overloads for float and double live with each backend: the CPU's in cpu/simd.h, the device's in cuda/device.cuh.
 //   V fr_sigmoid(V), V fr_tanh(V), V fr_max(V, V), V fr_min(V, V)      NaN in the second argument of max and min wins
 //   V fr_if_less(V a, V b, V yes, V no)                                a < b ? yes : no; no where either is NaN
+//   V fr_exp(V x), V fr_log_sigmoid(V x)                               x <= 0 in the first
 
 template <class V>
 FR_HD V clipped(V value, V bound) {

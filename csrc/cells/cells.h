@@ -26,6 +26,7 @@ struct CellFacts {
   CellPhase phase[kMostPhases];
   int states() const { return 1 + (cells > 0); }  // that a caller sees: h, and the cell states side by side
   int carried() const { return phase[0].carried; }
+  bool multiplies() const { return phase[0].before == Before::kProduct; }  // has W_hh and b_hh
   bool two_phases() const { return phases == 2; }
   bool projects() const { return phase[phases - 1].before == Before::kProjection; }
   // Of the second product: whether it is with a part of W_hh, and its rows a unit.

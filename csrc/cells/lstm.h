@@ -1,24 +1,36 @@
 // LSTM (Hochreiter and Schmidhuber 1997, with forget gate) in torch.nn.LSTM's form, gates i, f, g, o; and LSTM with a
 // recurrent projection (Sak et al. 2014, https://arxiv.org/abs/1402.1128; torch's proj_size). The clips are those of the
 // original ELMo's cell: the stored cell state is clipped, the output reads the clipped one, the gradient outside is zero.
+// Both also with peepholes (Gers and Schmidhuber 2000, in the form of Graves 2013, https://arxiv.org/abs/1308.0850, equations
+// 7 to 11): weights of a unit p_i, p_f, p_o, through which its gates i and f read its old cell state and o the new, clipped one.
 #pragma once
 
 #include "cell.h"
 
 namespace fr {
 
+template <bool kPeepholes>
 struct LstmGates : CellDefaults {
-  static constexpr int kCells = 1;
+  static constexpr int kCells = 1, kUnitWeights = kPeepholes ? 3 : 0;
   static constexpr bool kZonesCells = true, kDropsCandidate = true;
+
+  // What a gate adds up; `peephole` is its place among the unit's weights, `c` what it reads through it.
+  template <class V, class Cell>
+  FR_HD static V sum(const Unit<V, Cell>& u, int gate, [[maybe_unused]] int peephole, [[maybe_unused]] V c) {
+    const V sum = u.input[gate] + u.recurrent[gate];
+    if constexpr (kPeepholes) return sum + u.unit_weight[peephole] * c;
+    else return sum;
+  }
 
   template <class V, class Cell>
   FR_HD static V update(Unit<V, Cell>& u, const Clips<V>& clips) {
-    const V i = fr_sigmoid(u.input[0] + u.recurrent[0]);
-    const V f = fr_sigmoid(u.input[1] + u.recurrent[1]);
+    const V i = fr_sigmoid(sum(u, 0, 0, u.c_prev[0]));
+    const V f = fr_sigmoid(sum(u, 1, 1, u.c_prev[0]));
     const V g = fr_tanh(u.input[2] + u.recurrent[2]);
-    const V o = fr_sigmoid(u.input[3] + u.recurrent[3]);
-    u.saved[0] = i, u.saved[1] = f, u.saved[2] = g, u.saved[3] = o;
+    u.saved[0] = i, u.saved[1] = f, u.saved[2] = g;
     cells_again(u, clips);
+    const V o = fr_sigmoid(sum(u, 3, 2, u.c[0]));
+    u.saved[3] = o;
     return o * fr_tanh(u.c[0]);
   }
   template <class V, class Cell>
@@ -32,57 +44,82 @@ struct LstmGates : CellDefaults {
   FR_HD static void gradients(Unit<V, Cell>& u, V d_hidden, const Clips<V>& clips) {
     const V i = u.saved[0], f = u.saved[1], g = u.saved[2], o = u.saved[3];
     const V tanh_c = fr_tanh(u.c[0]);
+    u.d_input[3] = d_hidden * tanh_c * o * (V(1) - o);
     V d_c = u.d_c[0] + d_hidden * o * (V(1) - tanh_c * tanh_c);
+    if constexpr (kPeepholes) d_c = d_c + u.d_input[3] * u.unit_weight[2];
     if (clips.clip_cell) d_c = clipped_gradient(u.c[0], clips.cell, d_c);
     u.d_input[0] = d_c * (g * u.candidate) * i * (V(1) - i);
     u.d_input[1] = d_c * u.c_prev[0] * f * (V(1) - f);
     u.d_input[2] = d_c * i * u.candidate * (V(1) - g * g);
-    u.d_input[3] = d_hidden * tanh_c * o * (V(1) - o);
     u.d_c[0] = d_c * f;
+    if constexpr (kPeepholes) {
+      u.d_c[0] = u.d_c[0] + u.d_input[0] * u.unit_weight[0] + u.d_input[1] * u.unit_weight[1];
+      u.d_unit_weight[0] = u.d_input[0] * u.c_prev[0];
+      u.d_unit_weight[1] = u.d_input[1] * u.c_prev[0];
+      u.d_unit_weight[2] = u.d_input[3] * u.c[0];
+    }
     u.d_h_prev = V(0);
   }
 };
 
-struct Lstm : LstmGates {
-  static constexpr const char* kName = "lstm";
+template <bool kPeepholes>
+struct LstmCell : LstmGates<kPeepholes> {
+  using Gates = LstmGates<kPeepholes>;
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 4, 4, 0, 4}};
 
-  template <class V>
-  FR_HD static void forward0(Unit<V, Lstm>& u, const Clips<V>& clips) {
-    u.h = update(u, clips);
+  template <class V, class Cell>
+  FR_HD static void forward0(Unit<V, Cell>& u, const Clips<V>& clips) {
+    u.h = Gates::update(u, clips);
   }
-  template <class V>
-  FR_HD static void backward0(Unit<V, Lstm>& u, const Clips<V>& clips) {
-    gradients(u, u.d_h, clips);
+  template <class V, class Cell>
+  FR_HD static void backward0(Unit<V, Cell>& u, const Clips<V>& clips) {
+    Gates::gradients(u, u.d_h, clips);
   }
 };
 
-struct LstmProjected : LstmGates {
-  static constexpr const char* kName = "lstm_projected";
+struct Lstm : LstmCell<false> {
+  static constexpr const char* kName = "lstm";
+};
+
+struct LstmPeephole : LstmCell<true> {
+  static constexpr const char* kName = "lstm_peephole";
+};
+
+template <bool kPeepholes>
+struct ProjectedLstmCell : LstmGates<kPeepholes> {
+  using Gates = LstmGates<kPeepholes>;
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 4, 4, 0, 4}, {Before::kProjection, 0, 0, 0, 0}};
 
-  template <class V>
-  FR_HD static void forward0(Unit<V, LstmProjected>& u, const Clips<V>& clips) {
-    u.inner = update(u, clips);
+  template <class V, class Cell>
+  FR_HD static void forward0(Unit<V, Cell>& u, const Clips<V>& clips) {
+    u.inner = Gates::update(u, clips);
   }
   // Over P.
-  template <class V>
-  FR_HD static void forward1(Unit<V, LstmProjected>& u, const Clips<V>& clips) {
+  template <class V, class Cell>
+  FR_HD static void forward1(Unit<V, Cell>& u, const Clips<V>& clips) {
     u.h = u.projected;
     if (clips.clip_projected) u.h = clipped(u.h, clips.projected);
   }
   // Over P: the gradient of the projection before its clip.
-  template <class V>
-  FR_HD static void backward1(Unit<V, LstmProjected>& u, const Clips<V>& clips) {
+  template <class V, class Cell>
+  FR_HD static void backward1(Unit<V, Cell>& u, const Clips<V>& clips) {
     u.d_projected = clips.clip_projected ? clipped_gradient(u.h, clips.projected, u.d_h) : u.d_h;
     u.d_h_prev = V(0);
   }
   // Also rebuilds `inner`, which the projection's weight gradient needs.
-  template <class V>
-  FR_HD static void backward0(Unit<V, LstmProjected>& u, const Clips<V>& clips) {
+  template <class V, class Cell>
+  FR_HD static void backward0(Unit<V, Cell>& u, const Clips<V>& clips) {
     u.inner = u.saved[3] * fr_tanh(u.c[0]);
-    gradients(u, u.d_inner, clips);
+    Gates::gradients(u, u.d_inner, clips);
   }
+};
+
+struct LstmProjected : ProjectedLstmCell<false> {
+  static constexpr const char* kName = "lstm_projected";
+};
+
+struct LstmPeepholeProjected : ProjectedLstmCell<true> {
+  static constexpr const char* kName = "lstm_peephole_projected";
 };
 
 }  // namespace fr

@@ -3,6 +3,8 @@
 // The loop is turned by half a step: at step t the product of the later step's d_recurrent with the recurrent weights first
 // completes d_h, unit by unit, and the cell's gradient is taken on the same tile; the last step's product comes after the loop.
 //
+// A cell without a product leaves d_h whole after each step.
+//
 // Sync: parts that share rows (units split) meet at the barrier after each phase; parts with rows of their own never.
 #pragma once
 
@@ -20,7 +22,7 @@ struct Backward {
   static constexpr int kLanes = V::kLanes, kGates = N::kGates, kCells = Cell::kCells;
 
   static void pack(const DirectionWork& work, int index, int count) {
-    pack_share<Transposed>(work.first_transposed, index, count);
+    if constexpr (N::kMultiplies) pack_share<Transposed>(work.first_transposed, index, count);
     pack_share<Transposed>(work.input_transposed, index, count);
     if constexpr (N::kTwoPhases) pack_share<Transposed>(work.second_transposed, index, count);
   }
@@ -68,7 +70,7 @@ struct Backward {
     const int64_t steps = call.last_step - call.first_step;
     for (int64_t index = 0; index < steps; ++index)
       step(direction.reverse ? call.first_step + index : call.last_step - 1 - index);
-    if (work.wants_initial) for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
+    if (N::kMultiplies && work.wants_initial) for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
   }
 
   // ---- d_h += d_recurrent W_hh of the step before (in this order), one panel of units; `next`: the one that follows ----
@@ -114,7 +116,7 @@ struct Backward {
     for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b)
       if (call.is_active(t, b)) rows[count++] = b;
     for_each_panel(t & 1, [&](int64_t panel, int64_t next) {
-      add_pending(panel, next);
+      if constexpr (N::kMultiplies) add_pending(panel, next);
       const int64_t begin = panel * Transposed::kUnits, end = begin + Transposed::kUnits;
       for (int64_t row = 0; row < count; ++row)
         for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes)
@@ -133,15 +135,17 @@ struct Backward {
           }
       }, t & 1);
     }
-    // Rows whose state was cut to zero before this step pass nothing on.
-    pending_count = 0;
-    pending_step = t;
-    for (int64_t row = 0; row < count; ++row) {
-      if (call.origin(direction.reverse, t, rows[row]) == Origin::kZero) continue;
-      pending[pending_count] = gradients(t, rows[row]);
-      pending_rows[pending_count++] = rows[row];
+    if constexpr (N::kMultiplies) {
+      // Rows whose state was cut to zero before this step pass nothing on.
+      pending_count = 0;
+      pending_step = t;
+      for (int64_t row = 0; row < count; ++row) {
+        if (call.origin(direction.reverse, t, rows[row]) == Origin::kZero) continue;
+        pending[pending_count] = gradients(t, rows[row]);
+        pending_rows[pending_count++] = rows[row];
+      }
+      work.barrier->wait(part.parts);
     }
-    work.barrier->wait(part.parts);
   }
 
   // The row's gradients, which begin with the operand of the first product.
@@ -258,7 +262,11 @@ struct Backward {
   }
   // What reaches the old state on elementwise paths; the product's part follows with the next step.
   void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
-    const bool cut = call.origin(direction.reverse, t, b) == Origin::kZero;
+    const bool cut = N::kMultiplies ? call.origin(direction.reverse, t, b) == Origin::kZero : call.is_cut(direction.reverse, t, b);
+    if (!N::kMultiplies && cut && work.d_h0_reset) {  // no product follows that would do it
+      T* d_h0 = static_cast<T*>(work.d_h0_reset) + b * width + unit;
+      store(d_h0, load<V>(d_h0, n) + d_h_prev, n);
+    }
     store(d_h(b) + unit, cut ? V(0) : d_h_prev, n);
   }
   void pass_cells_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {

@@ -123,7 +123,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   }
   team.call = Call{shape, options, team.active.data(), 0, shape.steps};
 
-  const int64_t recurrent = cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden;
+  const int64_t recurrent = cell.multiplies() ? cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden : 0;
   const int64_t work = directions * batch * shape.steps * (recurrent + cell.gates * shape.hidden * shape.input);
   int64_t wanted = work / kWorkPerThread + 1;
   if (wanted > threads) wanted = threads;
@@ -134,7 +134,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   const bool far = recurrent * backend.operand_bytes > kNearWeightBytes;
   if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
-    const int64_t most = shares < by_work ? shares : by_work;
+    const int64_t most = shares < by_work || !cell.multiplies() ? shares : by_work;  // without a product there is no barrier
     team.sharing.by_units = most > 1;
     if (most <= 1) {  // whole directions then, as many to each thread
       if (wanted > directions) wanted = directions;
@@ -173,9 +173,9 @@ void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, con
     return base ? static_cast<const char*>(base) + offset * bytes_of(s.type) : nullptr;
   };
   work.input.source = source_of(w.ih, w.ih_stride, s.hidden, w.bias_ih, s.hidden, s.input);
-  work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, width);
+  if (cell.multiplies()) work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, width);
   if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
-  if (pack) arena.want(work.first.panels, backend.first_bytes(work.first.source));
+  if (pack && cell.multiplies()) arena.want(work.first.panels, backend.first_bytes(work.first.source));
   if (cell.two_phases()) {
     work.second.source =
         s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)

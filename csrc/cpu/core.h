@@ -50,11 +50,12 @@ const CellFacts& check(const Args& args) {
   for (int d = 0; d < args.directions; ++d) {
     const auto& x = args.direction[d];
     check_address(x.weights.ih, storage, "weight_ih", rows && s.input > 0);
-    check_address(x.weights.hh, storage, "weight_hh", rows);
+    check_address(x.weights.hh, storage, "weight_hh", rows && cell.multiplies());
     check_address(x.weights.hr, storage, "weight_hr", rows && s.projection > 0);
     check_address(x.weights.unit, storage, "weight_unit", rows && cell.unit_weights > 0);
-    require((x.weights.bias_ih == nullptr) == (x.weights.bias_hh == nullptr), "bias_hh", "a bias exactly where bias_ih has one");
-    require(x.weights.ih_stride >= s.input && x.weights.hh_stride >= s.width() && (!s.projection || x.weights.hr_stride >= s.hidden),
+    require((x.weights.bias_ih && cell.multiplies()) == (x.weights.bias_hh != nullptr), "bias_hh",
+            "a bias exactly where bias_ih has one and the cell a weight_hh");
+    require(x.weights.ih_stride >= s.input && (!cell.multiplies() || x.weights.hh_stride >= s.width()) && (!s.projection || x.weights.hr_stride >= s.hidden),
             "weight strides", "rows that do not overlap");
     check_address(x.output.data, storage, "output", rows);
     check_address(x.cells.data, state, "cells", false);

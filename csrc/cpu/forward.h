@@ -1,7 +1,8 @@
 // The forward pass of one thread's part of a layer on the CPU: for a few steps at a time the input product, then step by step
 // the recurrent product with the cell's mathematics on its tile. Called by the tables in backend.h.
 //
-// Sync: parts that share rows (units split) meet at the barrier after each product's phase; parts with rows of their own never.
+// Sync: parts that share rows (units split) meet at the barrier after each product's phase; parts with rows of their own never, nor
+// those of a cell without a product, whose units wait for no other.
 #pragma once
 
 #include "call.h"
@@ -23,7 +24,7 @@ struct Forward {
   // One thread's share of what must be ready before any step: packed weights, and the initial state as operands.
   static void pack(const Call& call, const DirectionWork& work, const void* h0, int index, int count) {
     pack_share<Input>(work.input, index, count);
-    pack_share<First>(work.first, index, count);
+    if constexpr (N::kMultiplies) pack_share<First>(work.first, index, count);
     if constexpr (N::kTwoPhases) pack_share<Second>(work.second, index, count);
     if constexpr (!kOutputIsOperand) {
       const int64_t size = call.shape.batch * call.shape.width();
@@ -148,19 +149,26 @@ struct Forward {
       }
     }
     // Rebuilding, the parts that share rows have each converted their units of the states.
-    if (!kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
-    for_each_tile<First>(work.first, units, operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
-      for (int64_t row = 0; row < size; ++row) {
-        const int64_t b = rows[row0 + row];
-        for (int group = 0; group < First::kGroups; ++group) {
-          const int64_t unit = panel * First::kUnits + group * kLanes;
-          if (unit >= units.end) break;
-          const T* const sums = tile + row * First::kColumns;
-          T* const input = gates + (row0 + row) * own;
-          noise.on ? noisy_first_phase(t, b, unit, group, sums, input) : first_phase<false>(t, b, unit, group, sums, input);
+    if (N::kMultiplies && !kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
+    if constexpr (N::kMultiplies) {
+      for_each_tile<First>(work.first, units, operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+        for (int64_t row = 0; row < size; ++row) {
+          const int64_t b = rows[row0 + row];
+          for (int group = 0; group < First::kGroups; ++group) {
+            const int64_t unit = panel * First::kUnits + group * kLanes;
+            if (unit >= units.end) break;
+            const T* const sums = tile + row * First::kColumns;
+            T* const input = gates + (row0 + row) * own;
+            noise.on ? noisy_first_phase(t, b, unit, group, sums, input) : first_phase<false>(t, b, unit, group, sums, input);
+          }
         }
-      }
-    }, t & 1);
+      }, t & 1);
+    } else {
+      for (int64_t row = 0; row < count; ++row)
+        for (int64_t b = rows[row], unit = units.begin; unit < units.end; unit += kLanes)
+          noise.on ? noisy_first_phase(t, b, unit, 0, nullptr, gates + row * own)
+                   : first_phase<false>(t, b, unit, 0, nullptr, gates + row * own);
+    }
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
@@ -183,7 +191,7 @@ struct Forward {
       else current[b] = state_buffer(t, b);
       if constexpr (kCells > 0) c_current[b] = static_cast<const T*>(work.cell) + b * kCells * hidden;
     }
-    work.barrier->wait(part.parts);
+    if constexpr (N::kMultiplies) work.barrier->wait(part.parts);
     return count;
   }
 
@@ -242,12 +250,12 @@ struct Forward {
   }
 
   template <bool kNoise>
-  void first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
+  void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums, T* input) {
     const int n = lanes_left(hidden - unit);
     Unit<V, Cell> u;
     for (int gate = 0; gate < First::kGates; ++gate) {
       u.input[gate] = load_full<V>(input + place(unit, gate));
-      u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
+      if constexpr (N::kMultiplies) u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
     }
     if constexpr (Cell::kReadsHidden || (kNoise && !N::kTwoPhases)) u.h_prev = load<V>(current[b] + unit, n);
     load_cells(b, unit, n, u);

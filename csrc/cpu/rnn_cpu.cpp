@@ -249,9 +249,11 @@ class BackwardPass {
       const int64_t second_row = cell_.phase[0].gates * s_.hidden;
       work.barrier = &team_.barriers[d];
       work.columns = columns_of(cell_, s_, backend_);
-      work.first_transposed.source = transposed_source(w.hh, w.hh_stride, width, second_row);
-      if (cell_.split_gate >= 0) work.first_transposed.source.first_k = cell_.split_gate * s_.hidden;
-      want_packed(work.first_transposed);
+      if (cell_.multiplies()) {
+        work.first_transposed.source = transposed_source(w.hh, w.hh_stride, width, second_row);
+        if (cell_.split_gate >= 0) work.first_transposed.source.first_k = cell_.split_gate * s_.hidden;
+        want_packed(work.first_transposed);
+      }
       if (cell_.two_phases()) {
         const char* second = static_cast<const char*>(w.hh) + second_row * w.hh_stride * storage_;
         work.second_transposed.source = s_.projection ? transposed_source(w.hr, w.hr_stride, s_.hidden, s_.projection)
@@ -430,6 +432,7 @@ void cpu_backward(const GradientArgs& args) {
       check_address(data, storage, name, false);
     require(cell.cells || (!x.d_c_n && !x.d_c0 && !x.d_cells.data), "d_c0", "null: the cell has one state");
     require(cell.unit_weights || !x.d_weight_unit, "d_weight_unit", "null: the cell has no weights of a unit");
+    require(cell.multiplies() || (!x.d_weight_hh && !x.d_bias_hh), "d_weight_hh", "null: the cell has no weight_hh");
     require(s.projection || !x.d_weight_hr, "d_weight_hr", "null: the cell has no projection");
     for (int other = 1; other < d; ++other)
       require(!x.d_input || x.d_input == args.direction[0].d_input || x.d_input != args.direction[other].d_input ||

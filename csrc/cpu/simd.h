@@ -203,6 +203,26 @@ inline Exponential<Vec<double, Isa>> exponential(Vec<double, Isa> x) {
   return {V(reinterpret_cast<typename V::Raw>(bits)), r + r * r * p};
 }
 
+// e^x for x <= 0, within 2 ulp where it is at least e^-87 (double: e^-700), and that below.
+template <class T, class Isa>
+inline Vec<T, Isa> fr_exp(Vec<T, Isa> x) {
+  using V = Vec<T, Isa>;
+  const auto e = exponential(fr_max(V(std::is_same_v<T, float> ? T(-87) : T(-700)), x));
+  return e.scale + e.scale * e.tail;
+}
+
+// log(1 / (1 + e^-x)) = min(x, 0) - log(1 + e^-|x|), and log(1 + y) = 2 artanh(s), s = y / (2 + y) <= 1/3, whose series' first term
+// left out is below 2^-27 (double: 2^-56) of the first one.
+template <class T, class Isa>
+inline Vec<T, Isa> fr_log_sigmoid(Vec<T, Isa> x) {
+  using V = Vec<T, Isa>;
+  const V y = fr_exp(fr_min(V(0) - x, x)), s = y / (y + V(2)), square = s * s;
+  constexpr int kTerms = std::is_same_v<T, float> ? 8 : 17;
+  V series(T(1) / (2 * kTerms - 1));
+  for (int k = kTerms - 2; k >= 0; --k) series = series * square + V(T(1) / (2 * k + 1));
+  return fr_min(V(0), x) - V(2) * s * series;
+}
+
 // 1 / (1 + e^-x), within 2.3 ulp for |x| < 87 (float) or 700 (double); beyond, 0 or 1 to within 2^-125 (2^-1000).
 template <class T, class Isa>
 inline Vec<T, Isa> fr_sigmoid(Vec<T, Isa> x) {

@@ -4,8 +4,8 @@
 // phases with step.cuh, and so every option.
 #pragma once
 
+#include "block_steps.cuh"
 #include "launch.cuh"
-#include "step_phases.cuh"
 #include "tile.cuh"
 
 namespace fr::FR_TARGET {
@@ -96,16 +96,6 @@ struct BlockKernel {
     const int64_t advance = p.advance[direction][&matrix - &d.input_gates], element = kBackward ? sizeof(Storage) : sizeof(State);
     if (!matrix.data || b >= p.step.rows || unit >= p.step.hidden || block >= p.prefetched) return;
     prefetch(static_cast<const char*>(matrix.data) + advance + (b * matrix.row_stride + block * p.step.hidden + unit) * element);
-  }
-
-  FR_DEVICE static StepRows rows_at(const BlockParams& p, int64_t t) {
-    StepRows rows;
-    if (t < 0 || t >= p.total_steps) return rows;
-    rows.step = t;
-    rows.rows = p.batch, rows.rows_after = t + 1 < p.total_steps ? p.batch : 0;
-    rows.resets = p.resets ? p.resets + t * p.batch : nullptr;
-    rows.resets_after = p.resets && t + 1 < p.total_steps ? p.resets + (t + 1) * p.batch : nullptr;
-    return rows;
   }
 
   FR_DEVICE static void run(const BlockParams& p) {
@@ -199,7 +189,7 @@ struct BlockKernel {
       }
       if (s + 1 < p.count) prefetch_rows(p, d, direction, row0, warp * kWarpUnits, lane);
       warp_sync();
-      const int64_t next_t = t0 + (s + 1) * forward;
+      [[maybe_unused]] const int64_t next_t = t0 + (s + 1) * forward;
       for (int i = lane; i < kRows * kWarpUnits; i += 32) {
         const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
         const int64_t b = row0 + row;
@@ -209,7 +199,7 @@ struct BlockKernel {
         switch (step.cell) {
 #define FR_CELL(name, Type)                                                                             \
   case Cell::name:                                                                                      \
-    if constexpr (Numbers<Type>::kTwoPhases) break;                                                     \
+    if constexpr (Numbers<Type>::kTwoPhases || !Numbers<Type>::kMultiplies) break;                                                     \
     else if constexpr (kBackward) element.template backward_first<Type>();                              \
     else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>();         \
     break;
@@ -219,23 +209,7 @@ struct BlockKernel {
         if constexpr (!kBackward)
           if (s < last) put_state(next_operand, d, next_t, b, row, unit, &element.kept);
       }
-      if (s < last) {  // the next step's addresses
-        StepDirection& next = current[1 - s % 2];
-        if (s == 0 && thread == kStepMatrices) {  // what does not move, once
-          next.reverse = reverse;
-          next.h0 = d.h0, next.c0 = d.c0, next.h_n = d.h_n, next.c_n = d.c_n;
-          next.d_h = d.d_h, next.d_c = d.d_c, next.d_h0_reset = d.d_h0_reset, next.d_c0_reset = d.d_c0_reset;
-          next.product.bias = d.product.bias, next.product.gate_rows = d.product.gate_rows;
-        }
-        if (thread < kStepMatrices) {
-          const Matrix& from = (&d.input_gates)[thread];
-          (&next.input_gates)[thread] = {static_cast<char*>(from.data) + p.advance[direction][thread], from.row_stride};
-        }
-        if (thread == kStepMatrices + 1) {
-          next.pending = d.here;
-          next.here = kBackward && s + 1 == p.count ? StepRows{} : rows_at(p, next_t);
-        }
-      }
+      if (s < last) next_step<kBackward>(p, current, s, t0, thread);
       warp_sync();
       block_sync();
     }

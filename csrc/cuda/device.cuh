@@ -223,16 +223,28 @@ struct Scalar {
   FR_HD friend Scalar operator+(Scalar a, Scalar b) { return Scalar(a.value + b.value); }
   FR_HD friend Scalar operator-(Scalar a, Scalar b) { return Scalar(a.value - b.value); }
   FR_HD friend Scalar operator*(Scalar a, Scalar b) { return Scalar(a.value * b.value); }
+  FR_HD friend Scalar operator/(Scalar a, Scalar b) { return Scalar(a.value / b.value); }
 };
 
 FR_HD float exponential(float x) { return expf(x); }
 FR_HD double exponential(double x) { return exp(x); }
 FR_HD float hyperbolic_tangent(float x) { return tanhf(x); }
 FR_HD double hyperbolic_tangent(double x) { return tanh(x); }
+FR_HD float log_one_plus(float x) { return log1pf(x); }
+FR_HD double log_one_plus(double x) { return log1p(x); }
 
 template <class T>
 FR_HD Scalar<T> fr_sigmoid(Scalar<T> x) {
   return Scalar<T>(T(1) / (T(1) + exponential(-x.value)));
+}
+template <class T>
+FR_HD Scalar<T> fr_exp(Scalar<T> x) {
+  return Scalar<T>(exponential(x.value));
+}
+template <class T>
+FR_HD Scalar<T> fr_log_sigmoid(Scalar<T> x) {
+  const T least = x.value < T(0) ? x.value : T(0);
+  return Scalar<T>(least - log_one_plus(exponential(x.value < T(0) ? x.value : -x.value)));
 }
 template <class T>
 FR_HD Scalar<T> fr_tanh(Scalar<T> x) {

@@ -98,6 +98,7 @@ struct InnerBuffers {
 // W_hh h_prev. Needs d.output_before and d.h0.
 inline StepProduct forward_first_product(const Layout& l, const Weights& weights, const StepDirection& d) {
   StepProduct product;
+  if (!l.cell.multiplies()) return product;
   product.segments = 1;
   product.weight[0] = weights.hh, product.weight_stride[0] = weights.hh_stride;
   product.depth[0] = l.width;
@@ -139,6 +140,7 @@ struct BackwardWeights {
 
   BackwardWeights(const Layout& l, Workspace& workspace) {
     const int64_t hidden = l.shape.hidden;
+    if (!l.cell.multiplies()) return;
     const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.phase[0].gates;
     first[0] = piece(l, workspace, l.width, whole * hidden);
     if (l.cell.split_gate >= 0) first[1] = piece(l, workspace, l.width, hidden);

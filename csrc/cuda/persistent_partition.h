@@ -188,6 +188,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     p.refusal = std::move(why);
     return p;
   };
+  if (!cell.multiplies()) return refuse("a recurrence without a product holds no weights on the chip");
   if (request.type == Type::kFloat64) return refuse("float64 has no persistent kernel");
   if (limits.sms < request.directions) return refuse("fewer SMs than directions");
   p.cluster = limits.max_cluster > 0;

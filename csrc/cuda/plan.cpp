@@ -28,7 +28,7 @@ constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows,
 constexpr int64_t kMostUnits = int64_t{1} << 24, kMostRows = int64_t{1} << 31;
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
 constexpr int64_t kStepRows = 32;            // rows that a warp of `step` multiplies; counted for FMA, whose arithmetic binds
-constexpr int kPersistentThreads = 256;
+constexpr int kPersistentThreads = 256, kElementwiseRegisters = 128;
 constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -49,7 +49,7 @@ struct Work {
   explicit Work(const PlanRequest& request) : r(request), cell(facts_of(request.cell)) {
     element = storage_bytes(r.type);
     width = r.projection > 0 ? r.projection : r.hidden;
-    weight_elements = cell.gates * r.hidden * width + r.projection * r.hidden;
+    weight_elements = cell.multiplies() ? cell.gates * r.hidden * width + r.projection * r.hidden : 0;
     weight_bytes = weight_elements * element;
   }
   bool tensor() const { return r.type == Type::kBFloat16 || r.type == Type::kFloat16 || (r.type == Type::kFloat32 && r.tf32); }
@@ -109,6 +109,7 @@ struct Product {
 };
 std::vector<Product> products(const Work& work, bool backward) {
   const int64_t hidden = work.r.hidden, width = work.width;
+  if (!work.cell.multiplies()) return {{work.cell.gates, hidden, 0}};
   std::vector<Product> list{backward ? Product{1, width, work.cell.gates * hidden} : Product{work.cell.phase[0].gates, hidden, width}};
   if (work.cell.two_phases()) list.push_back(backward ? Product{1, hidden, width} : Product{1, width, hidden});
   return list;
@@ -154,7 +155,7 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
 std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   if (limits.capability < kLowestCapability)
     return "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
-  if (work.r.type == Type::kFloat64) return "float64 runs in step only";
+  if (work.r.type == Type::kFloat64 && work.cell.multiplies()) return "float64 runs in step only";
   return "";
 }
 
@@ -163,6 +164,11 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kBlock, work);
   c.rows_per_group = std::min(kRowTile, work.r.batch);
   c.groups = static_cast<int>(divide_up(work.r.batch, kRowTile));
+  if (!work.cell.multiplies()) {  // elementwise.cuh: a thread for each unit of each row
+    c.rows_per_group = std::min(divide_up(kPersistentThreads, work.r.hidden), work.r.batch);
+    c.groups = static_cast<int>(std::min<int64_t>(divide_up(work.r.batch * work.r.hidden, kPersistentThreads), INT32_MAX / 2));
+    c.registers = kElementwiseRegisters;
+  }
   c.blocks = c.groups * work.r.directions;
   c.resident_bytes = work.weight_bytes;
   std::string refusal = one_launch_refusal(work, limits);
@@ -177,7 +183,8 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
     refusal = block_limits_refusal(c, limits);
   }
   c.refusal[0] = c.refusal[1] = refusal;
-  const int64_t waves = divide_up(c.blocks, limits.sms);
+  const int64_t resident = work.cell.multiplies() ? 1 : limits.registers_per_sm / (kElementwiseRegisters * kPersistentThreads);  // an SM
+  const int64_t waves = divide_up(c.blocks, limits.sms * resident);
   for (const bool backward : {false, true}) {
     StepCost& cost = c.cost[backward];
     cost.exchange = kBlockExchange * waves;
@@ -458,7 +465,7 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
       throw std::invalid_argument(std::string("plan: ") + name + " is " + std::to_string(size) + ", at most " + std::to_string(most) + " can be planned");
   if (request.directions != 1 && request.directions != 2) throw std::invalid_argument("plan: 1 or 2 directions expected");
   if (facts_of(request.cell).projects() != (request.projection > 0))
-    throw std::invalid_argument("plan: projection > 0 expected with lstm_projected, and only there");
+    throw std::invalid_argument("plan: projection > 0 expected with a cell that projects, and only there");
   Plan plan;
   plan.request = request;
   plan.limits = limits;

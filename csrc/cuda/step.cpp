@@ -81,6 +81,7 @@ struct Launcher {
 };
 
 // ---- the block strategy: one launch ----------------------------------------------------------------------------------------
+constexpr int kElementThreads = 256;  // elements of a block of elementwise.cuh
 constexpr int kBlockRows = 8, kBlockUnits = 128, kBlockStateBytes = 256;  // as in block.cuh
 
 int64_t block_shared_bytes(bool backward, int gates, int64_t units, int64_t slices) {
@@ -137,6 +138,11 @@ void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&
     block.aligned[i] = l.copies(weights[i]->hh, weights[i]->hh_stride);
   }
   block.step = p;
+  if (!l.cell.multiplies()) {  // elementwise.cuh
+    const LaunchShape shape{static_cast<int>(divide_up(l.shape.batch * l.shape.hidden, kElementThreads)), 1, launch.directions, kElementThreads,
+                            static_cast<int64_t>(2 * sizeof(StepDirection))};
+    return launch.kernels.elementwise(l.shape.type, call.backward, shape, block, launch.stream);
+  }
   const int64_t units = divide_up(l.shape.hidden, 16) * 16;
   const LaunchShape shape{static_cast<int>(divide_up(l.shape.batch, kBlockRows)), 1, launch.directions,
                           static_cast<int>(units / 16 * 32), block_shared_bytes(call.backward, l.cell.gates, units, block.slices)};
@@ -157,6 +163,7 @@ void check_shape(const Shape& shape, int directions) {
 }  // namespace
 
 int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
+  if (!facts_of(cell).multiplies()) return 2 * sizeof(StepDirection);
   const int gates = facts_of(cell).gates;
   const int64_t units = divide_up(hidden, 16) * 16, slices = divide_up(hidden * storage_bytes(type), kRowBytes);
   return std::max(block_shared_bytes(false, gates, units, slices), block_shared_bytes(true, gates, units, slices * gates));
@@ -165,6 +172,7 @@ int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
   const CellFacts& facts = facts_of(cell);
   const int64_t bytes = hidden * storage_bytes(type);
+  if (!facts.multiplies()) return "";  // elementwise.cuh: any type and size
   if (facts.two_phases()) return "cells with two products a step have no block kernel: a cluster of one block serves those that it can hold";
   if (facts.gates == 2) return "cells of two gates have no block kernel, a cluster of one block serves them";
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel, a cluster of one block serves them";
@@ -197,7 +205,8 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
   StepParams p = l.params(args.options);
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
-    check(from.weights.hh && from.input_gates.data && from.output.data && from.h_n, "weight_hh, input_gates, output, h_n: expected");
+    check((from.weights.hh || !l.cell.multiplies()) && from.input_gates.data && from.output.data && from.h_n,
+          "weight_hh, input_gates, output, h_n: expected");
     check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
     p.unit_weights[i] = from.weights.unit;
     check(!l.cell.cells || from.c_n, "c_n: expected for a cell with a cell state");
@@ -304,7 +313,8 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   bool rebuild = false;
   for (int i = 0; i < args.directions; ++i) {
     const BackwardDirection& from = args.direction[i];
-    check(from.weights.hh && from.output.data && from.d_gates.data && from.d_h, "weight_hh, output, d_gates, d_h: expected");
+    check((from.weights.hh || !l.cell.multiplies()) && from.output.data && from.d_gates.data && from.d_h,
+          "weight_hh, output, d_gates, d_h: expected");
     check(!l.cell.cells || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
     check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
     p.unit_weights[i] = from.weights.unit, p.d_unit[i] = from.d_unit;
@@ -339,7 +349,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
       d.here = s < count ? l.step(t) : StepRows{};
       d.pending = s > 0 ? l.step(after) : StepRows{};
       d.product = StepProduct{};
-      if (s > 0) {
+      if (s > 0 && l.cell.multiplies()) {
         d.product.operand_rows = d.pending.rows;
         set_segment(l, d.product, 0, buffers[i].weights.first[0], l.at(from.d_gates, l.element, after, args.first_step));
         if (l.cell.split_gate >= 0)

@@ -134,12 +134,14 @@ struct StatesBeforeParams;
 using PersistentLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);
 using PrepareLauncher = void (*)(const PrepareParams& params, void* stream);
 using StatesBeforeLauncher = void (*)(int element_bytes, int directions, const StatesBeforeParams& params, void* stream);
+using ElementwiseLauncher = void (*)(Type type, bool backward, const LaunchShape& shape, const BlockParams& params, void* stream);
 using TransposeLauncher = void (*)(int element_bytes, const TransposeParams& params, void* stream);
 struct StepKernels {
   StepLauncher step[kMathCount];
   BlockLauncher block[kMathCount];  // null: this arithmetic has none
   PersistentLauncher persistent[kMathCount];
   PersistentLauncher projected[kMathCount];
+  ElementwiseLauncher elementwise;
   PrepareLauncher prepare;
   StatesBeforeLauncher states_before;
   TransposeLauncher transpose;
@@ -162,6 +164,7 @@ struct StepKernels {
   void projected_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
   void projected_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
   void projected_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
+  void elementwise(Type type, bool backward, const LaunchShape& shape, const BlockParams& params, void* stream); \
   void prepare(const PrepareParams& params, void* stream);                                        \
   void states_before(int element_bytes, int directions, const StatesBeforeParams& params, void* stream); \
   void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
@@ -169,7 +172,7 @@ struct StepKernels {
       {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
       {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
       {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr},              \
-      {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, prepare, states_before, transpose};
+      {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, elementwise, prepare, states_before, transpose};
 namespace gpu {
 FR_STEP_LAUNCHERS
 int persistent_active_clusters(int blocks);  // active_clusters and has_code of launch.cuh, of a persistent kernel

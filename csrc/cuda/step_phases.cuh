@@ -131,7 +131,7 @@ struct Element {
     Unit<V, Cell> u;
     for (int gate = 0; gate < N::kFirstGates; ++gate) {
       u.input[gate] = load_state(d.input_gates, gate * p.hidden + j);
-      u.recurrent[gate] = recurrent(gate);
+      if constexpr (N::kMultiplies) u.recurrent[gate] = recurrent(gate);
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_old_cells(u, row);

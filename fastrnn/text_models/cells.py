@@ -10,7 +10,12 @@ from torch import nn
 from .. import modules
 
 # What makes another cell of a class, beside its defaults.
-_SWITCHES = {"GRU": {"reset_after": False}, "RNN": {"nonlinearity": "relu"}}
+_SWITCHES = {
+    "GRU": {"reset_after": False},
+    "IndRNN": {"nonlinearity": "tanh"},
+    "LSTM": {"peephole": True},
+    "RNN": {"nonlinearity": "relu"},
+}
 ALIASES = {"rnn": "rnn_tanh"}
 
 

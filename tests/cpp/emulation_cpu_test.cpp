@@ -107,6 +107,9 @@ struct Test {
     const double scale = 1 / std::sqrt(double(H));
     fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3), fill(d.bias_hh, 0.3);
     fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.weight_unit, 0.5), fill(d.d_unit, 0), fill(d.d_output, 1), fill(d.d_h_n, 1), fill(d.d_c_n, 1);
+    Values cells = d.c0.take();
+    for (size_t i = 0; i < cells.size(); ++i) cells[i] = possible_cell(c.cell, H, i, cells[i]);
+    d.c0.put(cells);
     Values d_h = d.d_h_n.take(), d_c = d.d_c_n.take();
     d.d_h.put(d_h), d.d_c.put(d_c);
     fill(d.gates, 0), fill(d.cells, 0), fill(d.d_h0_reset, 0), fill(d.d_c0_reset, 0);
@@ -142,7 +145,7 @@ struct Test {
     args.directions = c.directions;
   }
   fr::Weights weights(const Direction& d) const {
-    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, d.bias_hh.data, kInput, R, H, d.weight_unit.data};
+    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, cell.multiplies() ? d.bias_hh.data : nullptr, kInput, R, H, d.weight_unit.data};
   }
   bool reverse(int i) const { return i == 1 ? !c.first_reverse : c.first_reverse; }
 
@@ -210,8 +213,8 @@ struct Test {
       if (cell.cells) to.d_c_n = d.d_c_n.data, to.d_c0 = d.d_c0.data;
       if (c.projection) to.d_weight_hr = d.d_weight_hr.data;
       if (cell.unit_weights) to.d_weight_unit = d.d_weight_unit.data;
-      to.d_weight_ih = d.d_weight_ih.data, to.d_weight_hh = d.d_weight_hh.data;
-      to.d_bias_ih = d.d_bias_ih.data, to.d_bias_hh = d.d_bias_hh.data;
+      to.d_weight_ih = d.d_weight_ih.data, to.d_weight_hh = cell.multiplies() ? d.d_weight_hh.data : nullptr;
+      to.d_bias_ih = d.d_bias_ih.data, to.d_bias_hh = cell.multiplies() ? d.d_bias_hh.data : nullptr;
     }
     return args;
   }
@@ -235,11 +238,13 @@ struct Test {
     };
     const bool split = cell.split_gate >= 0, second = cell.second_gates();
     const int64_t joint = split ? cell.split_gate * H : cell.phase[0].gates * H;
-    sum_rows(d.d_gates, 0, GH, d.input, d.d_weight_ih, 0), sum_rows(d.d_gates, 0, joint, d.h_prev, d.d_weight_hh, 0);
+    sum_rows(d.d_gates, 0, GH, d.input, d.d_weight_ih, 0);
+    if (cell.multiplies()) sum_rows(d.d_gates, 0, joint, d.h_prev, d.d_weight_hh, 0);
     if (split) sum_rows(d.d_recurrent, 0, H, d.h_prev, d.d_weight_hh, joint);
     if (second) sum_rows(d.d_gates, joint, GH - joint, d.inner, d.d_weight_hh, joint);
     if (c.projection) sum_rows(d.d_projected, 0, c.projection, d.inner, d.d_weight_hr, 0);
-    sum_bias(d.d_gates, 0, GH, d.d_bias_ih, 0), sum_bias(d.d_gates, 0, GH, d.d_bias_hh, 0);
+    sum_bias(d.d_gates, 0, GH, d.d_bias_ih, 0);
+    if (cell.multiplies()) sum_bias(d.d_gates, 0, GH, d.d_bias_hh, 0);
     if (split) sum_bias(d.d_recurrent, 0, H, d.d_bias_hh, joint);
     for (int64_t n = 0; n < N; ++n)
       for (int64_t k = 0; k < kInput; ++k) {

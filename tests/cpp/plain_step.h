@@ -2,6 +2,7 @@
 // formulas are those of the field is for the Python tests to say, which compare with fastrnn/cells.py and torch.nn.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +16,16 @@ struct PlainWeights {
   double cell_clip, proj_clip;
 };
 
+// Makes a row of random cell states one that the cell can have been in: sLSTM's normaliser is positive.
+inline double possible_cell(fr::Cell cell, int64_t hidden, int64_t place, double value) {
+  return cell == fr::Cell::kSlstm && place % (3 * hidden) / hidden == 1 ? 0.5 + std::abs(value) : value;
+}
+
+// The gradient jumps somewhere (relu; which gate sLSTM's stabiliser follows): rounding to 16 bit may decide on which side.
+inline bool has_kink(fr::Cell cell) {
+  return cell == fr::Cell::kRnnRelu || cell == fr::Cell::kIndRnnRelu || cell == fr::Cell::kSlstm;
+}
+
 // input: [G*H]. h [R] and c [cells*H] are those before the step, and then those after it.
 template <class Cell>
 void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c) {
@@ -23,14 +34,17 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
   using Unit = fr::Unit<V, Cell>;
   const int64_t H = w.hidden, R = w.width;
   const fr::Clips<V> clips{V(w.cell_clip), V(w.proj_clip), w.cell_clip > 0, w.proj_clip > 0};
-  const auto recurrent = [&](int gate, int64_t j, const std::vector<double>& operand) {
+  [[maybe_unused]] const auto recurrent = [&](int gate, int64_t j, const std::vector<double>& operand) {
     double sum = w.bias_hh[gate * H + j];
     for (int64_t k = 0; k < R; ++k) sum += w.hh[(gate * H + j) * R + k] * operand[k];
     return V(sum);
   };
   // The gates [begin, end) and what else both phases read of a unit.
-  const auto load = [&](Unit& u, int begin, int end, int64_t j, const std::vector<double>& operand) {
-    for (int gate = begin; gate < end; ++gate) u.input[gate] = V(input[gate * H + j]), u.recurrent[gate] = recurrent(gate, j, operand);
+  const auto load = [&](Unit& u, int begin, int end, int64_t j, [[maybe_unused]] const std::vector<double>& operand) {
+    for (int gate = begin; gate < end; ++gate) {
+      u.input[gate] = V(input[gate * H + j]);
+      if constexpr (N::kMultiplies) u.recurrent[gate] = recurrent(gate, j, operand);
+    }
     if constexpr (Cell::kReadsHidden) u.h_prev = V(h[j]);
     if constexpr (Cell::kUnitWeights > 0)
       for (int i = 0; i < Cell::kUnitWeights; ++i) u.unit_weight[i] = V(w.unit[i * H + j]);

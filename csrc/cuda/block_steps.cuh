@@ -1,0 +1,40 @@
+// The steps of a whole sequence in one launch over padded rows, whose addresses a block keeps in shared memory, two in turn: used by
+// block.cuh and elementwise.cuh.
+#pragma once
+
+#include "step_phases.cuh"
+
+namespace fr::FR_TARGET {
+
+FR_DEVICE StepRows rows_at(const BlockParams& p, int64_t t) {
+  StepRows rows;
+  if (t < 0 || t >= p.total_steps) return rows;
+  rows.step = t;
+  rows.rows = p.batch, rows.rows_after = t + 1 < p.total_steps ? p.batch : 0;
+  rows.resets = p.resets ? p.resets + t * p.batch : nullptr;
+  rows.resets_after = p.resets && t + 1 < p.total_steps ? p.resets + (t + 1) * p.batch : nullptr;
+  return rows;
+}
+
+// After iteration s, whose addresses are current[s % 2], those of the next; t0: the step of the first.
+template <bool kBackward>
+FR_DEVICE void next_step(const BlockParams& p, StepDirection* current, int64_t s, int64_t t0, int thread) {
+  const StepDirection& d = current[s % 2];
+  StepDirection& next = current[1 - s % 2];
+  if (s == 0 && thread == kStepMatrices) {  // what does not move, once
+    next.reverse = d.reverse;
+    next.h0 = d.h0, next.c0 = d.c0, next.h_n = d.h_n, next.c_n = d.c_n;
+    next.d_h = d.d_h, next.d_c = d.d_c, next.d_h0_reset = d.d_h0_reset, next.d_c0_reset = d.d_c0_reset;
+    next.product.bias = d.product.bias, next.product.gate_rows = d.product.gate_rows;
+  }
+  if (thread < kStepMatrices) {
+    const Matrix& from = (&d.input_gates)[thread];
+    (&next.input_gates)[thread] = {static_cast<char*>(from.data) + p.advance[block_z()][thread], from.row_stride};
+  }
+  if (thread == kStepMatrices + 1) {
+    next.pending = d.here;
+    next.here = kBackward && s + 1 == p.count ? StepRows{} : rows_at(p, t0 + (s + 1) * (d.reverse != kBackward ? -1 : 1));
+  }
+}
+
+}  // namespace fr::FR_TARGET

@@ -1,0 +1,65 @@
+// The `block` strategy of a cell without a product: a whole sequence in one launch, one thread for each unit of each row, which reads
+// no other's state. For every type; padded rows. Launched by step.cpp; shares the pointwise phases with step.cuh, and so every option.
+#pragma once
+
+#include "block_steps.cuh"
+#include "launch.cuh"
+#include "tile.cuh"
+
+namespace fr::FR_TARGET {
+
+// work    grid (elements / 256, 1, directions), elements being batch rows times units, the units of a row side by side.
+// memory  shared: two copies of StepDirection. global, a step and element: as the phase (forward: the input part of the gates read, the
+//         output written, and the own old state read, which lies in L1).
+// sync    one block_sync a step, for the addresses of the next: no block waits for another.
+template <class Math, bool kBackward>
+struct ElementwiseKernel {
+  static constexpr const char* kName = "elementwise_kernel";
+  static constexpr int kMaxThreads = 256;
+  static constexpr bool kCooperative = false;
+  using Params = BlockParams;
+  using V = Scalar<typename Math::State>;
+
+  struct NoSums {
+    FR_DEVICE typename Math::State operator()(int) const { return 0; }
+    FR_DEVICE void keep(int, typename Math::State) const {}
+  };
+
+  FR_DEVICE static void run(const BlockParams& p) {
+    const StepParams& step = p.step;
+    const int thread = thread_index();
+    const int64_t element = static_cast<int64_t>(block_x()) * block_threads() + thread, b = element / step.hidden, j = element % step.hidden;
+    StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, 2 * sizeof(StepDirection)));
+    if (thread == 0) current[0] = step.direction[block_z()];
+    block_sync();
+    const int64_t t0 = current[0].here.step;
+    const Clips<V> clips{V(0), V(0), false, false};
+    const NoSums sums{};
+    for (int64_t s = 0; s <= p.last; ++s) {
+      const StepDirection& d = current[s % 2];
+      if (b < step.rows) {
+        const Element<Math, NoSums> of{step, d, clips, b, j, sums};
+        switch (step.cell) {
+#define FR_CELL(name, Type)                                                 \
+  case Cell::name:                                                          \
+    if constexpr (Numbers<Type>::kMultiplies) break;                        \
+    else if constexpr (kBackward) of.template backward_first<Type>();       \
+    else of.template forward_first<Type>();                                 \
+    break;
+#include "../cells/cells.inc"
+#undef FR_CELL
+        }
+      }
+      if (s < p.last) next_step<kBackward>(p, current, s, t0, thread);
+      block_sync();
+    }
+  }
+};
+
+template <class Math>
+void launch_elementwise(bool backward, const LaunchShape& shape, const BlockParams& params, void* stream) {
+  if (backward) return launch<ElementwiseKernel<Math, true>>(shape, params, stream);
+  launch<ElementwiseKernel<Math, false>>(shape, params, stream);
+}
+
+}  // namespace fr::FR_TARGET
