@@ -1,52 +1,52 @@
 """Drives CMake (CMakeLists.txt is the build description); everything else about the package is in pyproject.toml.
 
 FASTRNN_CUDA=auto|on|off chooses the CUDA part: auto builds it when an nvcc is found, on fails without one.
-FASTRNN_CUDA_ARCHS overrides the architectures, e.g. "90" for a quick build for one card.
+FASTRNN_CUDA_ARCHS overrides for which cards, e.g. "90" for one, "80;90;100;120;90-virtual" for all and those to come
+(-virtual: PTX, which the driver compiles when the kernels are first loaded). Else: the GPUs of this machine and PTX for
+newer ones, or without a GPU PTX alone.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-DEFAULT_ARCHS = "80;90;100;120"
-
-
-def find_nvcc() -> str | None:
-    """Path of nvcc from CUDA_HOME, PATH or the nvidia-cuda-nvcc package of this environment."""
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    candidates = [Path(home) / "bin" / "nvcc" for home in homes]
-    on_path = shutil.which("nvcc")
-    candidates += [Path(on_path)] if on_path else []
-    candidates += [path for entry in sys.path for path in sorted(Path(entry or ".").glob("nvidia/*/bin/nvcc"))]
-    return next((str(path) for path in candidates if path.is_file()), None)
+sys.path.insert(0, str(ROOT / "tools"))
+import cuda_toolkit  # noqa: E402
 
 
 def cuda_options() -> list[str]:
     """CMake options for the CUDA part, after FASTRNN_CUDA; says what was chosen."""
-    mode = os.environ.get("FASTRNN_CUDA", "auto").lower()
-    if mode not in ("auto", "on", "off"):
-        raise SystemExit(f"FASTRNN_CUDA must be auto, on or off, got {mode!r}")
-    nvcc = None if mode == "off" else find_nvcc()
+    mode = cuda_toolkit.mode()
+    nvcc = None if mode == "off" else cuda_toolkit.find_nvcc()
     if nvcc is None:
         if mode == "on":
             raise SystemExit("FASTRNN_CUDA=on, but no nvcc is in CUDA_HOME, on PATH or in nvidia-cuda-nvcc")
-        print("fastrnn: building without CUDA: " + ("FASTRNN_CUDA=off" if mode == "off" else "no nvcc found"))
+        print(
+            "fastrnn: building without CUDA: " + ("FASTRNN_CUDA=off" if mode == "off" else "no nvcc found"), flush=True
+        )
         return []
+    archs = os.environ.get("FASTRNN_CUDA_ARCHS")
+    if archs is None:
+        cards = cuda_toolkit.architectures()
+        if mode == "auto" and cards and max(cards) < cuda_toolkit.OLDEST:
+            found = f"the GPU here has compute capability {max(cards) / 10}, and the kernels need 8.0"
+            print(
+                f"fastrnn: building without CUDA: {found} (FASTRNN_CUDA=on builds them for other machines)", flush=True
+            )
+            return []
+        archs = cuda_toolkit.targets(cards)
+    cuda_toolkit.check_targets(archs)
     version = re.search(r"release ([\d.]+)", subprocess.check_output([nvcc, "--version"], text=True))
-    archs = os.environ.get("FASTRNN_CUDA_ARCHS", DEFAULT_ARCHS)
-    print(f"fastrnn: building with CUDA {version.group(1) if version else '?'} ({nvcc}) for architectures {archs}")
-    return [
-        f"-DFASTRNN_CUDA_COMPILER={nvcc}",
-        f"-DFASTRNN_CUDA_VERSION={version.group(1) if version else 'unknown'}",
-        f"-DFASTRNN_CUDA_ARCHS={archs}",
-    ]
+    name = version.group(1) if version else "unknown"
+    print(f"fastrnn: building with CUDA {name} ({nvcc}) for architectures {archs}", flush=True)
+    return [f"-DFASTRNN_CUDA_COMPILER={nvcc}", f"-DFASTRNN_CUDA_VERSION={name}", f"-DFASTRNN_CUDA_ARCHS={archs}"]
 
 
 class CMakeBuild(build_ext):
@@ -66,7 +66,10 @@ class CMakeBuild(build_ext):
             *cuda_options(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)
+        print("fastrnn: compiling takes minutes; ninja counts the files below", flush=True)
+        begin = time.monotonic()
         subprocess.run(["cmake", "--build", str(build), "--target", "_C"], check=True)
+        print(f"fastrnn: compiled in {time.monotonic() - begin:.0f} s", flush=True)
 
 
 setup(ext_modules=[Extension("fastrnn._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

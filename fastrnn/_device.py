@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from . import _emulation
 from ._extension import _C
+from ._torch_versions import float32_products, rnn_allows_tf32, wide_product
 from .cells import state_dtype
 
 # torch's product of fewer rows takes other code, whose sums are in another order: with padding a row's result does not
@@ -27,27 +27,6 @@ _LEAST_ROWS = 16
 # finished is NaN, and the next call on the device raises. Minutes, for another kernel may keep blocks waiting for an
 # SM: a collective holds some until the last process has come to it.
 _PATIENCE = 300 * 10**9
-
-
-def rnn_allows_tf32() -> bool:
-    """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
-    # Follows cudnn.allow_tf32 too, which itself cannot be read when convolutions have another setting.
-    return torch.backends.cudnn.rnn.fp32_precision == "tf32"
-
-
-@contextmanager
-def _precision_of_layers() -> Iterator[None]:
-    """torch's float32 products on a GPU round as the setting for recurrent layers says."""
-    matmul, wanted = torch.backends.cuda.matmul, "tf32" if rnn_allows_tf32() else "ieee"
-    before = matmul.fp32_precision
-    if before == wanted:
-        yield
-        return
-    matmul.fp32_precision = wanted
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
 
 
 class _Kernels:
@@ -138,11 +117,11 @@ class Cuda(_Kernels):
         self._lock = threading.Lock()
 
     def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
-        return _precision_of_layers() if dtype == torch.float32 else nullcontext()
+        return float32_products(rnn_allows_tf32()) if dtype == torch.float32 else nullcontext()
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype in (torch.float16, torch.bfloat16):
-            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+            return wide_product(x, weight.t())
         with self.precision(x.dtype):
             return x @ weight.t()
 

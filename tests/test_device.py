@@ -13,7 +13,9 @@ from test_layer import check
 
 import fastrnn
 from fastrnn import _backends, _backward, _emulation, _raw, functional
-from fastrnn._device import Cuda, Emulated, rnn_allows_tf32
+from fastrnn import _torch_versions as versions
+from fastrnn._device import Cuda, Emulated
+from fastrnn._torch_versions import rnn_allows_tf32
 from fastrnn.cells import CELLS
 
 COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
@@ -243,6 +245,8 @@ def test_tf32_follows_torch():
         for allowed in (True, False):
             cudnn.allow_tf32 = allowed
             assert rnn_allows_tf32() == allowed
+        if not hasattr(cudnn, "rnn"):  # torch before 2.9 has one setting
+            return
         cudnn.conv.fp32_precision = "tf32"  # now no one value of allow_tf32 says what holds, and reading it raises
         assert not rnn_allows_tf32()
         cudnn.rnn.fp32_precision = "tf32"
@@ -252,7 +256,8 @@ def test_tf32_follows_torch():
             cudnn.fp32_precision = precision
             assert rnn_allows_tf32() == (precision == "tf32")
     finally:
-        cudnn.fp32_precision = "none"
+        if hasattr(cudnn, "rnn"):
+            cudnn.fp32_precision = "none"
         cudnn.allow_tf32 = True
 
 
@@ -261,21 +266,29 @@ def test_input_product_follows_the_setting_for_rnns(allowed, monkeypatch):
     """torch's own setting for matrix products is another one, and is left as it was."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
     matmul, seen = torch.backends.cuda.matmul, []
-    before = matmul.fp32_precision
+    name = "fp32_precision" if hasattr(torch.backends.cudnn, "rnn") else "allow_tf32"
+    before = getattr(matmul, name)
 
     class Product(torch.Tensor):
         def __matmul__(self, other):
-            seen.append(matmul.fp32_precision)
+            seen.append(getattr(matmul, name))
             return super().__matmul__(other)
 
     x, weight = torch.randn(3, 4).as_subclass(Product), torch.randn(5, 4)
     Cuda.__new__(Cuda)._multiply(x, weight)
-    wanted = "tf32" if allowed else "ieee"
-    assert seen == [wanted] and matmul.fp32_precision == before
+    wanted = ("tf32" if allowed else "ieee") if name == "fp32_precision" else allowed
+    assert seen == [wanted] and getattr(matmul, name) == before
     for dtype, inside in ((torch.float32, wanted), (torch.bfloat16, before), (torch.float64, before)):
         with Cuda.__new__(Cuda).precision(dtype):  # of the gradients' products
-            assert matmul.fp32_precision == inside
-        assert matmul.fp32_precision == before
+            assert getattr(matmul, name) == inside
+        assert getattr(matmul, name) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_wide_product_without_the_newest_torch(dtype, monkeypatch):
+    monkeypatch.setattr(versions, "_HAS_OUT_DTYPE", False)
+    x, weight = torch.randn(5, 7).to(dtype), torch.randn(7, 6).to(dtype)
+    assert torch.equal(versions.wide_product(x, weight), x.float() @ weight.float())
 
 
 def test_cuda_without_a_gpu_says_why():

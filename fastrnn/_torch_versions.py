@@ -1,0 +1,47 @@
+"""What older versions of torch lack, each with the version from which on it is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+# Precision by operator, torch.backends.cudnn.rnn.fp32_precision and the like: torch 2.9. Before, one setting for all
+# that is cuDNN's, and one for matrix products.
+_HAS_PRECISIONS = hasattr(torch.backends.cudnn, "rnn")
+# torch.mm(..., out_dtype=): torch 2.8.
+_HAS_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
+
+
+def rnn_allows_tf32() -> bool:
+    """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
+    if not _HAS_PRECISIONS:
+        return torch.backends.cudnn.allow_tf32
+    # Follows cudnn.allow_tf32 too, which itself cannot be read when convolutions have another setting.
+    return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+
+
+@contextmanager
+def float32_products(tf32: bool) -> Iterator[None]:
+    """torch's float32 matrix products on a GPU round their operands to TF32, or do not."""
+    matmul = torch.backends.cuda.matmul
+    name, wanted = ("fp32_precision", "tf32" if tf32 else "ieee") if _HAS_PRECISIONS else ("allow_tf32", tf32)
+    before = getattr(matmul, name)
+    if before == wanted:
+        yield
+        return
+    setattr(matmul, name, wanted)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of 16 bit matrices in float32."""
+    if _HAS_OUT_DTYPE:
+        return torch.mm(x, weight, out_dtype=torch.float32)
+    with float32_products(True):  # TF32 holds both 16 bit types exactly
+        return x.float() @ weight.float()
