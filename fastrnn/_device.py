@@ -54,6 +54,9 @@ class _Kernels:
 class Emulated(_Kernels):
     """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32].
 
+    FASTRNN_PLAN=ptx:STRATEGY[:sm_80][:SEED][:tf32] is the same where FASTRNN_EMULATION names a library that runs nvcc's
+    PTX of the kernels (tests/ptx_programs.py), of sm_90 unless told otherwise.
+
     Args:
         strategy: which kernels.
         seed: of the order in which threads and blocks run.
@@ -77,11 +80,11 @@ class Emulated(_Kernels):
     def from_environment(cls) -> Emulated | None:
         """The backend that FASTRNN_PLAN asks for, or None."""
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
-        if kind != "emulate":
+        if kind not in ("emulate", "ptx"):
             return None
         strategy, *options = rest.split(":")
         tf32 = "tf32" in options
-        seeds = [option for option in options if option != "tf32"]
+        seeds = [option for option in options if option not in ("tf32", "sm_80", "sm_90")]
         return cls(strategy, int(seeds[0]) if seeds else 0, tf32)
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kernel_programs
+import ptx_programs
 import pytest
 import torch
+from kernel_programs import Programs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,8 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get("FASTRNN_PLAN", "").startswith("emulate:"):
+    plan, *options = os.environ.get("FASTRNN_PLAN", "").split(":")
+    if plan == "emulate":
         _set_emulation()
+    if plan == "ptx" and "FASTRNN_EMULATION" not in os.environ:
+        os.environ["FASTRNN_EMULATION"] = str(ptx_programs.library("sm_80" if "sm_80" in options else "sm_90"))
 
 
 def _set_emulation() -> None:
@@ -50,6 +56,21 @@ def test_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("FASTRNN_TEST_DATA does not name a folder of test data")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """The C++ programs of tests/cpp."""
+    return Programs(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(scope="session")
+def outcomes(programs, tmp_path_factory, request):
+    """A test's `job` -> future of job.outcome(): two at a time, in the order of the tests and ahead of them."""
+    asked = [item.callspec.params["job"] for item in request.session.items if "outcomes" in item.fixturenames]
+    with ThreadPoolExecutor(2) as pool:
+        yield {job: pool.submit(job.outcome, programs, tmp_path_factory.mktemp("run")) for job in asked}
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(autouse=True)

@@ -210,6 +210,7 @@ def test_switch(monkeypatch):
         "emulate:step": {"strategy": b"step", "seed": 0, "tf32": False},
         "emulate:step:7": {"strategy": b"step", "seed": 7, "tf32": False},
         "emulate:step:7:tf32": {"strategy": b"step", "seed": 7, "tf32": True},
+        "ptx:grid:sm_80:7": {"strategy": b"grid", "seed": 7, "tf32": False},
     }.items():
         monkeypatch.setenv("FASTRNN_PLAN", text)
         assert Emulated.from_environment()._options.items() >= options.items()

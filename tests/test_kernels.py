@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -90,20 +89,6 @@ class Broken:
                 break
         shutil.rmtree(folder)
         return said
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory):
-    return Programs(tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def outcomes(programs, tmp_path_factory, request):
-    """Run or Broken -> future of its outcome: two at a time, in the order of the tests and ahead of them."""
-    asked = [item.callspec.params["job"] for item in request.session.items if "outcomes" in item.fixturenames]
-    with ThreadPoolExecutor(2) as pool:
-        yield {job: pool.submit(job.outcome, programs, tmp_path_factory.mktemp("run")) for job in asked}
-        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("job", RUNS, ids=str)

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
 
 #include "device.cuh"
 #include "step_params.h"
@@ -117,7 +118,8 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
   if (shape.threads > Kernel::kMaxThreads) throw std::logic_error(std::string(Kernel::kName) + ": more threads than it allows");
   if (shape.y > kMostBlocksY) throw std::logic_error(std::string(Kernel::kName) + ": more blocks in y than a grid has");
   const auto entry = [](const void* p) { Kernel::run(*static_cast<const typename Kernel::Params*>(p)); };
-  emulation::run(Kernel::kName, entry, &params,
+  const auto other = emulation::substitute ? emulation::substitute(typeid(Kernel).name(), sizeof(params), shape.threads) : nullptr;
+  emulation::run(Kernel::kName, other ? other : entry, &params,
                  {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes), shape.cluster > 0 ? shape.cluster : 1,
                   Kernel::kCooperative},
                  *static_cast<emulation::Schedule*>(stream));

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "../cuda/step.h"
+#include "memory.h"
 
 namespace fr {
 namespace {
@@ -39,29 +41,34 @@ Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Sche
   return run;
 }
 
-// Scratch memory filled with NaN, aligned as a caller of the CUDA backend aligns it.
-std::unique_ptr<void, void (*)(void*)> scratch(int64_t bytes) {
-  void* memory = nullptr;
-  if (bytes > 0) {
-    memory = std::aligned_alloc(256, static_cast<size_t>(bytes));
-    if (!memory) throw std::bad_alloc();
-    for (int64_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(memory)[i] = 0xFF;
+// Scratch memory filled with NaN, aligned as a caller of the CUDA backend aligns it. It and the status are told of where a test has
+// told of its own memory.
+struct Scratch {
+  std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
+  std::optional<emulation::Told> told, status;
+
+  Scratch(int64_t bytes, const EmulationOptions& options) {
+    if (bytes > 0) memory.reset(std::aligned_alloc(256, static_cast<size_t>(bytes)));
+    if (bytes > 0 && !memory) throw std::bad_alloc();
+    for (int64_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(memory.get())[i] = 0xFF;
+    if (emulation::told_memory().empty()) return;
+    told.emplace(memory.get(), static_cast<size_t>(bytes));
+    status.emplace(options.status, sizeof *options.status);
   }
-  return {memory, std::free};
-}
+};
 
 }  // namespace
 
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
   emulation::Schedule schedule = schedule_of(options);
-  const auto workspace = scratch(step_forward_workspace(args));
-  step_forward(args, {options.first, options.last}, how_to_run(options, workspace.get(), schedule), host::kStepKernels);
+  const Scratch workspace(step_forward_workspace(args), options);
+  step_forward(args, {options.first, options.last}, how_to_run(options, workspace.memory.get(), schedule), host::kStepKernels);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {
   emulation::Schedule schedule = schedule_of(options);
-  const auto workspace = scratch(step_backward_workspace(args));
-  step_backward(args, how_to_run(options, workspace.get(), schedule), host::kStepKernels);
+  const Scratch workspace(step_backward_workspace(args), options);
+  step_backward(args, how_to_run(options, workspace.memory.get(), schedule), host::kStepKernels);
 }
 
 }  // namespace fr

@@ -52,6 +52,11 @@ enum class Collective : int { kNone, kSync, kShuffle, kMatrix, kMma };
 
 using Entry = void (*)(const void* params);
 
+// Another build of a kernel to run in place of the host's, or null: by the kernel's type (typeid), the bytes of its parameters and
+// how many threads it is launched with. Set by tests, which run the kernels' PTX (tests/ptx).
+using Substitute = Entry (*)(const char* type, size_t param_bytes, int threads);
+inline Substitute substitute = nullptr;
+
 // Runs `entry(params)` once per thread of the grid and returns when all have returned.
 void run(const char* kernel, Entry entry, const void* params, const Size& size, Schedule schedule);
 // Launches of this process so far, for tests that count them.

@@ -11,6 +11,7 @@
 
 #include "../../csrc/cuda/device.cuh"
 #include "../../csrc/cuda/step.h"
+#include "../../csrc/emulation/memory.h"
 
 using Values = std::vector<double>;
 
@@ -26,6 +27,7 @@ struct Buffer {
   bool is_double, is_float;
   std::unique_ptr<unsigned char, void (*)(void*)> memory{nullptr, std::free};
   unsigned char* data = nullptr;
+  fr::emulation::Told told{nullptr, 0};
 
   // offset: elements before the first row, so that rows are misaligned.
   Buffer(fr::Type t, Kind k, int64_t r, int64_t c, int64_t pad = 0, int64_t offset = 0)
@@ -37,6 +39,7 @@ struct Buffer {
     memory.reset(static_cast<unsigned char*>(std::malloc(std::max<int64_t>(1, count * element))));
     for (int64_t i = 0; i < count * element; ++i) memory.get()[i] = g_unwritten;
     data = memory.get() + offset * element;
+    told = fr::emulation::Told(memory.get(), count * element);
   }
   double get(int64_t row, int64_t column) const {
     const unsigned char* p = data + (row * stride + column) * element;
@@ -70,3 +73,9 @@ struct Buffer {
   }
   fr::Rows as_rows(int64_t batch) { return {data, batch * stride, stride}; }
 };
+
+// Tells of a table that kernels read.
+template <class T>
+fr::emulation::Told tell(const std::vector<T>& table) {
+  return fr::emulation::Told(table.data(), table.size() * sizeof(T));
+}

@@ -1,7 +1,7 @@
 // The emulated CUDA kernels beside the CPU core, through the structs of csrc/rnn.h: every cell x type x direction on small odd
 // shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same rows; backward starts for both from what
 // the CPU core kept. The kernels leave the products that are parallel in time to their caller: here they are made in double.
-// usage: emulation_cpu_test STRATEGY [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
+// usage: emulation_cpu_test STRATEGY [TEXT] [seed ...]: of all cases, or those whose name has the text; prints one line a failure and a summary; exit status 1 on failure.
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -279,6 +279,7 @@ struct Test {
   // The largest difference of any buffer.
   void run(const std::string& strategy) {
     make_rows();
+    const fr::emulation::Told told[] = {tell(lengths), tell(batch_sizes), tell(step_offset), tell(resets)};
     const fr::EmulationOptions options{strategy, seed, c.tf32, 0, 0, 99 * 1024};
     std::vector<Direction> core, kernels;
     for (int i = 0; i < c.directions; ++i) core.push_back(make_direction()), kernels.push_back(copy(core[i]));
@@ -329,11 +330,16 @@ std::vector<Case> make_cases() {
 int main(int argc, char** argv) {
   const std::string strategy = argc > 1 ? argv[1] : "step";
   std::vector<uint64_t> seeds;
-  for (int i = 2; i < argc; ++i) seeds.push_back(std::stoull(argv[i]));
+  std::string only;
+  for (int i = 2; i < argc; ++i) {
+    if (std::isdigit(static_cast<unsigned char>(argv[i][0]))) seeds.push_back(std::stoull(argv[i]));
+    else only = argv[i];
+  }
   if (seeds.empty()) seeds.push_back(0);
   int failures = 0, count = 0;
   for (const Case& c : make_cases())
     for (const uint64_t seed : seeds) {
+      if (text(c).find(only) == std::string::npos) continue;
       Test test(c, seed);
       ++count;
       try {

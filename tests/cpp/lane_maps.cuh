@@ -1,7 +1,9 @@
-// Kernels that show the lane maps of mma.sync and ldmatrix element by element: each lane fills its registers by the formulas of
+// Kernels that show the lane maps of mma.sync and ldmatrix element by element, and how numbers are rounded: each lane fills its registers by the formulas of
 // the PTX manual as printed there per element, so that the result is the matrix product only if hardware (gpu_lanes_test.cu) or
 // emulation (emulation_words_test.cpp) agrees.
 #pragma once
+
+#include <cmath>
 
 #include "../../csrc/cuda/launch.cuh"
 #include "../../csrc/cuda/tile.cuh"
@@ -75,7 +77,43 @@ struct MatrixKernel {
   }
 };
 
-// Runs both on `stream` with buffers from allocate(bytes) and calls check(condition, what) for every element.
+// Numbers rounded to the storage types and to TF32: each lane takes that of the fifth lane after it.
+struct RoundParams {
+  const float* x;
+  uint32_t* got;  // [32][4]: bits in bf16, in fp16, in TF32 and of the fp16 read back
+};
+struct RoundKernel {
+  static constexpr const char* kName = "round_kernel";
+  static constexpr int kMaxThreads = 32;
+  static constexpr bool kCooperative = false;
+  using Params = RoundParams;
+  FR_DEVICE static void run(const RoundParams& p) {
+    const int i = thread_index(), from = (i + 5) % 32;
+    const float x = warp_shuffle(p.x[i], from);
+    const uint16_t half = float_to_fp16_bits(x);
+    p.got[4 * i] = float_to_bf16_bits(x), p.got[4 * i + 1] = half;
+    p.got[4 * i + 2] = round_to_tf32(reinterpret_cast<const uint32_t*>(p.x)[from]);
+    reinterpret_cast<float*>(p.got)[4 * i + 3] = fp16_bits_to_float(half);
+  }
+};
+struct Rounded {
+  float x;
+  uint32_t bf16, fp16, tf32;
+  float back;
+};
+inline constexpr Rounded kRounded[] = {
+    {1.f, 0x3F80, 0x3C00, 0x3F800000, 1.f},
+    {0x1.01p0f, 0x3F80, 0x3C04, 0x3F808000, 0x1.01p0f},           // bf16: a tie, to even below
+    {0x1.03p0f, 0x3F82, 0x3C0C, 0x3F818000, 0x1.03p0f},           // a tie, to even above
+    {0x1.01001p0f, 0x3F81, 0x3C04, 0x3F808000, 0x1.01p0f},        // a little more than a tie
+    {0x1.002p0f, 0x3F80, 0x3C00, 0x3F802000, 1.f},                // fp16: a tie, to even; TF32: away from zero
+    {-0x1.002p0f, 0xBF80, 0xBC00, 0xBF802000, -1.f},
+    {0x1.802p0f, 0x3FC0, 0x3E00, 0x3FC02000, 1.5f},
+    {65520.f, 0x4780, 0x7C00, 0x47800000, HUGE_VALF},             // beyond fp16
+    {0x1.8p-25f, 0x3340, 0x0001, 0x33400000, 0x1p-24f},           // subnormal in fp16
+};
+
+// Runs them on `stream` with buffers from allocate(bytes) and calls check(condition, what) for every element.
 template <class Allocate, class Wait, class Check>
 void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
   for (int type = 0; type < 3; ++type) {
@@ -83,7 +121,7 @@ void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
     auto* a = static_cast<float*>(allocate(16 * depth * 4));
     auto* b = static_cast<float*>(allocate(depth * 8 * 4));
     auto* d = static_cast<float*>(allocate(16 * 8 * 4));
-    for (int i = 0; i < 16 * depth; ++i) a[i] = static_cast<float>(i * 37 % 15 - 7);  // small integers: exact in every type
+    for (int i = 0; i < 16 * depth; ++i) a[i] = static_cast<float>(i * 37 % 17 - 8);  // small integers: exact in every type
     for (int i = 0; i < depth * 8; ++i) b[i] = static_cast<float>(i * 23 % 13 - 6);
     launch<MmaKernel>({1, 1, 1, 32, 0}, {a, b, d, type}, stream);
     wait();
@@ -94,6 +132,21 @@ void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
         check(d[row * 8 + column] == want,
               "mma type " + std::to_string(type) + " element " + std::to_string(row) + "," + std::to_string(column));
       }
+  }
+  auto* x = static_cast<float*>(allocate(32 * 4));
+  auto* rounded = static_cast<uint32_t*>(allocate(128 * 4));
+  constexpr int kNumbers = sizeof kRounded / sizeof *kRounded;
+  for (int i = 0; i < 32; ++i) x[i] = kRounded[i % kNumbers].x;
+  launch<RoundKernel>({1, 1, 1, 32, 0}, {x, rounded}, stream);
+  wait();
+  for (int i = 0; i < 32; ++i) {
+    const int number = (i + 5) % 32 % kNumbers;
+    const Rounded& want = kRounded[number];
+    const uint32_t* of = rounded + 4 * i;
+    const std::string name = "number " + std::to_string(number) + " in ";
+    check(of[0] == want.bf16, name + "bf16"), check(of[1] == want.fp16, name + "fp16");
+    check((of[2] & 0xFFFFE000u) == want.tf32, name + "TF32");  // the low bits are not specified
+    check(reinterpret_cast<const float*>(of)[3] == want.back, name + "fp16, read back");
   }
   auto* got = static_cast<uint32_t*>(allocate(128 * 4));
   launch<MatrixKernel>({1, 1, 1, 32, MatrixKernel::kSharedBytes}, {got}, stream);

@@ -1,0 +1,50 @@
+// The global memory that a test has told of. The host build of a kernel leaves bounds to AddressSanitizer; what checks each access
+// itself (a kernel's PTX, tests/ptx) asks here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+namespace fr::emulation {
+
+inline std::map<uint64_t, uint64_t>& told_memory() {  // end by begin
+  static std::map<uint64_t, uint64_t> all;
+  return all;
+}
+
+// Kernels may touch these bytes as long as this lives. As soon as one is told of, kernels may touch nothing else.
+class Told {
+ public:
+  Told(const void* begin, size_t bytes) : begin_(reinterpret_cast<uint64_t>(begin)) {
+    if (begin && bytes > 0) told_memory()[begin_] = begin_ + bytes;
+    else begin_ = 0;
+  }
+  Told(const Told&) = delete;
+  Told(Told&& other) noexcept : begin_(std::exchange(other.begin_, 0)) {}
+  Told& operator=(Told&& other) noexcept {
+    std::swap(begin_, other.begin_);
+    return *this;
+  }
+  ~Told() {
+    if (begin_ != 0) told_memory().erase(begin_);
+  }
+
+ private:
+  uint64_t begin_;
+};
+
+// Whether a kernel may touch them; [begin, end): where else it may, as far as one buffer goes.
+inline bool may_touch(uint64_t address, size_t bytes, uint64_t& begin, uint64_t& end) {
+  const auto& all = told_memory();
+  begin = address, end = address + bytes;
+  if (all.empty()) return true;
+  auto next = all.upper_bound(address);
+  if (next == all.begin()) return false;
+  --next;
+  begin = next->first, end = next->second;
+  return address + bytes <= end;
+}
+
+}  // namespace fr::emulation

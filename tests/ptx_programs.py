@@ -1,0 +1,119 @@
+"""The programs of kernel_programs.py with nvcc's PTX of the kernels in place of their host builds (tests/ptx)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kernel_programs
+from kernel_programs import CSRC, INSTANCES, ROOT, SANITIZERS, Programs, compile_all, link
+from ptx.translate import Kernel, translate
+
+NVCC = shutil.which("nvcc")
+RUNTIME = ROOT / "tests" / "ptx"
+# -Og compiles translated PTX in half the time of -O1, and runs it a little slower. Integers wrap around in PTX.
+FLAGS = ["-std=c++20", "-fwrapv", "-ffp-contract=off", "-Wno-unused", "-I", str(RUNTIME)]
+LEVEL = {"plain": "-Og", "address": "-Og", "thread": "-O1"}
+
+
+def make_ptx(source: Path, architecture: str) -> str:
+    """nvcc's PTX of a .cu file for sm_80 or sm_90, made as CMake makes it, with source lines."""
+    flags = ["-std=c++17", "-O3", "-ptx", "-lineinfo", f"-arch=compute_{architecture[3:]}"]
+    done = subprocess.run([NVCC, *flags, str(source), "-o", "-"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def some_kernels(names: tuple[str, ...], header: Path, architecture: str) -> tuple[Kernel, ...]:
+    """Kernels, such as PersistentKernel<Bf16Math, 1, false> of persistent.cuh, made alone, which takes seconds."""
+    source = header.with_name(f"some_of_{header.stem}.cu")
+    asked = [f"template __global__ void entry<{name}>(const __grid_constant__ {name}::Params);" for name in names]
+    lines = [f'#include "{header.name}"', "namespace fr::gpu {", *asked, "}", ""]
+    source.write_text("\n".join(lines))
+    return tuple(translate(make_ptx(source, architecture), f"{source.stem}.ptx"))
+
+
+class PtxPrograms:
+    """Test programs whose kernels are PTX; every part is made once, and what sm_80 and sm_90 share is shared."""
+
+    def __init__(self, programs: Programs, root: Path, counting: bool = False) -> None:
+        self._counting = counting  # how often threads run each basic block
+        self._programs = programs
+        self._root = root
+        self._ptx: dict[tuple[str, str], list[Kernel]] = {}
+        self._objects: dict[str, str] = {}  # by what was compiled
+        self._lock = threading.Lock()
+
+    def kernels(self, instance: str, architecture: str) -> list[Kernel]:
+        if (instance, architecture) not in self._ptx:
+            text = make_ptx(CSRC / "cuda" / "inst" / f"{instance}.cu", architecture)
+            self._ptx[instance, architecture] = translate(text, f"{instance}.ptx", self._counting)
+        return self._ptx[instance, architecture]
+
+    def compiled(self, kind: str, kernels: list[Kernel]) -> list[str]:
+        """An object file for each."""
+        level = [*FLAGS, LEVEL[kind], *SANITIZERS[kind]]
+        jobs, keys = {}, []
+        for text in (kernel.text() for kernel in kernels):
+            key = hashlib.sha256(f"{level}{text}".encode()).hexdigest()[:16]
+            keys.append(key)
+            if key not in self._objects:
+                path = self._root / f"{key}.cpp"
+                path.write_text(text)
+                jobs[f"{key}.o"] = [*level, "-g0", "-c", str(path)]
+                self._objects[key] = str(self._root / f"{key}.o")
+        compile_all(self._root, jobs)
+        return [self._objects[key] for key in keys]
+
+    def runtime(self) -> str:
+        if "runtime" not in self._objects:
+            arguments = [*FLAGS, "-O2", "-c", str(RUNTIME / "runtime.cpp")]
+            self._objects["runtime"] = compile_all(self._root, {"runtime.o": arguments})[0]
+        return self._objects["runtime"]
+
+    def __call__(self, test: str, instances: tuple[str, ...], architecture: str, kind: str = "plain",
+                 changed: tuple[Kernel, ...] = ()) -> Path:  # fmt: skip
+        """The program; `changed` kernels, built as `kind` says, take the places of those of their names.
+
+        Nothing else is sanitized: only the kernels are looked at.
+        """
+        parts = [*self._programs("plain", test)[1].values()]
+        return self._linked(test, parts, instances, architecture, kind, changed)
+
+    def library(self, instances: tuple[str, ...], architecture: str) -> Path:
+        """The library of kernel_programs.library with these kernels' PTX: for FASTRNN_EMULATION."""
+        made = kernel_programs.library()
+        parts = [*map(str, made.parent.glob("*.o")), "-shared"]
+        return self._linked("libptx.so", parts, instances, architecture)
+
+    def _linked(self, name: str, parts: list[str], instances: tuple[str, ...], architecture: str, kind: str = "plain",
+                changed: tuple[Kernel, ...] = ()) -> Path:  # fmt: skip
+        with self._lock:
+            with ThreadPoolExecutor(2) as pool:  # nvcc, two at a time
+                made = pool.map(lambda instance: self.kernels(instance, architecture), instances)
+                kernels = {kernel.name: kernel for several in made for kernel in several}
+            for kernel in changed:
+                kernels.pop(kernel.name, None)
+            objects = [*parts, self.runtime(), *self.compiled("plain", list(kernels.values()))]
+            objects += self.compiled(kind, list(changed))
+            path = self._root / f"{hashlib.sha256(' '.join(objects).encode()).hexdigest()[:16]}_{name}"
+            return path if path.exists() else link(kind, objects, path)
+
+
+def library(architecture: str) -> Path:
+    """The library of all kernels' PTX, made once for these sources, which takes minutes."""
+    host = kernel_programs.library()
+    made_of = [host, NVCC, architecture, *(path.read_bytes() for path in sorted(RUNTIME.glob("[rt]*")))]
+    folder = host.parent / f"ptx_{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "libptx.so").is_file():
+            made = PtxPrograms(Programs(folder), folder).library(tuple(INSTANCES), architecture)
+            made.rename(folder / "libptx.so")
+    return folder / "libptx.so"
