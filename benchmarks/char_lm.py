@@ -1,8 +1,8 @@
-"""``fastrnn bench char-lm``: one character language model, trained with torch.nn.LSTM and with fastrnn.LSTM.
+"""``fastrnn bench char-lm``: one character language model, with torch.nn's layer and with fastrnn's.
 
 Both start from the same weights and see the same text in the same order, step by step in turn, so their losses agree up
 to rounding and their times come from the same moments. Truncated backpropagation with the state carried over, as a text
-that is longer than a step needs.
+that is longer than a step needs. Then both write, a character a step, as a text is generated.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import click
 from .options import OUTPUT_FILE, overwrite_option, require_device, require_outputs, require_plot
 
 _MOST_CHARACTERS = 4_000_000
+_CLASSES = {"lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}  # in torch.nn and in fastrnn
+_WRITTEN, _TURNS = 100, 5  # characters of a turn of generation, and turns of each
 
 
 def default_text() -> tuple[str, str]:
@@ -39,10 +41,12 @@ def default_text() -> tuple[str, str]:
 
 @dataclass
 class Curve:
-    """One implementation's losses (nats per character) and seconds per training step."""
+    """One implementation's losses (nats per character), seconds per training step, and seconds per written character
+    of each turn."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    written: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,11 @@ class Model:
     rate: float
     seed: int
     device: str
+    cell: str = "lstm"
 
 
 def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, Curve]:
-    """Trains with torch.nn.LSTM and fastrnn.LSTM in turn.
+    """Trains with torch.nn's layer and fastrnn's in turn, and then lets both write.
 
     Args:
         text: at least batch * (time + 1) characters; read as ``batch`` parallel streams, over again at their end.
@@ -97,11 +102,11 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
 
         def forward(self, characters, state):
             output, state = self.recurrent(self.embed(characters), state)
-            return self.predict(output), tuple(part.detach() for part in state)
+            detached = state.detach() if isinstance(state, torch.Tensor) else tuple(part.detach() for part in state)
+            return self.predict(output), detached
 
     torch.manual_seed(sizes.seed)
-    baseline = CharacterModel(nn.LSTM).to(sizes.device)
-    ours = CharacterModel(fastrnn.LSTM).to(sizes.device)
+    baseline, ours = (CharacterModel(getattr(where, _CLASSES[sizes.cell])).to(sizes.device) for where in (nn, fastrnn))
     ours.load_state_dict(baseline.state_dict())
     models = {"torch.nn": baseline, "fastrnn": ours}
     optimizers = {name: torch.optim.Adam(model.parameters(), lr=sizes.rate) for name, model in models.items()}
@@ -123,17 +128,36 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
             optimizers[name].step()
             curves[name].losses.append(loss.item())  # waits for the device
             curves[name].seconds.append(time.perf_counter() - begin)
+    for turn in range(_TURNS):
+        for name in reversed(models) if turn % 2 else models:
+            curves[name].written.append(_seconds_a_character(models[name], sizes.device))
     return curves
 
 
+def _seconds_a_character(model, device: str) -> float:
+    """Seconds for each of a few characters that one stream writes, always the most probable one."""
+    import torch
+
+    character, state = torch.zeros(1, 1, dtype=torch.int64, device=device), None
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        for _ in range(_WRITTEN):
+            logits, state = model(character, state)
+            character = logits.argmax(-1)
+        character.item()  # waits for the device
+    return (time.perf_counter() - begin) / _WRITTEN
+
+
 def summarize(curves: dict[str, Curve], sizes: Model) -> dict[str, object]:
-    """Last losses, tokens per second (from the median step), speedup, and the largest difference of the losses."""
+    """Last losses, tokens per second (from the median step), speedups of training and of generation (by the median
+    turn), and the largest difference of the losses."""
     ours, baseline = curves["fastrnn"], curves["torch.nn"]
     tokens = {name: sizes.batch * sizes.time / statistics.median(curve.seconds) for name, curve in curves.items()}
     return {
         "last_loss": {name: curve.losses[-1] for name, curve in curves.items()},
         "tokens_per_second": tokens,
         "speedup": tokens["fastrnn"] / tokens["torch.nn"],
+        "generation_speedup": statistics.median(baseline.written) / statistics.median(ours.written),
         "largest_difference": max(abs(a - b) for a, b in zip(ours.losses, baseline.losses, strict=True)),
     }
 
@@ -144,8 +168,8 @@ def write_plot(curves: dict[str, Curve], title: str, path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(curves["torch.nn"].losses, linewidth=4, alpha=0.4, label="torch.nn.LSTM")
-    axes.plot(curves["fastrnn"].losses, linewidth=1, color="black", label="fastrnn.LSTM")
+    axes.plot(curves["torch.nn"].losses, linewidth=4, alpha=0.4, label="torch.nn")
+    axes.plot(curves["fastrnn"].losses, linewidth=1, color="black", label="fastrnn")
     axes.set_xlabel("training step")
     axes.set_ylabel("loss, nats per character")
     axes.set_title(title, fontsize=9)
@@ -173,6 +197,7 @@ _SIZE = click.IntRange(min=1)
 
 @click.command("char-lm")
 @click.argument("text_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--cell", type=click.Choice(list(_CLASSES)), default="lstm", show_default=True)
 @click.option("--steps", type=_SIZE, default=200, show_default=True, help="Training steps of each.")
 @click.option("--batch", type=_SIZE, default=32, show_default=True)
 @click.option("--time", type=_SIZE, default=64, show_default=True, help="Characters per row and step.")
@@ -185,7 +210,7 @@ _SIZE = click.IntRange(min=1)
 @click.option("--plot", type=OUTPUT_FILE, help="Draw both loss curves (.png, .svg or .pdf).")
 @overwrite_option
 def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwrite: bool, **options) -> None:
-    """Train a character language model with torch.nn.LSTM and with fastrnn.LSTM from the same seed.
+    """Train a character language model with torch.nn's layer and with fastrnn's from one seed, and let both write.
 
     TEXT_FILE is any text; without it tinyshakespeare under FASTRNN_TEST_DATA, or the Python standard library's source.
     """
@@ -215,7 +240,8 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwr
         except ValueError as error:
             raise click.ClickException(str(error)) from None
     summary = summarize(curves, sizes)
-    title = f"{name}: {len(text):,} characters; T {sizes.time} B {sizes.batch} H {sizes.hidden} L {sizes.layers}"
+    shape = f"T {sizes.time} B {sizes.batch} H {sizes.hidden} L {sizes.layers}"
+    title = f"{name}: {len(text):,} characters; {sizes.cell}, {shape}"
     if json:
         content = {"text": name, "model": asdict(sizes), "summary": summary}
         content["curves"] = {key: asdict(curve) for key, curve in curves.items()}
@@ -228,4 +254,7 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwr
     for key, rate in summary["tokens_per_second"].items():
         click.echo(f"{key}: {rate:,.0f} tokens per second, last loss {summary['last_loss'][key]:.4f}")
     difference = f"the losses differ by {summary['largest_difference']:.1e} at most"
-    click.echo(f"fastrnn trains {summary['speedup']:.2f}x as fast; {difference}")
+    click.echo(
+        f"fastrnn trains {summary['speedup']:.2f}x as fast and writes one stream "
+        f"{summary['generation_speedup']:.2f}x as fast; {difference}"
+    )

@@ -487,11 +487,13 @@ def test_runs_as_a_module():
 # The character language model
 
 
-def test_char_lm_curves_agree(tmp_path):
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_char_lm_curves_agree(tmp_path, cell):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 20)
     files = ["--json", tmp_path / "lm.json", "--plot", tmp_path / "lm.png"]
     sizes = ["--batch", 3, "--time", 8, "--hidden", 16, "--layers", 2, "--steps", 30, "--learning-rate", "0.01"]
+    sizes += ["--cell", cell]
     outcome = run("char-lm", text, *sizes, *files)
     assert outcome.exit_code == 0, outcome.output
     content = json.loads((tmp_path / "lm.json").read_text())
@@ -501,7 +503,8 @@ def test_char_lm_curves_agree(tmp_path):
     # training multiplies rounding: the square root of float32's epsilon is what 30 steps may make of it
     assert content["summary"]["largest_difference"] < torch.finfo(torch.float32).eps ** 0.5
     assert (tmp_path / "lm.png").read_bytes().startswith(b"\x89PNG")
-    assert "tokens per second" in outcome.output
+    assert "tokens per second" in outcome.output and "writes one stream" in outcome.output
+    assert all(len(curve["written"]) == 5 for curve in content["curves"].values())
 
 
 def test_char_lm_refuses_a_short_text(tmp_path):
