@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..functional import linear_cross_entropy
 from ..text_models.cells import cell_name, layers_by_cell
 from ..text_models.files import WeightsError, naming, read_tensors, replacing, require_finite, save_tensors
 from ..text_models.sampling import Sampling
@@ -178,8 +179,8 @@ class LanguageModel(nn.Module):
     def loss(self, ids: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:
         """Mean nats a unit of ``targets`` [T, B] after ``ids`` [T, B], and the state, attached to the graph."""
         hidden, state = self(ids, state)
-        logits = self.softmax(self.dropout(hidden).flatten(0, 1))
-        return F.cross_entropy(logits.float(), targets.flatten()), state
+        weight, bias = self.softmax.weight, self.softmax.bias
+        return linear_cross_entropy(self.dropout(hidden), weight, targets, linear_bias=bias), state
 
     @torch.inference_mode()
     def log_probabilities(self, ids: Ids) -> NDArray[np.float32]:
