@@ -152,9 +152,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(len(units), width)
         more = {"proj_size": options.projection} if options.projection else {}
         between = options.dropout if options.layers > 1 else 0.0
-        self.recurrent = layers_by_cell()[options.cell](
-            width, options.hidden, options.layers, dropout=between, **more
-        )
+        self.recurrent = layers_by_cell()[options.cell](width, options.hidden, options.layers, dropout=between, **more)
         self.softmax = nn.Linear(options.width, len(units))
         self.dropout = nn.Dropout(options.dropout)
         # A tied row is a vector and a softmax's weight: drawn for the latter, whose logits then begin near zero.
