@@ -31,6 +31,7 @@ _ON = ("registers", "four_warps", "streamed", "only_streamed")
 RUNS = {
     "step_fp64": (("all", "lstm float64 T4 B3"), ("all", "lstm float64 T3 B17")),
     "block_bf16": (("all", "lstm bfloat16 T4 B3", "block"), ("all", "lstm bfloat16 T3 B17", "block")),
+    "elementwise": (("all", "indrnn_tanh float64 T", "block"),),
     "rebuild": (("all", "lstm float64 T6"),),
     "persistent_bf16": tuple((device, "gru bfloat16 T3 B") for device in _ON),
     "persistent_fp32": tuple((device, "gru float32 T3 B") for device in _ON),
@@ -452,6 +453,23 @@ MUTANTS = {
         "plain",
         "FAIL",
         "projected_bf16",
+    ),
+    "elementwise: the last row left out": Mutant(
+        "elementwise.cuh", "if (b < step.rows)", "if (b + 1 < step.rows)", "plain", "FAIL", "elementwise"
+    ),
+    "elementwise: the weight's gradient without the old state": Mutant(
+        "../cells/indrnn.h", "= d_sum * u.h_prev;", "= d_sum;", "plain", "FAIL", "elementwise"
+    ),
+    "sLSTM: the normaliser's gradient not scaled": Mutant(
+        "../cells/slstm.h", "= d_n * gate.f;", "= d_n;", "plain", "FAIL", runs=(("all", "slstm float64 T"),)
+    ),
+    "peephole: the output gate's left out": Mutant(
+        "../cells/lstm.h",
+        "d_c = d_c + u.d_input[3] * u.unit_weight[2];",
+        "d_c = d_c;",
+        "plain",
+        "FAIL",
+        runs=(("all", "lstm_peephole float64 T"),),
     ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
