@@ -18,12 +18,12 @@ from bilm_small import QUIET, assert_same_parameters, run_program, write_corpus
 from click.testing import CliRunner
 from torch.nn import functional
 
+from fastrnn._named import layers_by_cell
 from fastrnn.cells import CELLS
 from fastrnn.cli import main
 from fastrnn.lm import LanguageModel, LanguageModelOptions, Run, TrainingOptions, train
 from fastrnn.lm.run import read_corpus
 from fastrnn.lm.training import Trainer
-from fastrnn.text_models.cells import layers_by_cell
 from fastrnn.text_models.checkpoint import list_checkpoints
 from fastrnn.text_models.errors import Interrupted, TrainingError
 from fastrnn.text_models.files import WeightsError

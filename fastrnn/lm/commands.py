@@ -58,7 +58,7 @@ def _require_plot(path: Path | None) -> None:
 
 
 def _cells(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    from ..text_models.cells import cell_name
+    from .._named import cell_name
 
     try:
         cells = tuple(cell_name(name.strip()) for name in value.split(","))

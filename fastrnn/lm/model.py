@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._named import cell_name, make_layer
 from ..functional import linear_cross_entropy
-from ..text_models.cells import cell_name, layers_by_cell
 from ..text_models.files import WeightsError, naming, read_tensors, replacing, require_finite, save_tensors
 from ..text_models.sampling import Sampling
 from ..text_models.units import Ids, Units
@@ -152,7 +152,9 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(len(units), width)
         more = {"proj_size": options.projection} if options.projection else {}
         between = options.dropout if options.layers > 1 else 0.0
-        self.recurrent = layers_by_cell()[options.cell](width, options.hidden, options.layers, dropout=between, **more)
+        self.recurrent = make_layer(
+            options.cell, width, options.hidden, num_layers=options.layers, dropout=between, **more
+        )
         self.softmax = nn.Linear(options.width, len(units))
         self.dropout = nn.Dropout(options.dropout)
         # A tied row is a vector and a softmax's weight: drawn for the latter, whose logits then begin near zero.

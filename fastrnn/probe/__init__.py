@@ -7,18 +7,18 @@ The names below are imported on first use, so that the commands show their help 
 from importlib import import_module as _import_module
 
 _MODULES = {
-    "LANGUAGES": "counting",
-    "CountingResult": "counting",
-    "count_with_cell": "counting",
-    "trace_cells": "counting",
-    "TASKS": "distance",
-    "DistanceResult": "distance",
-    "train_at_distance": "distance",
-    "GradientResult": "gradients",
-    "gradient_norms": "gradients",
-    "probe_gradients": "gradients",
-    "cell_names": "layers",
-    "make_layer": "layers",
+    "LANGUAGES": ".counting",
+    "CountingResult": ".counting",
+    "count_with_cell": ".counting",
+    "trace_cells": ".counting",
+    "TASKS": ".distance",
+    "DistanceResult": ".distance",
+    "train_at_distance": ".distance",
+    "GradientResult": ".gradients",
+    "gradient_norms": ".gradients",
+    "probe_gradients": ".gradients",
+    "cell_names": ".._named",
+    "make_layer": ".._named",
 }
 __all__ = list(_MODULES)
 
@@ -26,7 +26,7 @@ __all__ = list(_MODULES)
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+    return getattr(_import_module(_MODULES[name], __name__), name)
 
 
 def __dir__() -> list[str]:

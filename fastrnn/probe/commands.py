@@ -69,7 +69,7 @@ class _Sizes(click.ParamType):
 
 
 def _cells() -> list[str]:
-    from .layers import cell_names
+    from .._named import cell_names
 
     return cell_names()
 

@@ -64,8 +64,14 @@ def gradient_norms(
 
 
 def scale_recurrent(layer: torch.nn.Module, radius: float) -> None:
-    """Makes each gate's recurrent weights ``radius`` times an orthogonal matrix, so that all singular values are it."""
+    """Makes each gate's recurrent weights ``radius`` times an orthogonal matrix, so that all singular values are it.
+
+    Those of cells without a recurrent matrix (IndRNN), one a unit, become ``radius``.
+    """
     with torch.no_grad():
+        if not hasattr(layer, "weight_hh_l0"):
+            layer.weight_unit_l0.fill_(radius)
+            return
         for gate in layer.weight_hh_l0.chunk(layer.weight_hh_l0.shape[0] // layer.hidden_size):
             torch.nn.init.orthogonal_(gate, gain=radius)
 

@@ -1,51 +1,19 @@
-"""Layers by the name of their cell, and the small model that every experiment trains: a layer and a readout."""
+"""The small model that every experiment trains: a layer and a readout."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .. import modules
+from .._named import make_layer
 from .._recurrent import Recurrent
-
-_LAYERS: dict[str, Callable[..., Recurrent]] = {
-    "rnn": modules.RNN,
-    "rnn_relu": lambda *sizes, **options: modules.RNN(*sizes, nonlinearity="relu", **options),
-    "gru": modules.GRU,
-    "gru_reset_before": lambda *sizes, **options: modules.GRU(*sizes, reset_after=False, **options),
-    "lstm": modules.LSTM,
-}
-
-
-def cell_names() -> list[str]:
-    """The names that :func:`make_layer` knows."""
-    return list(_LAYERS)
-
-
-def make_layer(cell: str, input_size: int, hidden_size: int, **options) -> Recurrent:
-    """A layer of fastrnn by the name of its cell.
-
-    Args:
-        cell: one of :func:`cell_names`.
-        input_size: I.
-        hidden_size: H.
-        options: of the layer, such as ``num_layers``.
-
-    Raises:
-        ValueError: no such cell.
-    """
-    if cell not in _LAYERS:
-        raise ValueError(f"cell must be one of {', '.join(_LAYERS)}; got {cell!r}")
-    return _LAYERS[cell](input_size, hidden_size, **options)
 
 
 class Readout(nn.Module):
     """A recurrent layer and a linear map of its output.
 
     Args:
-        cell: one of :func:`cell_names`.
+        cell: one of :func:`fastrnn.probe.cell_names`.
         input_size: I.
         hidden_size: H.
         output_size: values predicted at a step.

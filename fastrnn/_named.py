@@ -1,4 +1,4 @@
-"""Layers by the names of their cells, as commands name them."""
+"""Layers by the names of their cells, as commands and experiments name them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import nn
 
-from .. import modules
+from . import modules
 
 # What makes another cell of a class, beside its defaults.
 _SWITCHES = {
@@ -33,8 +33,13 @@ def layers_by_cell() -> dict[str, Callable[..., nn.Module]]:
             def make(*sizes, module=module, options=options, **more) -> nn.Module:
                 return module(*sizes, **options, **more)
 
-            found.setdefault(module(1, 1, **options).cell, make)
+            found.setdefault(module(1, 1, device="meta", **options).cell, make)  # meta: draws no numbers
     return found
+
+
+def cell_names() -> list[str]:
+    """What :func:`make_layer` knows: short names, and the keys."""
+    return [*ALIASES, *layers_by_cell()]
 
 
 def cell_name(name: str) -> str:
@@ -45,6 +50,20 @@ def cell_name(name: str) -> str:
     """
     key = ALIASES.get(name, name)
     if key not in layers_by_cell():
-        known = ", ".join([*ALIASES, *layers_by_cell()])
-        raise ValueError(f"cell must be one of {known}, got {name!r}")
+        raise ValueError(f"cell must be one of {', '.join(cell_names())}, got {name!r}")
     return key
+
+
+def make_layer(cell: str, input_size: int, hidden_size: int, **options) -> nn.Module:
+    """A layer by the name of its cell.
+
+    Args:
+        cell: one of :func:`cell_names`.
+        input_size: I.
+        hidden_size: H.
+        options: of the layer, such as ``num_layers``.
+
+    Raises:
+        ValueError: no such cell.
+    """
+    return layers_by_cell()[cell_name(cell)](input_size, hidden_size, **options)
