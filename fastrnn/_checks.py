@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NoReturn
 
 import torch
@@ -87,7 +88,7 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     dims = 3 if batch_sizes is None else 2
     if x.dim() != dims:
         raise RuntimeError(f"input must have {dims} dimensions, got {x.dim()}")
-    spec, directions = config.spec, len(config.reverse)
+    spec = config.spec
     name, heads = "weight_hh" if spec.multiplies else "weight_ih", config.heads
     weight = operands[config.place(name, 0)]
     if weight.dim() != (2 if heads == 1 else 3):
@@ -108,14 +109,25 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
         batch = operands[config.first_state].shape[1]
     else:
         batch = int(batch_sizes[0]) if len(batch_sizes) else 0
-    expected: list[tuple[int, ...]] = [x.shape] * config.inputs
-    if config.has_initial:
-        expected += [(directions, batch, each) for each in spec.state_widths(width, hidden)]
-    expected += [*spec.shapes(config.has_bias, x.shape[-1], hidden, width, heads).values()] * directions
+    features = x.shape[-1]
+    # Sizes may be symbols, which have no hash; torch.compile looks through a cache, and warns of it.
+    cached = type(features) is type(batch) is type(hidden) is type(width) is int and not torch.compiler.is_compiling()
+    expected = [x.shape] * config.inputs
+    expected += (_known_shapes if cached else _shapes)(config, features, hidden, width, batch)
     for t, shape in zip(operands, expected, strict=True):
         if t.shape != shape or t.dtype != dtype or t.device != device:
             _refuse(config, operands, expected)
     return batch
+
+
+def _shapes(config: Config, features: int, hidden: int, width: int, batch: int) -> list[tuple[int, ...]]:
+    """Of the operands after the inputs, for I, H, R and B."""
+    spec, directions = config.spec, len(config.reverse)
+    states = [(directions, batch, each) for each in spec.state_widths(width, hidden)] if config.has_initial else []
+    return states + [*spec.shapes(config.has_bias, features, hidden, width, config.heads).values()] * directions
+
+
+_known_shapes = lru_cache(maxsize=1024)(_shapes)
 
 
 def _refuse(config: Config, operands: list[Tensor], shapes: list[tuple[int, ...]]) -> NoReturn:

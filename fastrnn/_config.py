@@ -8,13 +8,14 @@ the spec of the cell names, in its order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cells import CellSpec, Parameters, States
+from .cells import CELLS, CellSpec, Parameters, States
 from .reference import reference_layer
 
 
@@ -28,9 +29,16 @@ class Rows(NamedTuple):
     seed: Tensor | None = None  # int64 [1], of the noise in the state; None: its expectation
 
 
-@dataclass(slots=True)  # torch.compile of torch 2.6 and 2.9 reads no property of a NamedTuple
+@dataclass(slots=True, eq=False)  # torch.compile of torch 2.6 and 2.9 reads no property of a NamedTuple
 class Config:
-    """Options of one layer call; ``reverse`` has one entry for each direction."""
+    """Options of one layer call; ``reverse`` has one entry for each direction. Never changed: calls share it.
+
+    Attributes:
+        first_state: place of h0 in the operands.
+        first_weight: place of the first direction's weight_ih in the operands.
+        places: place of each parameter among those of its direction.
+        weights: operands for each direction's parameters.
+    """
 
     spec: CellSpec
     reverse: tuple[bool, ...]
@@ -46,26 +54,17 @@ class Config:
     zoneout_h: float = 0.0
     zoneout_c: float = 0.0
     candidate_dropout: float = 0.0
+    # Attributes and no properties: every call reads them some twenty times.
+    first_state: int = field(init=False)
+    first_weight: int = field(init=False)
+    places: dict[str, int] = field(init=False)
+    weights: int = field(init=False)
 
-    @property
-    def first_state(self) -> int:
-        """Place of h0 in the operands."""
-        return self.inputs
-
-    @property
-    def first_weight(self) -> int:
-        """Place of the first direction's weight_ih in the operands."""
-        return self.inputs + (self.spec.states if self.has_initial else 0)
-
-    @property
-    def places(self) -> dict[str, int]:
-        """Place of each parameter among those of its direction."""
-        return self.spec.parameters[int(self.has_bias)]
-
-    @property
-    def weights(self) -> int:
-        """Operands for each direction's parameters."""
-        return len(self.spec.parameters[int(self.has_bias)])
+    def __post_init__(self) -> None:
+        self.first_state = self.inputs
+        self.first_weight = self.inputs + (self.spec.states if self.has_initial else 0)
+        self.places = self.spec.parameters[int(self.has_bias)]
+        self.weights = len(self.places)
 
     def input_of(self, direction: int) -> int:
         """Place of the input that a direction reads; several directions may share one."""
@@ -89,6 +88,18 @@ def reads_mixed_output(config: Config, rows: Rows) -> bool:
     mixed it with the old h."""
     mixed = config.zoneout_h > 0 and rows.seed is None
     return mixed and (config.spec.reads_output or (config.spec.projects and config.proj_clip > 0))
+
+
+@lru_cache(maxsize=1024)
+def _known_config(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config:
+    return Config(CELLS[cell], reverse, *options)
+
+
+def config_of(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config:
+    """The Config with these options, in the order of its fields: made once, for finding it costs a call less."""
+    if torch.compiler.is_compiling():  # torch.compile looks through such a cache, and warns of it
+        return Config(CELLS[cell], reverse, *options)
+    return _known_config(cell, reverse, *options)
 
 
 def saveable(t: Tensor | None) -> Tensor | None:

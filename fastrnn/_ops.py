@@ -4,6 +4,7 @@ They run the same raw call as the eager route and carry the fakes and the autogr
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from math import prod
 from typing import get_type_hints
 
@@ -32,7 +33,8 @@ def _options(config: Config) -> tuple:
 
 
 _SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
-_OPTION_TYPES = {name: kind for name, kind in get_type_hints(Config).items() if name not in ("spec", "reverse")}
+_TYPES = get_type_hints(Config)
+_OPTION_TYPES = {f.name: _TYPES[f.name] for f in fields(Config) if f.init and f.name not in ("spec", "reverse")}
 _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _OPTION_TYPES.items())
 # What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
 # 2.6 infers no schema from annotations such as collections.abc.Sequence and `X | None`.)

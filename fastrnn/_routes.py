@@ -102,7 +102,7 @@ def run(
     if not (x.is_cpu or x.is_cuda) or _observed() or not _plain(operands) or not _plain(rows[1:]):
         return run_operator(config, operands, rows, save)
     if save:
-        output, *final = LayerFunction.apply(config, rows, *operands)
+        output, *final = _apply(config, rows, *operands)
         return output, tuple(final)
     result = _raw.forward(config, operands, rows, False)
     return result.output, result.results(config)
@@ -143,6 +143,16 @@ class LayerFunction(torch.autograd.Function):
         rows = Rows(ctx.batch, lengths, resets, batch_sizes, seed)
         result = _raw.Result(output if ctx.watch._version == ctx.version else None, (), gates, cells)
         return None, None, *_gradients(ctx.config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
+
+
+# Function.apply without its care for functorch, which costs a tenth of a step: `run` has seen to transforms that are
+# active, and here to tensors left over from one that has ended.
+_apply_function = super(torch.autograd.Function, LayerFunction).apply
+_unwrap = torch._C._functorch.unwrap_if_dead
+
+
+def _apply(config: Config, rows: Rows, *operands: Tensor) -> tuple[Tensor, ...]:
+    return _apply_function(config, rows, *map(_unwrap, operands))
 
 
 def _gradients(

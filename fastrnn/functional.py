@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._checks import check_batch_sizes, check_clips, check_masks, check_noise, check_shapes
-from ._config import Config, Rows, flatten
+from ._config import Config, Rows, config_of, flatten
 from ._cross_entropy import linear_cross_entropy
 from ._heads import heads_of
 from ._noise import Variational, drop_features
@@ -95,8 +95,8 @@ def layer(
     if initial is not None and len(initial) != spec.states:
         raise RuntimeError(f"{cell} expects {spec.states} initial states, got {len(initial)}")
     has_bias = parameters[0].bias_ih is not None
-    config = Config(
-        spec,
+    config = config_of(
+        cell,
         tuple(reverse),
         len(inputs),
         initial is not None,
@@ -209,17 +209,27 @@ def stack(
         ``all_states`` for each layer its states after each step, (h [T, B, D*R],) or with c [T, B, D*C*H].
     """
     reverse = (False, True) if bidirectional else (False,)
-    config = Config(
-        CELLS[cell], reverse, 1, initial is not None, has_bias, reset_to_initial, cell_clip, proj_clip, recompute,
-        1, all_states and CELLS[cell].cells > 0, *zoneout, candidate_dropout,
-    )  # fmt: skip
-    directions = len(reverse)
-    count = directions * config.weights
+    places, directions = CELLS[cell].parameters[int(has_bias)], len(reverse)
+    count = directions * len(places)
     if len(weights) != num_layers * count:
         raise RuntimeError(
             f"expected {num_layers * count} weights for {num_layers} layers of {cell}, got {len(weights)}"
         )
-    config.heads = heads_of(weights[config.places["weight_hh"]]) if config.spec.multiplies else 1
+    config = config_of(
+        cell,
+        reverse,
+        1,
+        initial is not None,
+        has_bias,
+        reset_to_initial,
+        cell_clip,
+        proj_clip,
+        recompute,
+        heads_of(weights[places["weight_hh"]]) if "weight_hh" in places else 1,
+        all_states and CELLS[cell].cells > 0,
+        *zoneout,
+        candidate_dropout,
+    )
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
         x = drop_features(x, variational.input, batch_sizes, batch)

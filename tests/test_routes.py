@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastrnn
 from fastrnn import _backward, _raw, _routes, functional
-from fastrnn.cells import CELLS
+from fastrnn._config import Config
+from fastrnn.cells import CELLS, CellSpec
 
 
 @pytest.fixture
@@ -121,6 +122,30 @@ def test_functorch_wrapped(raw):
         lambda w: replace(call, parameters=(replace(call.parameters[0], weight_hh=w),)).run(functional.layer)[0]
     )(torch.stack([call.parameters[0].weight_hh] * 2))
     assert raw == []
+
+
+def test_left_over_from_a_transform():
+    """A tensor that was wrapped for a transform that has ended is an ordinary one again."""
+    module, leaked = fastrnn.GRU(3, 4), []
+
+    def loss(x):
+        leaked.append(x * 2)
+        return leaked[0].sum()
+
+    x = torch.randn(2, 1, 3)
+    torch.func.grad(loss)(x)
+    output, _ = module(leaked[0])
+    output.sum().backward()
+    torch.testing.assert_close(output, module(x * 2)[0])
+
+
+def test_options_are_made_once(monkeypatch):
+    """The shapes that follow from options and sizes are looked up, not made again in every call."""
+    module, x = fastrnn.LSTM(3, 4), torch.randn(2, 5, 3)
+    first, _ = module(x)
+    monkeypatch.setattr(CellSpec, "shapes", None)
+    monkeypatch.setattr(Config, "__init__", None)
+    assert torch.equal(module(x)[0], first)
 
 
 def test_dispatch_mode_sees_the_operators(raw):
