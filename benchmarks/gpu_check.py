@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .files import write_whole
 from .gpu import bars
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -269,8 +270,8 @@ def main() -> int:
         record["constants"] = json.loads(constants.read_text()) if constants.is_file() else {}
         elmo = out / "elmo.json"
         record["elmo"] = json.loads(elmo.read_text()) if elmo.is_file() else {}
-        (out / "summary.json").write_text(json.dumps(record, indent=1))
-        (out / "summary.md").write_text(markdown(record))
+        for name, text in (("summary.json", json.dumps(record, indent=1)), ("summary.md", markdown(record))):
+            write_whole(out / name, lambda path, text=text: path.write_text(text))
     try:
         plot(record["cases"], out / "summary.png")
     except ImportError:

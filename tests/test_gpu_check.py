@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,12 +25,15 @@ def _check(monkeypatch, *arguments: str) -> int:
 
 
 def test_without_gpu(monkeypatch, tmp_path, capsys):
+    (tmp_path / "summary.json").write_text("older")
+    os.link(tmp_path / "summary.json", tmp_path / "kept")
     assert _check(monkeypatch, "--out", str(tmp_path)) == 0
     printed = capsys.readouterr().out
     assert printed.count("no GPU") == len(gpu_check.STAGES)
     record = json.loads((tmp_path / "summary.json").read_text())
     assert record["card"] == "no GPU that torch can use" and record["cases"] == []
     assert "| probe |" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "kept").read_text() == "older", "replaced, not rewritten: a full disk loses nothing"
 
 
 def test_small_cases_are_of_all_kinds():

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..files import write_whole
+
 
 def rows_of(log: str) -> list[dict]:
     """The JSON lines of the probe's output."""
@@ -58,7 +60,7 @@ def main() -> None:
     table = {name: {"assumed": plan[name], "measured": value} for name, value in found.items()}
     for name, pair in table.items():
         print(f"{name:<20} assumed {pair['assumed']:>9.3f}   measured {pair['measured']:>9.3f}")
-    Path(sys.argv[2]).write_text(json.dumps(table, indent=1))
+    write_whole(sys.argv[2], lambda path: path.write_text(json.dumps(table, indent=1)))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from itertools import product
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from ..files import write_whole
+
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 _SAMPLE = 0.06  # s of queued calls a sample
 _CHECKED_STEPS = 64
@@ -211,8 +213,8 @@ def main() -> None:
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
         }
-        with open(options.out, "w") as file:
-            json.dump({**record, "provider": options.provider, "rows": rows}, file)
+        text = json.dumps({**record, "provider": options.provider, "rows": rows})
+        write_whole(options.out, lambda path, text=text: path.write_text(text))
 
 
 if __name__ == "__main__":
