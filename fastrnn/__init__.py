@@ -14,12 +14,27 @@ if not any(_here.glob("_C.*")):
 
 __version__ = "0.1.0"
 __all__ = [
-    "GRU", "LSTM", "RNN", "SLSTM", "IndRNN",
+    "GRU", "LSTM", "RNN", "SLSTM", "GRUCell", "IndRNN", "LSTMCell", "RNNCell",
     "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "revert",
 ]  # fmt: skip
 
 if _Path(*_sys.argv[:1]).stem != "fastrnn":
-    from ._api import GRU, LSTM, RNN, SLSTM, IndRNN, build_info, convert, explain, functional, has_cuda, revert
+    from ._api import (
+        GRU,
+        LSTM,
+        RNN,
+        SLSTM,
+        GRUCell,
+        IndRNN,
+        LSTMCell,
+        RNNCell,
+        build_info,
+        convert,
+        explain,
+        functional,
+        has_cuda,
+        revert,
+    )
 else:
 
     def __getattr__(name: str) -> object:

@@ -5,7 +5,9 @@ from ._extension import build_info, has_cuda
 from .convert import convert, revert
 from .explain import explain
 from .modules import GRU, LSTM, RNN, SLSTM, IndRNN
+from .step_modules import GRUCell, LSTMCell, RNNCell
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "SLSTM", "IndRNN", "build_info", "convert", "explain", "functional", "has_cuda", "revert",
+    "GRU", "LSTM", "RNN", "SLSTM", "GRUCell", "IndRNN", "LSTMCell", "RNNCell",
+    "build_info", "convert", "explain", "functional", "has_cuda", "revert",
 ]  # fmt: skip

@@ -168,7 +168,7 @@ class Recurrent(torch.nn.RNNBase):
             reason = "it is the whole model"
         elif self._forward_hooks or self._forward_pre_hooks:
             reason = "it has hooks"
-        elif type(self).forward.__module__ != "fastrnn.modules":
+        elif not type(self).forward.__module__.startswith("fastrnn."):
             reason = f"its class {type(self).__name__} has a forward of its own"
         else:
             return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, options)

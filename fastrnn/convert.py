@@ -13,12 +13,20 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.utils import parametrize
 
-from . import modules
+from . import modules, step_modules
 from ._heads import block_diagonal
 from ._owners import asking_methods, held_layers, known_owner, looks_recurrent, method_that_fills
 from ._recurrent import NOISE, Recurrent
 from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import CELLS, STORAGE_CODES
+
+STEPS: dict[type, type] = {
+    torch.nn.LSTMCell: step_modules.LSTMCell,
+    torch.nn.GRUCell: step_modules.GRUCell,
+    torch.nn.RNNCell: step_modules.RNNCell,
+}
+
+_TO_TORCH = {**TO_TORCH, **{fast: plain for plain, fast in STEPS.items()}}
 
 # What the constructors of fastrnn's classes set beyond torch.nn's.
 _EXTRAS = {
@@ -26,6 +34,8 @@ _EXTRAS = {
     modules.GRU: {"recompute": False, "reset_after": True},
     modules.RNN: {"recompute": False},
     Recurrent: {"heads": 1, **NOISE},
+    step_modules.LSTMCell: {"cell_clip": None},
+    step_modules.GRUCell: {"reset_after": True},
 }
 
 
@@ -59,7 +69,7 @@ class Report:
 
 
 def convert(model: torch.nn.Module) -> Report:
-    """Swap every torch.nn.LSTM, GRU and RNN in ``model`` for fastrnn's, in place.
+    """Swap every torch.nn.LSTM, GRU and RNN in ``model`` for fastrnn's, in place, and LSTMCell, GRUCell and RNNCell.
 
     A subclass of the three is swapped too if its forward is torch.nn's or calls super().forward(), and its code uses
     nothing that fastrnn's layers do not have: its own methods stay, over fastrnn's layer. Parametrized layers are
@@ -95,7 +105,14 @@ def convert(model: torch.nn.Module) -> Report:
         if compiled is not None:
             report.left[name] = compiled
         elif isinstance(module, torch.nn.RNNCellBase):
-            report.left[name] = "a cell runs one step a call, there is no sequence to make faster"
+            if kind in STEPS.values():
+                continue
+            why = _reason_to_leave_any(module) if kind in STEPS else f"{name_of(kind)} is no cell of torch.nn's own"
+            if why is None:
+                _change_class(module, kind, STEPS[kind])
+                report.swapped.append(name)
+            else:
+                report.left[name] = why
         elif isinstance(module, Recurrent):
             continue
         elif base_of(kind) is not None:
@@ -151,7 +168,7 @@ def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
 
 
 def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> Report:
-    """Swap every fastrnn.LSTM, GRU and RNN in ``model`` for torch.nn's, in place; the inverse of :func:`convert`.
+    """Swap fastrnn's layers and cells in ``model`` for torch.nn's, in place; the inverse of :func:`convert`.
 
     Layers with options that torch.nn does not have (clips, ``peephole``, ``reset_after=False``, heads, kinds of
     dropout) are left, and so are classes that it does not have. ``recompute`` is dropped.
@@ -172,17 +189,17 @@ def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> R
     report = Report(model)
     for name, module in model.named_modules():
         kind = _own_class(module)
-        if not issubclass(kind, Recurrent):
+        if not issubclass(kind, (Recurrent, *STEPS.values())):
             continue
-        plain = TO_TORCH.get(kind) or replaced_by(kind)
+        plain = _TO_TORCH.get(kind) or replaced_by(kind)
         if plain:
             why = _reason_against_torch(module, block_diagonal_weights)
         elif kind.__module__ == modules.__name__:
             why = f"torch.nn has no {kind.__name__}"
         else:
-            why = f"{name_of(kind)} is a subclass of fastrnn's layer"
+            why = f"{name_of(kind)} is a subclass of fastrnn's {'layer' if issubclass(kind, Recurrent) else 'cell'}"
         if why is None:
-            if module.heads > 1:
+            if getattr(module, "heads", 1) > 1:
                 _write_block_diagonal(module)
             _change_class(module, kind, plain)
             report.swapped.append(name)
@@ -229,7 +246,8 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
     for base in new.__mro__:
         for extra, value in _EXTRAS.get(base, {}).items():
             setattr(module, extra, value)
-    _refresh_flat_weights(module)
+    if isinstance(module, torch.nn.RNNBase):
+        _refresh_flat_weights(module)
 
 
 def _refresh_flat_weights(module: torch.nn.Module) -> None:
@@ -252,15 +270,23 @@ def _refresh_flat_weights(module: torch.nn.Module) -> None:
 
 
 def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
+    why = _reason_to_leave_any(module)
+    if why is not None:
+        return why
+    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
+    for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
+        return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
+    return None if kind in TO_FAST else reason_to_leave(kind)
+
+
+def _reason_to_leave_any(module: torch.nn.Module) -> str | None:
+    """What stands against any layer or cell of fastrnn's in this one's place."""
     if "forward" in vars(module):
         return "its forward is replaced on the instance"
     if module._compiled_call_impl is not None:
         return "it is compiled; swap before calling compile()"
     if "ft_compute_sample_grad" in vars(module):
         return "opacus' hooks are on it; swap before PrivacyEngine.make_private"
-    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
-    for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
-        return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
     for name, parameter in module.named_parameters():
         if type(parameter).__module__.startswith("torch.distributed."):
             return f"{name} is sharded, a {type(parameter).__name__}; swap before sharding"
@@ -268,25 +294,25 @@ def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
             return f"{name} has dtype {parameter.dtype}; fastrnn runs float32, float64, bfloat16 and float16"
         if parameter.device.type not in ("cpu", "cuda", "meta"):
             return f"{name} lies on {parameter.device}; fastrnn runs on cpu and cuda"
-    return None if kind in TO_FAST else reason_to_leave(kind)
+    return None
 
 
 def _reason_against_torch(module: torch.nn.Module, block_diagonal_weights: bool) -> str | None:
-    if module.heads > 1:
+    if getattr(module, "heads", 1) > 1:
         if not block_diagonal_weights:
             return "torch.nn has no heads; block_diagonal_weights=True writes the dense weight_hh that does the same"
         if parametrize.is_parametrized(module):
             return "torch.nn has no heads, and the dense weight_hh of a parametrized layer cannot be written"
-    if module._opacus_hooks:
+    if getattr(module, "_opacus_hooks", None):
         return "opacus' hooks are on it; swap after to_standard_module()"
     for name in ("cell_clip", "proj_clip"):
         if getattr(module, name, None) is not None:
             return f"torch.nn has no {name}"
     for name in NOISE:
-        if getattr(module, name):
+        if getattr(module, name, 0):
             return f"torch.nn has no {name}; set it to 0 first if the model is trained"
     if getattr(module, "peephole", False):
         return "torch.nn.LSTM has no peephole"
     if not getattr(module, "reset_after", True):
-        return "torch.nn.GRU has no reset_after=False"
+        return f"torch.nn.{'GRU' if isinstance(module, Recurrent) else 'GRUCell'} has no reset_after=False"
     return None
