@@ -147,6 +147,9 @@ def test_export_and_load(model: LanguageModel, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "further"]) + "\n")
     with pytest.raises(ValueError, match=f"not one over the {len(WORDS) + 1} words of .*vocab.txt"):
         LanguageModel.load(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS[:-2], WORDS[-1], WORDS[-2]]) + "\n")
+    with pytest.raises(ValueError, match="trained with other words than .*vocab.txt has, or .*another order"):
+        LanguageModel.load(tmp_path)
 
 
 def test_text_from_standard_input(model: LanguageModel, tmp_path: Path) -> None:

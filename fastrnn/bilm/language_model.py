@@ -29,6 +29,7 @@ from .softmax import Negatives, SoftmaxHead
 MODEL_FILE, VOCABULARY_FILE = "model.safetensors", "vocab.txt"
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
 HEAD, START = "softmax.", "start."
+_VOCABULARY = "fastrnn.vocabulary"  # digest of the words in the order of the softmax, in the native file's head
 
 
 class Clock:
@@ -175,7 +176,7 @@ class LanguageModel(nn.Module):
             del extra[f"{HEAD}weight"]
         for index, layer in enumerate(self.start or ()):
             extra |= {f"{START}{index}.{place}": value for place, value in enumerate(layer)}
-        native.save(folder / MODEL_FILE, self.bilm, extra)
+        native.save(folder / MODEL_FILE, self.bilm, extra, {_VOCABULARY: self.vocabulary.digest})
         if self.bilm.options.cell == "lstm":
             official.save(self.bilm, folder / OPTIONS_FILE, folder / WEIGHTS_FILE)
 
@@ -259,6 +260,13 @@ def read_head(files: ModelFiles, bilm: BiLanguageModel, vocabulary: Vocabulary) 
             f"the softmax in {files.weights} is not one over the {len(vocabulary):,} words of {files.vocabulary}: "
             "the files are of different models"
         ) from None
+    if files.weights.suffix == ".safetensors":
+        trained_with = native.read_metadata(files.weights).get(_VOCABULARY)  # older files do not say
+        if trained_with not in (None, vocabulary.digest):
+            raise ValueError(
+                f"the softmax in {files.weights} was trained with other words than {files.vocabulary} has, or with the "
+                "same in another order: put the vocab.txt that it was written with beside it"
+            )
     return head
 
 
