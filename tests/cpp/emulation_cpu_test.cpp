@@ -10,6 +10,7 @@
 
 #include "../../csrc/emulation/rnn_emulated.h"
 #include "buffer.h"
+#include "plain_step.h"
 
 namespace {
 
