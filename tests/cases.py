@@ -3,9 +3,10 @@ file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -66,6 +67,28 @@ def options_of(cell: str) -> list[str]:
     without |= {"heads"} if spec.projects or not spec.multiplies else set()
     names = [name for name, own in OPTIONS.items() if not without & own.keys()]
     return [name for name in names if spec.cells or "clipped" not in name]
+
+
+COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
+
+
+def _name(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def spread(others: Sequence, share: int) -> list:
+    """Cells and options, each with each of ``others``: (cell, option, other).
+
+    The ordinary run takes ``share`` of the others for a cell and option, and different ones for the next; the rest
+    carries the mark ``full``.
+    """
+    count, cases = len(others), []
+    for first, (cell, option) in enumerate(COMBINATIONS):
+        kept = {(first + place * count // share) % count for place in range(share)}
+        for place, other in enumerate(others):
+            marks = () if place in kept else pytest.mark.full
+            cases.append(pytest.param(cell, option, other, marks=marks, id=f"{cell}-{option}-{_name(other)}"))
+    return cases
 
 
 @dataclass

@@ -7,14 +7,13 @@ import pytest
 import tolerances as tol
 import torch
 import torch.utils.flop_counter
-from cases import make_call, options_of, weighted_sum
+from cases import COMBINATIONS, make_call, options_of, weighted_sum
 from torch.utils.checkpoint import checkpoint
 
 from fastrnn import _raw, functional
 from fastrnn.cells import CELLS, Parameters
 
 SMALL = (3, 2, 2, 3, 2)
-COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
 
 
 def as_function(call, layer=functional.layer):

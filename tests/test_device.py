@@ -5,10 +5,12 @@ Any other test file can be pointed at them as well: FASTRNN_PLAN=emulate:step py
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import tolerances as tol
 import torch
-from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
+from cases import BOTH, COMBINATIONS, DTYPES, OPTIONS, SHAPES, make_call, spread, weighted_sum
 from test_layer import check
 
 import fastrnn
@@ -18,7 +20,7 @@ from fastrnn._device import Cuda, Emulated
 from fastrnn._torch_versions import rnn_allows_tf32
 from fastrnn.cells import CELLS
 
-COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
+LAUNCHES = list(product((torch.bfloat16, torch.float16), ("block", "cluster", "grid", "streaming")))
 SEED = 3  # threads and blocks run in another order than their indices
 
 
@@ -35,11 +37,10 @@ def test_every_cell_and_option(cell, option):
     check(make_call(cell, option, shape, torch.float32), torch.float32, shape[0], shape[2] + shape[3] + 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("cell, option", COMBINATIONS)
-@pytest.mark.parametrize("strategy", ["block", "cluster", "grid", "streaming"])
-def test_one_launch(cell, option, strategy, dtype, monkeypatch):
+@pytest.mark.parametrize("cell, option, where", spread(LAUNCHES, 3))
+def test_one_launch(cell, option, where, monkeypatch):
     """The strategies with the whole sequence in one launch; what they do not serve runs step by step."""
+    dtype, strategy = where
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     shape = SHAPES[1] if strategy == "block" else (5, 9, 4, 40, 24)
     check(make_call(cell, option, shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
@@ -49,7 +50,7 @@ def test_one_launch(cell, option, strategy, dtype, monkeypatch):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("strategy", ["cluster", "grid", "streaming"])
 def test_one_launch_without_tensor_cores(cell, option, strategy, monkeypatch):
-    test_one_launch(cell, option, strategy, torch.float32, monkeypatch)
+    test_one_launch(cell, option, (torch.float32, strategy), monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

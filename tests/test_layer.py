@@ -12,14 +12,13 @@ from dataclasses import replace
 import pytest
 import tolerances as tol
 import torch
-from cases import BOTH, DTYPES, OPTIONS, SHAPES, make_call, options_of, weighted_sum
+from cases import BOTH, COMBINATIONS, DTYPES, OPTIONS, SHAPES, make_call, spread, weighted_sum
 
 from fastrnn import _backward, _raw, functional
 from fastrnn._backends import select
 from fastrnn._structs import Layout
 from fastrnn.cells import CELLS, Parameters
 
-COMBINATIONS = [(cell, option) for cell in CELLS for option in options_of(cell)]
 SEVERAL = [
     (cell, option) for cell, option in COMBINATIONS if option in ("lengths_resets", "packed_resets", "recompute")
 ]
@@ -58,15 +57,13 @@ def check(call, dtype, steps, terms, wanted=None):
         tol.assert_close(mine, true, tol.gradient(dtype, steps, terms), f"gradient of {name}", relative=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cell, option", COMBINATIONS)
+@pytest.mark.parametrize("cell, option, dtype", spread(DTYPES, 2))
 def test_every_cell_option_and_type(cell, option, dtype, device):
     shape = SHAPES[1]
     check(make_call(cell, option, shape, dtype, device), dtype, shape[0], shape[2] + shape[3] + 2)
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s != SHAPES[1]], ids=str)
-@pytest.mark.parametrize("cell, option", COMBINATIONS)
+@pytest.mark.parametrize("cell, option, shape", spread([s for s in SHAPES if s != SHAPES[1]], 1))
 def test_every_cell_option_and_shape(cell, option, shape, device):
     check(make_call(cell, option, shape, torch.float32, device), torch.float32, shape[0], shape[2] + shape[3] + 2)
 
