@@ -20,13 +20,11 @@ from ._recurrent import NOISE, Recurrent
 from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import CELLS, STORAGE_CODES
 
-STEPS: dict[type, type] = {
-    torch.nn.LSTMCell: step_modules.LSTMCell,
-    torch.nn.GRUCell: step_modules.GRUCell,
-    torch.nn.RNNCell: step_modules.RNNCell,
+_CELLS: dict[type, type] = {
+    step_modules.LSTMCell: torch.nn.LSTMCell,
+    step_modules.GRUCell: torch.nn.GRUCell,
+    step_modules.RNNCell: torch.nn.RNNCell,
 }
-
-_TO_TORCH = {**TO_TORCH, **{fast: plain for plain, fast in STEPS.items()}}
 
 # What the constructors of fastrnn's classes set beyond torch.nn's.
 _EXTRAS = {
@@ -69,7 +67,7 @@ class Report:
 
 
 def convert(model: torch.nn.Module) -> Report:
-    """Swap every torch.nn.LSTM, GRU and RNN in ``model`` for fastrnn's, in place, and LSTMCell, GRUCell and RNNCell.
+    """Swap every torch.nn.LSTM, GRU and RNN in ``model`` for fastrnn's, in place.
 
     A subclass of the three is swapped too if its forward is torch.nn's or calls super().forward(), and its code uses
     nothing that fastrnn's layers do not have: its own methods stay, over fastrnn's layer. Parametrized layers are
@@ -105,14 +103,8 @@ def convert(model: torch.nn.Module) -> Report:
         if compiled is not None:
             report.left[name] = compiled
         elif isinstance(module, torch.nn.RNNCellBase):
-            if kind in STEPS.values():
-                continue
-            why = _reason_to_leave_any(module) if kind in STEPS else f"{name_of(kind)} is no cell of torch.nn's own"
-            if why is None:
-                _change_class(module, kind, STEPS[kind])
-                report.swapped.append(name)
-            else:
-                report.left[name] = why
+            if kind not in _CELLS:
+                report.left[name] = "a cell runs one step a call, where torch.nn's is as fast"
         elif isinstance(module, Recurrent):
             continue
         elif base_of(kind) is not None:
@@ -189,9 +181,9 @@ def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> R
     report = Report(model)
     for name, module in model.named_modules():
         kind = _own_class(module)
-        if not issubclass(kind, (Recurrent, *STEPS.values())):
+        if not issubclass(kind, (Recurrent, *_CELLS)):
             continue
-        plain = _TO_TORCH.get(kind) or replaced_by(kind)
+        plain = (TO_TORCH | _CELLS).get(kind) or replaced_by(kind)
         if plain:
             why = _reason_against_torch(module, block_diagonal_weights)
         elif kind.__module__ == modules.__name__:
@@ -270,17 +262,6 @@ def _refresh_flat_weights(module: torch.nn.Module) -> None:
 
 
 def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
-    why = _reason_to_leave_any(module)
-    if why is not None:
-        return why
-    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
-    for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
-        return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
-    return None if kind in TO_FAST else reason_to_leave(kind)
-
-
-def _reason_to_leave_any(module: torch.nn.Module) -> str | None:
-    """What stands against any layer or cell of fastrnn's in this one's place."""
     if "forward" in vars(module):
         return "its forward is replaced on the instance"
     if module._compiled_call_impl is not None:
@@ -294,7 +275,10 @@ def _reason_to_leave_any(module: torch.nn.Module) -> str | None:
             return f"{name} has dtype {parameter.dtype}; fastrnn runs float32, float64, bfloat16 and float16"
         if parameter.device.type not in ("cpu", "cuda", "meta"):
             return f"{name} lies on {parameter.device}; fastrnn runs on cpu and cuda"
-    return None
+    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
+    for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
+        return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
+    return None if kind in TO_FAST else reason_to_leave(kind)
 
 
 def _reason_against_torch(module: torch.nn.Module, block_diagonal_weights: bool) -> str | None:
