@@ -36,6 +36,11 @@ READ = [
     (["convert-bilm", "own.hdf5", "own.hdf5", "--options", "own.json", "--output-options", "o"], "is read as MODEL"),
     (["convert-bilm", "own.hdf5", "new.hdf5", "--output-options", "own.json", *OWN[:2]], "is read as --options"),
     (["convert-bilm", "own.hdf5", "both.hdf5", "--options", "own.json", "--output-options", "both.hdf5"], "same file"),
+    (
+        ["convert-bilm", "model/weights.hdf5", "o.hdf5", "--output-options", "model/options.json", "--overwrite"],
+        "is read as part",
+    ),
+    (["cache-tokens", "words", "model/vocab.txt", "--model", "model/weights.hdf5", "--overwrite"], "is read as part"),
     (["embed", "read", "own.hdf5", *OWN], "is read as --model"),
     (["embed", "read", "read", *WEIGHTS], "is read as SENTENCES"),
     (["embed", "read", "link.h5", *OWN], "is read as --options"),

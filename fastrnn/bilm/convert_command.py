@@ -68,6 +68,7 @@ def convert_bilm(
         inputs = [("MODEL", model), ("--options", options), ("--vocab", vocabulary)]
         guard_outputs(outputs, inputs, overwrite=overwrite)
         with find_model(model, options, vocabulary) as files:
+            guard_outputs(outputs, files.beside(), overwrite=True)
             elmo = files.elmo()
             head = head_tensors(files, elmo.bilm)
         if elmo.bilm.options.characters is not None:
@@ -106,6 +107,7 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
         guard_outputs([("OUTPUT", output)], reads, overwrite=overwrite)
         tokens = read_words(vocabulary)
         with find_model(model, options) as files:
+            guard_outputs([("OUTPUT", output)], files.beside(), overwrite=True)
             bilm = files.elmo().bilm
         if bilm.options.characters is None:
             raise ValueError("this biLM reads words: its token vectors are a table already")

@@ -49,6 +49,10 @@ class ModelFiles:
     options: Path | None = None
     vocabulary: Path | None = None
 
+    def beside(self) -> list[tuple[str, Path]]:
+        """What is read with the weights, as fastrnn.paths.guard_outputs takes it."""
+        return [(f"part of {self.place}", path) for path in (self.options, self.vocabulary) if path is not None]
+
     def elmo(self) -> Elmo:
         """The model with the mixes that the file holds, or untrained ones; its biLM is ``.bilm``.
 
