@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict] = {
     "all_states_heads": dict(all_states=True, heads=3, lengths=True, reverse=BOTH),
     "all_states_recompute": dict(all_states=True, recompute=True, cell_clip=0.2, reverse=BOTH),
     "zoneout": dict(zoneout=(0.3, 0.4), lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
-    "zoneout_packed": dict(zoneout=(0.4, 0.3), packed=True, recompute=True, cell_clip=0.2, reverse=BOTH),
+    "zoneout_packed": dict(zoneout=(0.4, 0.3), packed=True, recompute=True, reverse=BOTH),
     "zoneout_of_h": dict(zoneout=(0.5, 0.0), resets=True, initial=False, bias=False),
     "zoneout_expected": dict(zoneout=(0.3, 0.4), expected=True, proj_clip=0.05, reverse=BOTH),
     "candidate_dropped": dict(candidate_dropout=0.4, lengths=True, reverse=BOTH, recompute=True),

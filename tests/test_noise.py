@@ -8,7 +8,8 @@ import pickle
 import pytest
 import tolerances as tol
 import torch
-from cases import DTYPES, make_call
+from cases import BOTH, DTYPES, SHAPES, make_call
+from test_layer import check
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -16,6 +17,7 @@ import fastrnn
 from fastrnn import _backends, functional
 from fastrnn._device import Emulated
 from fastrnn._noise import StateNoise, philox
+from fastrnn.cells import CELLS
 
 MODULES = {
     "LSTM": lambda **options: fastrnn.LSTM(6, 8, 2, **options),
@@ -327,3 +329,11 @@ def test_noise_that_cannot_be_is_refused():
         call.options = options
         with pytest.raises(ValueError, match=words):
             call.run(functional.layer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cell", [name for name, spec in CELLS.items() if spec.cells])
+def test_zoneout_of_a_clipped_cell(cell, dtype, device):
+    """Not in 16 bit: rounding may decide on which side of the clip a cell lies, and zoneout passes that on."""
+    shape, options = SHAPES[1], dict(zoneout=(0.4, 0.3), packed=True, recompute=True, cell_clip=0.2, reverse=BOTH)
+    check(make_call(cell, options, shape, dtype, device), dtype, shape[0], shape[2] + shape[3] + 2)
