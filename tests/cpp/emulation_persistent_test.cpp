@@ -42,11 +42,15 @@ bool is_like_another(const fr::CellFacts& facts) {
   return false;
 }
 
+// Whether a persistent kernel keeps the cell's weights on the chip: IndRNN has none; projected.cuh serves the plain projected LSTM.
+bool is_served(const fr::CellFacts& facts) { return facts.multiplies() && (!facts.projects() || facts.code == Cell::kLstmProjected); }
+
 std::vector<Case> make_cases() {
   std::vector<Case> cases;
   for (const fr::CellFacts& facts : fr::kCells) {
-    if (is_like_another(facts)) continue;
+    if (!is_served(facts) || is_like_another(facts)) continue;
     const Cell cell = facts.code;
+    const size_t first = cases.size();
     Case c;  // three slices of the state: a round that not all warps take part in; three chunks of rows in unequal groups
     c.cell = cell, c.type = Type::kBFloat16, c.steps = 3, c.batch = 37, c.hidden = 136;
     c.projection = facts.projects() ? 72 : 0;
@@ -93,6 +97,8 @@ std::vector<Case> make_cases() {
     cases.push_back(c);
     c.packed = true, c.range = 0, c.batch = 20, c.hidden = 35;  // rows that are not 16-byte aligned: none are streamed forward
     cases.push_back(c);
+    // What these multiply and exchange is as in cells without them: a few cases, for the values of a unit.
+    if (facts.unit_weights > 0 || facts.cells > 1) cases.erase(cases.begin() + first + 2, cases.end() - 1);
   }
   return cases;
 }
@@ -143,6 +149,13 @@ void check_partitions() {
     for (const fr::CellFacts& facts : fr::kCells)
       for (const int64_t hidden : {1, 100, 128, 512, 768, 1024, 1500, 2048, 4096}) {
         if (is_like_another(facts)) continue;
+        if (!is_served(facts)) {
+          fr::PersistentLimits limits;
+          limits.sms = sms, limits.shared_per_block = shared, limits.streaming = true;
+          const fr::PersistentRequest request{facts.code, Type::kBFloat16, false, 8, hidden, facts.projects() ? hidden : 0, 1, false};
+          promise(!fr::persistent_partition(request, limits).refusal.empty(), std::string(facts.name) + " is not refused");
+          continue;
+        }
         for (const fr::Math math : {fr::Math::kBFloat16, fr::Math::kTf32, fr::Math::kFloat32})
           for (const bool backward : {false, true})
             for (const int directions : {1, 2}) {
