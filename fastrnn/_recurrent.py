@@ -315,7 +315,9 @@ class Recurrent(torch.nn.RNNBase):
             raise ValueError(f"zoneout should be one probability or those of h and c, got {zoneout!r}")
         h, c = (check_probability(f"zoneout[{place}]", p) for place, p in enumerate(zoneout))
         if c and not self._zones_cells:
-            raise ValueError(f"zoneout[1] is of a cell state, which {self._kind} does not have: give one probability")
+            raise ValueError(
+                f"zoneout[1] is of a cell state, which zoneout keeps in no {self._kind}: give one probability"
+            )
         return (h, c) if h or c else 0.0
 
     def _variational(self) -> Variational | None:

@@ -435,6 +435,12 @@ class IndRNN(Recurrent):
         bidirectional: D = 2, the second direction runs from each row's end.
         device: of the parameters.
         dtype: of the parameters.
+        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+            (variational dropout, Gal and Ghahramani 2016).
+        hidden_dropout: likewise of what a layer gives to the next. Not beside ``dropout``.
+        output_dropout: likewise of the last layer's output.
+        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
+            expectation of that.
     """
 
     _kind = "IndRNN"
@@ -451,13 +457,19 @@ class IndRNN(Recurrent):
         bidirectional: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
         self.nonlinearity = nonlinearity  # before the parameters are made, as it says which cell's
         super().__init__(
             None, False, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
-            dtype,
+            dtype, input_dropout=input_dropout, hidden_dropout=hidden_dropout, output_dropout=output_dropout,
+            zoneout=zoneout,
         )  # fmt: skip
 
     @property
@@ -500,6 +512,12 @@ class SLSTM(Recurrent):
         dtype: of the parameters.
         recompute: keep no gates for backward, rebuild them there.
         heads: a divisor of H; the recurrence is block-diagonal, as in the paper, and as :class:`LSTM` has it.
+        weight_dropout: see :class:`LSTM`.
+        input_dropout: see :class:`LSTM`.
+        hidden_dropout: see :class:`LSTM`.
+        output_dropout: see :class:`LSTM`.
+        zoneout: probability that a unit keeps its old h at a step (Krueger et al. 2017), while its c, n and m go on; in
+            evaluation the expectation of that.
     """
 
     _kind, cell = "SLSTM", "slstm"
@@ -518,10 +536,16 @@ class SLSTM(Recurrent):
         *,
         recompute: bool = False,
         heads: int = 1,
+        weight_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         super().__init__(
             None, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
-            dtype, heads=heads,
+            dtype, heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout,
+            hidden_dropout=hidden_dropout, output_dropout=output_dropout, zoneout=zoneout,
         )  # fmt: skip
 
     def forward(

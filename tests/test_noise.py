@@ -25,8 +25,16 @@ MODULES = {
     "GRU": lambda **options: fastrnn.GRU(6, 8, 2, **options),
     "GRU reset-before": lambda **options: fastrnn.GRU(6, 8, 2, reset_after=False, **options),
     "RNN": lambda **options: fastrnn.RNN(6, 8, 2, **options),
+    "IndRNN": lambda **options: fastrnn.IndRNN(6, 8, 2, **options),
+    "SLSTM": lambda **options: fastrnn.SLSTM(6, 8, 2, **options),
 }
 PROBABILITIES = dict(weight_dropout=0.5, input_dropout=0.25, hidden_dropout=0.2, output_dropout=0.4)
+WITH_WEIGHT_HH = [kind for kind in MODULES if kind != "IndRNN"]
+
+
+def probabilities(kind):
+    """Those that a kind of layer has."""
+    return {name: p for name, p in PROBABILITIES.items() if name != "weight_dropout" or kind in WITH_WEIGHT_HH}
 
 
 def make(kind, **options):
@@ -34,7 +42,7 @@ def make(kind, **options):
     return MODULES[kind](**options)
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", WITH_WEIGHT_HH)
 def test_weight_dropout_is_a_dropped_weight(kind):
     """Outputs and gradients are those of a layer whose recurrent weights went through torch's dropout, once a call."""
     layer = make(kind, weight_dropout=0.5, bidirectional=True)
@@ -106,10 +114,11 @@ def test_packed_rows_get_the_masks_of_padded_ones(initial):
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_options_are_kept_and_shown(kind):
-    layer = make(kind, **PROBABILITIES)
+    own = probabilities(kind)
+    layer = make(kind, **own)
     for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert {name: getattr(same, name) for name in PROBABILITIES} == PROBABILITIES
-        assert all(f"{name}={p}" in repr(same) for name, p in PROBABILITIES.items())
+        assert {name: getattr(same, name) for name in own} == own
+        assert all(f"{name}={p}" in repr(same) for name, p in own.items())
     x = torch.randn(3, 2, 6)
     assert not torch.equal(layer(x)[0], layer(x)[0])
     torch.manual_seed(5)
@@ -129,8 +138,7 @@ def test_revert_refuses_what_torch_does_not_have(name):
     assert fastrnn.convert(model).swapped == ["0"] and getattr(model[0], name) == 0.0
 
 
-@pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.parametrize("name", PROBABILITIES)
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind in MODULES for name in probabilities(kind)])
 @pytest.mark.parametrize("p", [-0.1, 1, 1.0, float("nan"), "0.5", True, None])
 def test_probabilities_outside_are_refused(kind, name, p):
     with pytest.raises(ValueError, match=rf"{name} should be a number in \[0, 1\)"):
@@ -238,7 +246,7 @@ def test_vmap_over_rows_with_one_seed():
 @pytest.mark.parametrize("kind", MODULES)
 def test_modules_repeat_with_torchs_seed(kind):
     options = dict(zoneout=0.3, bidirectional=True)
-    if kind != "RNN":
+    if kind not in ("RNN", "IndRNN", "SLSTM"):
         options["recurrent_dropout"] = 0.3
     layer = make(kind, **options)
     x = torch.randn(5, 3, 6)
@@ -253,7 +261,8 @@ def test_modules_repeat_with_torchs_seed(kind):
     for same in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert repr(same) == repr(layer) and "zoneout=0.3" in repr(same)
         assert torch.equal(same.eval()(x)[0], layer.eval()(x)[0])
-    assert type(layer).__name__ in repr(layer) and "zoneout" in fastrnn.revert(torch.nn.Sequential(layer)).left["0"]
+    left = fastrnn.revert(torch.nn.Sequential(layer)).left["0"]
+    assert type(layer).__name__ in repr(layer) and (kind if kind in ("IndRNN", "SLSTM") else "zoneout") in left
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -263,12 +272,14 @@ def test_evaluation_takes_the_expectation(kind):
     one = {
         "LSTM": fastrnn.LSTM(6, 8), "LSTM projected": fastrnn.LSTM(6, 8, proj_size=5), "GRU": fastrnn.GRU(6, 8),
         "GRU reset-before": fastrnn.GRU(6, 8, reset_after=False), "RNN": fastrnn.RNN(6, 8),
+        "IndRNN": fastrnn.IndRNN(6, 8), "SLSTM": fastrnn.SLSTM(6, 8),
     }[kind].double()  # fmt: skip
     one.zoneout = layer.zoneout
     draws, width = 4000, 5 if "projected" in kind else 8
     x = torch.randn(1, 1, 6, dtype=torch.float64).expand(1, draws, 6)
     h0 = torch.rand(1, 1, width, dtype=torch.float64).expand(1, draws, width).contiguous()
-    hx = (h0, torch.zeros(1, draws, 8, dtype=torch.float64)) if "LSTM" in kind else h0
+    cells = 24 if kind == "SLSTM" else 8
+    hx = (h0, torch.zeros(1, draws, cells, dtype=torch.float64)) if "LSTM" in kind else h0
     with torch.no_grad():
         drawn, expected = one(x, hx)[0][0], one.eval()(x, hx)[0][0, 0]
     bound = tol.SIGMAS * drawn.std(0) / draws**0.5
@@ -307,8 +318,10 @@ def test_compiled_with_noise_in_the_state(kind):
 
 
 def test_noise_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"zoneout\[1\] is of a cell state, which GRU does not have"):
+    with pytest.raises(ValueError, match=r"zoneout\[1\] is of a cell state, which zoneout keeps in no GRU"):
         fastrnn.GRU(3, 4, zoneout=(0.1, 0.1))
+    with pytest.raises(ValueError, match=r"zoneout\[1\] is of a cell state, which zoneout keeps in no SLSTM"):
+        fastrnn.SLSTM(3, 4, zoneout=(0.1, 0.1))
     with pytest.raises(ValueError, match="zoneout should be one probability or those of h and c"):
         fastrnn.LSTM(3, 4, zoneout=(0.1, 0.1, 0.1))
     for bad in (1.0, -0.1, (0.1, 1.0), "0.1"):
