@@ -15,7 +15,7 @@ if not any(_here.glob("_C.*")):
 __version__ = "0.1.0"
 __all__ = [
     "GRU", "LSTM", "RNN", "SLSTM", "GRUCell", "IndRNN", "LSTMCell", "RNNCell",
-    "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "revert",
+    "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "onnx", "revert",
 ]  # fmt: skip
 
 if _Path(*_sys.argv[:1]).stem != "fastrnn":
@@ -33,6 +33,7 @@ if _Path(*_sys.argv[:1]).stem != "fastrnn":
         explain,
         functional,
         has_cuda,
+        onnx,
         revert,
     )
 else:

@@ -1,6 +1,6 @@
 """What ``import fastrnn`` offers; importing this imports torch and registers the operators."""
 
-from . import functional
+from . import functional, onnx
 from ._extension import build_info, has_cuda
 from .convert import convert, revert
 from .explain import explain
@@ -9,5 +9,5 @@ from .step_modules import GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "GRU", "LSTM", "RNN", "SLSTM", "GRUCell", "IndRNN", "LSTMCell", "RNNCell",
-    "build_info", "convert", "explain", "functional", "has_cuda", "revert",
+    "build_info", "convert", "explain", "functional", "has_cuda", "onnx", "revert",
 ]  # fmt: skip

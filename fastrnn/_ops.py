@@ -18,7 +18,8 @@ from ._config import Config, Rows, reads_mixed_output, reference_gradients
 from .cells import CELLS, States, state_dtype
 
 
-def _config(cell: str, reverse: Sequence[bool], *options) -> Config:
+def config_of_options(cell: str, reverse: Sequence[bool], *options) -> Config:
+    """The Config of the operators' arguments that make it up."""
     return Config(CELLS[cell], tuple(reverse), *options)
 
 
@@ -28,7 +29,7 @@ def _arguments(config: Config, rows: Rows) -> tuple:
 
 
 def _options(config: Config) -> tuple:
-    """The operators' arguments that make up a Config; the inverse of _config."""
+    """The operators' arguments that make up a Config; the inverse of config_of_options."""
     return (config.spec.name, list(config.reverse), *(getattr(config, name) for name in _OPTION_TYPES))
 
 
@@ -53,7 +54,7 @@ def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
     *options, save = options
-    result = _raw.forward(_config(*options), operands, Rows(batch, lengths, resets, batch_sizes, seed), save)
+    result = _raw.forward(config_of_options(*options), operands, Rows(batch, lengths, resets, batch_sizes, seed), save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -75,7 +76,7 @@ layer_op = torch.library.custom_op(
 @layer_op.register_fake
 def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
     *options, save = options
-    config = _config(*options)
+    config = config_of_options(*options)
     spec, x, directions = config.spec, operands[0], len(config.reverse)
     # Of a head: what is kept lies head by head.
     (hidden, width), parts = config.units(operands), directions * config.heads
@@ -102,7 +103,7 @@ def _chosen(config: Config, d_output, d_h_n, d_c_n, d_cells) -> list[Tensor | No
 def _layer_backward(operands, lengths, resets, batch_sizes, seed, batch, *options):
     """Gradients of the operands that need one, in their order."""
     *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
-    config, rows = _config(*options), Rows(batch, lengths, resets, batch_sizes, seed)
+    config, rows = config_of_options(*options), Rows(batch, lengths, resets, batch_sizes, seed)
     result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
     found = _backward.backward(config, operands, rows, result, gradients, needs)
@@ -138,7 +139,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
     *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
-    config, rows = _config(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes, seed)
+    config, rows = config_of_options(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes, seed)
     needs = ctx.needs_input_grad[0]
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
     if torch.is_grad_enabled() or reads_mixed_output(config, rows):
@@ -157,7 +158,7 @@ def _forward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options
 
     Rows beyond ``lengths`` count, for shapes do not tell them.
     """
-    rows, first = prod(operands[0][:-1]), _config(*options[:-1]).first_weight
+    rows, first = prod(operands[0][:-1]), config_of_options(*options[:-1]).first_weight
     return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) > 1)
 
 
@@ -165,7 +166,7 @@ def _backward_flops(operands, lengths, resets, batch_sizes, seed, batch, *option
     """Likewise: each product's gradients of what it multiplied and of its weight, where they are wanted, and with
     ``recompute`` the gates' products once more."""
     *options, needs = options
-    config, rows = _config(*options[:-7]), prod(operands[0][:-1])
+    config, rows = config_of_options(*options[:-7]), prod(operands[0][:-1])
     # The state before the first step has a gradient only if it is wanted.
     wants_initial = any(needs[config.first_state : config.first_weight])
     total = 0

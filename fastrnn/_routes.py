@@ -23,6 +23,7 @@ from . import _backward, _raw
 from ._config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
 from ._ops import gradients_operator, run_operator
 from .cells import States
+from .onnx import refuse_plain_export
 
 _PLAIN = {Tensor, Parameter}
 
@@ -42,7 +43,8 @@ def _transformed_while_compiling() -> bool:
 
 
 # What torch.compiler.assume_constant_result does, without its import of torch._dynamo: a second or more for everybody.
-_transformed_while_compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _constant in (_transformed_while_compiling, refuse_plain_export):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _observed() -> bool:
@@ -88,6 +90,7 @@ def run(
     if torch.compiler.is_compiling():
         if _transformed_while_compiling():
             return call_reference(config, operands, rows)
+        refuse_plain_export()
         return run_operator(config, operands, rows, save)
     if save:
         operands = [t.clone() if t.is_inference() else t for t in operands]  # each call of saveable would cost 0.1 us
@@ -95,6 +98,7 @@ def run(
             rows = Rows(rows.batch, *map(saveable, rows[1:]))
     if _transformed():
         if torch._C._get_tracing_state() is not None:
+            refuse_plain_export()
             steps = len(operands[0].unbind(0))  # a size itself is a tensor to the tracer
             operands = [torch.jit.script(_only_these_steps)(operands[0], steps), *operands[1:]]
         return call_reference(config, operands, rows)

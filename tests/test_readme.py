@@ -51,3 +51,13 @@ def test_layout_names_what_is_there():
 def test_lines_can_be_read():
     long = [line for line in TEXT.splitlines() if len(line) > 120 and not line.startswith("| layer")]
     assert not long
+
+
+@pytest.mark.parametrize("package, call", [("onnxscript", "fastrnn.onnx.export(")])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # torch's own, of its exporter
+def test_programs_that_leave_python_run(package, call, tmp_path, monkeypatch):
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    (program,) = [b for b in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if call in b]
+    exec(program, {})
+    assert list(tmp_path.iterdir())
