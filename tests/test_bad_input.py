@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_text_files import place, run, trained  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastrnn.explain import explain_layer
 
@@ -146,3 +147,59 @@ def test_a_learning_rate_that_ends_in_nan_leaves_the_last_good_checkpoint(place:
     code, said = run([*train, "--keep", "1", "--steps", "2", "--learning-rate", "1e30"])
     assert code == 1 and "step 1 has left parameters under which the loss is not finite" in said, said
     assert not list(Path("out").glob("*.pt")) and not Path("out/weights.hdf5").exists()
+
+
+class Largest(TorchDispatchMode):
+    """How many elements the largest tensor with memory has that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for t in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(t, torch.Tensor) and not t.is_meta:
+                self.elements = max(self.elements, t.numel())
+        return result
+
+
+# Refused by the shapes in the file, before any memory of those sizes is asked for.
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lstm": {"projection_dim": 10**9}}, "projection must be an integer of at most"),
+        ({"lstm": {"dim": 10**6, "projection_dim": 10**6}}, "should have shape (1000000, 1000000), found (12, 6)"),
+        ({"lstm": {"dim": 10**7}}, "should have shape (12, 40000000), found (12, 48)"),
+        ({"lstm": {"n_layers": 1000}}, "Cell2/LSTMCell/W_0 is missing"),
+        ({"char_cnn": {"embedding": {"dim": 10**7}}}, "should have shape (261, 10000000), found (261, 4)"),
+        ({"char_cnn": {"n_highway": 1000}}, "CNN_high_1/W_transform is missing"),
+        ({"char_cnn": {"filters": [[1, 4], [2, 10**7]]}}, "should have shape (1, 2, 4, 10000000), found (1, 2, 4, 8)"),
+    ],
+    ids=str,
+)
+def test_sizes_that_are_not_the_files(place: Path, changes: dict, message: str) -> None:  # noqa: F811
+    options = json.loads(Path("model/options.json").read_text())
+    for section, values in changes.items():
+        options[section] |= values
+    Path("model/options.json").write_text(json.dumps(options))
+    with Largest() as largest:
+        code, said = run(["embed", "shard0.txt", "out", *OFFICIAL])
+    assert code == 1 and said.count("Error: ") == 1 and message in said, said
+    assert largest.elements < 10**5
+
+
+def test_sizes_in_a_head_that_are_not_the_files(place: Path) -> None:  # noqa: F811
+    path = Path("model/model.safetensors")
+    with __import__("safetensors").safe_open(path, "pt") as file:
+        head = dict(file.metadata())
+    architecture = json.loads(head["fastrnn.bilm"])
+    architecture |= {"hidden": 10**6, "projection": 10**6}
+    head["fastrnn.bilm"] = json.dumps(architecture)
+    safetensors_torch.save_file(safetensors_torch.load_file(path), path, head)
+    settings = json.loads(Path("lm/settings.json").read_text())
+    settings["model"]["hidden"] = 10**6
+    Path("lm/settings.json").write_text(json.dumps(settings))
+    for arguments in (["embed", "shard0.txt", "out", "--model", "model"], "lm score shard0.txt --model lm".split()):
+        with Largest() as largest:
+            code, said = run(arguments)
+        assert code == 1 and said.count("Error: ") == 1 and "should have shape" in said, said
+        assert largest.elements < 10**5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from elmo_models import make_model
 from fastrnn.bilm import WeightsError, native, official
 from fastrnn.bilm.language_model import LanguageModel, new_language_model
 from fastrnn.bilm.location import find_model
+from fastrnn.bilm.model import BiLanguageModel
 from fastrnn.cli import main
-from fastrnn.text_models.vocabulary import Vocabulary
+from fastrnn.text_models.vocabulary import Vocabulary, VocabularyError
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("safetensors")
@@ -105,8 +108,59 @@ def test_a_trained_model_of_every_kind(tmp_path):
         LanguageModel.load(broken)
 
 
+def test_a_converted_softmax_knows_its_words(tmp_path):
+    """The file that convert-bilm writes says with which words the softmax was trained, as its source does."""
+    words = ["<S>", "</S>", "<UNK>", "cat", "sat"]
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+    new_language_model(MODEL, "full", Vocabulary(words), sparse=False).export(tmp_path / "model")
+    command("convert-bilm", tmp_path / "model", tmp_path / "other/model.safetensors")
+    (tmp_path / "other/vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    LanguageModel.load(tmp_path / "other")
+    (tmp_path / "other/vocab.txt").write_text("".join(f"{word}\n" for word in (*words[:3], "sat", "cat")))
+    with pytest.raises(ValueError, match="trained with other words"):
+        LanguageModel.load(tmp_path / "other")
+
+
+def test_a_packed_vocabulary_beside_nlpls_weights(tmp_path):
+    """NLPL's folders and archives may hold vocab.txt.gz; other gzip files are refused as before."""
+    words = ["<S>", "</S>", "<UNK>", "cat", "sat", "中华"]
+    options = replace(MODEL, characters=None, vocabulary_size=len(words))
+    model = BiLanguageModel(options)
+    folder = tmp_path / "7"
+    folder.mkdir()
+    official.save(model, folder / "options.json", folder / "model.hdf5")
+    (tmp_path / "text.txt").write_text("cat sat 中华\n")
+    text = "".join(f"{word}\n" for word in words)
+    (folder / "vocab.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "vocab.txt").write_text(text)
+    places = [(folder,), (folder / "model.hdf5",), (pack(folder, tmp_path / "7.zip"),)]
+    places.append((folder, "--vocab", tmp_path / "vocab.txt"))
+    found = []
+    for number, place in enumerate(places):
+        command("embed", tmp_path / "text.txt", tmp_path / f"{number}.hdf5", "--model", *place)
+        with h5py.File(tmp_path / f"{number}.hdf5") as file:
+            found.append(file["0"][...])
+    assert all((value == found[-1]).all() for value in found)
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words[:-1]))  # the plain file is preferred
+    refused(folder, f"{folder}/vocab.txt", "5")
+    (folder / "vocab.txt").unlink()
+    (folder / "vocab.txt.gz").write_bytes(gzip.compress(text[:-3].encode()))
+    refused(folder, f"{folder}/vocab.txt.gz", "5")
+    (folder / "vocab.txt.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    refused(folder, f"{folder}/vocab.txt.gz", "not a gzip file that can be read")
+    (folder / "model.hdf5").rename(folder / "weights.hdf5")
+    (folder / "vocab.txt.gz").write_bytes(gzip.compress(text.encode()))
+    refused(folder, "needs its vocabulary")
+    more = ("--vocab", folder / "vocab.txt.gz")
+    assert "compressed with gzip" in command(
+        "embed", tmp_path / "text.txt", tmp_path / "out.hdf5", "--model", folder, *more, code=1
+    )
+
+
 def refused(place: Path, *parts: str, options: Path | None = None) -> None:
-    with pytest.raises((WeightsError, FileNotFoundError)) as raised, find_model(place, options) as files:
+    errors = (WeightsError, VocabularyError, FileNotFoundError)
+    with pytest.raises(errors) as raised, find_model(place, options) as files:
         files.elmo()
     for part in parts:
         assert part in str(raised.value), str(raised.value)

@@ -54,7 +54,7 @@ def convert_bilm(
     .index         a checkpoint of bilm-tf, to be read only (needs tensorflow)
     """
     from . import allennlp, native, official
-    from .language_model import head_tensors
+    from .language_model import head_metadata, head_tensors
     from .location import find_model
 
     if output.suffix == ".hdf5" and output_options is None:
@@ -70,11 +70,11 @@ def convert_bilm(
         with find_model(model, options, vocabulary) as files:
             guard_outputs(outputs, files.beside(), overwrite=True)
             elmo = files.elmo()
-            head = head_tensors(files, elmo.bilm)
+            head, about_head = head_tensors(files, elmo.bilm), head_metadata(files)
         if elmo.bilm.options.characters is not None:
             refuse_idle(f"for {model}, which reads characters", "vocabulary")
         if output.suffix == ".safetensors":
-            native.save_elmo(output, elmo, head)
+            native.save_elmo(output, elmo, head, about_head)
         elif output.suffix in (".th", ".pt", ".bin"):
             allennlp.save(elmo, output)
         else:

@@ -236,6 +236,13 @@ def head_tensors(files: ModelFiles, bilm: BiLanguageModel) -> dict[str, Tensor]:
     return {name: value for name, value in native.read_extra(files.weights).items() if name.startswith((HEAD, START))}
 
 
+def head_metadata(files: ModelFiles) -> dict[str, str]:
+    """What the head of a file says of its softmax: with which words it was trained."""
+    if files.weights.suffix != ".safetensors":
+        return {}
+    return {name: value for name, value in native.read_metadata(files.weights).items() if name == _VOCABULARY}
+
+
 def read_head(files: ModelFiles, bilm: BiLanguageModel, vocabulary: Vocabulary) -> SoftmaxHead | None:
     """The softmax of a model's files, or None if they hold none.
 

@@ -7,6 +7,7 @@ options.json, vocab.txt; vectors.nlpl.eu), whose archives are read as they come.
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ _BY_NAME = (("model.safetensors",), ("weights.hdf5", "model.hdf5"))
 _BY_ENDING = (".hdf5", ".safetensors", ".th", ".index")  # the last one: a checkpoint of bilm-tf
 _ALLENNLP = (".th", ".pt", ".bin")
 _VOCABULARY = "vocab.txt"
+_PACKED_VOCABULARY = ("model.hdf5", "vocab.txt.gz")  # the NLPL's, beside weights of this name
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,19 @@ class ModelFiles:
         weights: .hdf5, .safetensors, .th, .pt or .bin.
         options: the options.json that belongs to ``weights``, or None.
         vocabulary: the words, one a line, or None; models that read characters do without.
+        packed_vocabulary: what ``vocabulary`` was unpacked from, or None.
     """
 
     place: Path
     weights: Path
     options: Path | None = None
     vocabulary: Path | None = None
+    packed_vocabulary: Path | None = None
 
     def beside(self) -> list[tuple[str, Path]]:
         """What is read with the weights, as fastrnn.paths.guard_outputs takes it."""
-        return [(f"part of {self.place}", path) for path in (self.options, self.vocabulary) if path is not None]
+        files = (self.options, self.vocabulary, self.packed_vocabulary)
+        return [(f"part of {self.place}", path) for path in files if path is not None]
 
     def elmo(self) -> Elmo:
         """The model with the mixes that the file holds, or untrained ones; its biLM is ``.bilm``.
@@ -116,26 +121,51 @@ def find_model(
 
     if place.is_dir():
         names = [entry.name for entry in place.iterdir() if entry.is_file()]
-        yield completed(_in_folder(place, place, names))
+        with _unpacked(_in_folder(place, place, names)) as found:
+            yield completed(found)
     elif not place.exists():
         raise _no_model(place, "there is no such file or folder")
     elif place.suffix.lower() == ".zip":
         with tempfile.TemporaryDirectory(prefix="fastrnn-") as folder:
             names = _unpack(place, Path(folder))
             try:
-                yield completed(_in_folder(place, Path(folder), names))
+                with _unpacked(_in_folder(place, Path(folder), names)) as found:
+                    yield completed(found)
             except ValueError as error:  # say the archive's name, not the temporary folder's
                 if folder in str(error):
                     error.args = (str(error).replace(folder, str(place)),)
                 raise
     elif place.suffix in (".hdf5", ".safetensors", ".index", *_ALLENNLP):
-        names = [name for name in (*_names_of_options(place.name), _VOCABULARY) if (place.parent / name).is_file()]
-        yield completed(_files(place, place, names))
+        names = (*_names_of_options(place.name), _VOCABULARY, _PACKED_VOCABULARY[1])
+        with _unpacked(_files(place, place, [n for n in names if (place.parent / n).is_file()])) as found:
+            yield completed(found)
     else:
         raise WeightsError(
             f"{place} is no model: expected a folder, a .zip archive, or weights in a .hdf5, .safetensors, .th, .pt "
             "or .bin file"
         )
+
+
+@contextmanager
+def _unpacked(found: ModelFiles) -> Iterator[ModelFiles]:
+    """The same files, a packed vocabulary as text."""
+    packed = found.vocabulary
+    if packed is None or packed.name != _PACKED_VOCABULARY[1]:
+        yield found
+        return
+    with tempfile.TemporaryDirectory(prefix="fastrnn-") as folder:
+        text = Path(folder) / _VOCABULARY
+        try:
+            with gzip.open(packed) as source, open(text, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise WeightsError(f"{packed}: not a gzip file that can be read (cut short?): {error}") from error
+        try:
+            yield replace(found, vocabulary=text, packed_vocabulary=packed)
+        except ValueError as error:
+            if folder in str(error):
+                error.args = (str(error).replace(str(text), str(packed)),)
+            raise
 
 
 def _no_model(place: Path, why: str) -> FileNotFoundError:
@@ -179,11 +209,13 @@ def _in_folder(place: Path, folder: Path, names: list[str]) -> ModelFiles:
 def _files(place: Path, weights: Path, names: Iterable[str]) -> ModelFiles:
     """The model of the file ``weights``, with what belongs to it among the files beside it."""
     options = next((name for name in _names_of_options(weights.name) if name in names), None)
+    usual = [_VOCABULARY, *([_PACKED_VOCABULARY[1]] if weights.name == _PACKED_VOCABULARY[0] else [])]
+    vocabulary = next((name for name in usual if name in names), None)
     return ModelFiles(
         place,
         weights,
         None if options is None or weights.suffix == ".safetensors" else weights.parent / options,
-        weights.parent / _VOCABULARY if _VOCABULARY in names else None,
+        None if vocabulary is None else weights.parent / vocabulary,
     )
 
 
@@ -200,7 +232,7 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
             if len(models) > 1:
                 raise WeightsError(f"{archive} holds several models: unpack it and name the folder that is meant")
             names = list(models[0]) if models else []
-            wanted = {*_weights_among(names), _VOCABULARY}
+            wanted = {*_weights_among(names), _VOCABULARY, _PACKED_VOCABULARY[1]}
             wanted |= {option for name in wanted for option in _names_of_options(name)}
             for name in wanted.intersection(names):
                 with file.open(models[0][name]) as source, open(folder / name, "wb") as target:

@@ -75,11 +75,19 @@ def read_metadata(path: str | PathLike) -> dict[str, str]:
     return read_tensors(path)[1]
 
 
-def save_elmo(path: str | PathLike, elmo: Elmo, extra: Mapping[str, Tensor] | None = None) -> None:
+def save_elmo(
+    path: str | PathLike,
+    elmo: Elmo,
+    extra: Mapping[str, Tensor] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write an Elmo: its biLM, its mixes and how they are applied; not the carried state.
 
     Args:
+        path: the file, as for :func:`save`.
+        elmo: what is written.
         extra: further tensors, as for :func:`save`.
+        metadata: further text for the file's head.
     """
     mix = elmo.mixes[0]
     settings = {
@@ -93,7 +101,7 @@ def save_elmo(path: str | PathLike, elmo: Elmo, extra: Mapping[str, Tensor] | No
         "vocabulary": None if elmo.word_ids is None else list(elmo.word_ids),
     }
     mixes = {f"mixes.{name}": value for name, value in elmo.mixes.state_dict().items()}
-    save(path, elmo.bilm, {**mixes, **(extra or {})}, {_ELMO: json.dumps(settings)})
+    save(path, elmo.bilm, {**mixes, **(extra or {})}, {**(metadata or {}), _ELMO: json.dumps(settings)})
 
 
 def load_elmo(path: str | PathLike, **changes) -> Elmo:
@@ -123,8 +131,10 @@ def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str
         options = BiLMOptions.from_json(json.loads(head[_OPTIONS]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsError(f"{path}: the architecture in its head cannot be used: {error}") from error
-    model = BiLanguageModel(options)
     own = {name.removeprefix("bilm."): value for name, value in tensors.items() if name.startswith("bilm.")}
+    with torch.device("meta"):  # refuses sizes that are not the file's before memory of those sizes is asked for
+        _check_shapes(path, BiLanguageModel(options), own)
+    model = BiLanguageModel(options)
     for name, value in own.items():
         require_finite(path, f"the tensor {name}", value)
     model.to(next((value.dtype for value in own.values()), torch.float32))
@@ -134,14 +144,19 @@ def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str
 
 @torch.no_grad()
 def _fill(path: str | PathLike, module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+    _check_shapes(path, module, tensors)
+    for name, target in module.state_dict().items():
+        require_finite(path, f"the tensor {name}", tensors[name])
+        target.copy_(tensors[name])
+
+
+def _check_shapes(path: str | PathLike, module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
     targets = module.state_dict()
     for name, target in targets.items():
         if name not in tensors:
             raise WeightsError(f"{path}: the tensor {name} is missing; expected it with shape {tuple(target.shape)}")
-        require_finite(path, f"the tensor {name}", tensors[name])
         if tensors[name].shape != target.shape:
             found = tuple(tensors[name].shape)
             raise WeightsError(f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {found}")
-        target.copy_(tensors[name])
     if more := sorted(set(tensors) - set(targets)):
         raise WeightsError(f"{path}: holds {more[0]}, which the architecture in its head does not have")

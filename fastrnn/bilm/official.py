@@ -106,7 +106,13 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
 
 
 class Weights:
-    """An open hdf5 file of weights; errors name it, the dataset and the shapes."""
+    """An open hdf5 file of weights; errors name it, the dataset and the shapes.
+
+    Attributes:
+        shapes_alone: `read` checks a dataset and gives a meta tensor, without its values.
+    """
+
+    shapes_alone = False
 
     def __init__(self, path: str | PathLike) -> None:
         import h5py
@@ -155,6 +161,8 @@ class Weights:
                 raise WeightsError(f"{self.path}: {name} is a group; expected a dataset of shape {shape}")
             self.check_shape(name, shape, dataset.shape)
             self.check_type(name, dataset.dtype)
+            if self.shapes_alone:
+                return torch.empty(dataset.shape, device="meta")
             values = torch.from_numpy(dataset[...].astype("float32"))
         except WeightsError:
             raise
@@ -203,7 +211,14 @@ def load(
             changes = {"characters": {**vars(described.characters), "projected": False}}
         if described.hidden == described.projection:
             changes["projected"] = _has_projection(file, described)
-        model = BiLanguageModel(BiLMOptions.from_json({**described.to_json(), **changes}))
+        found = BiLMOptions.from_json({**described.to_json(), **changes})
+        # Sizes that are not the file's are refused before memory of those sizes is asked for.
+        with torch.device("meta"):
+            shapes = BiLanguageModel(found)
+        file.shapes_alone = True
+        _fill(shapes, file, words if words is None else words.to("meta"))
+        file.shapes_alone = False
+        model = BiLanguageModel(found)
         _fill(model, file, words)
     return model
 

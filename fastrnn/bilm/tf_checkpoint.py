@@ -60,6 +60,8 @@ class Checkpoint(Weights):
         variable = _variable(name)
         found = tuple(self._shapes[variable])
         self.check_shape(variable, shape, found)
+        if self.shapes_alone:
+            return torch.empty(found, device="meta")
         try:
             values = self._reader.get_tensor(variable)
         except Exception as error:

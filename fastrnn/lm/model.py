@@ -328,11 +328,14 @@ class LanguageModel(nn.Module):
             if not (folder / name).is_file():
                 raise FileNotFoundError(errno.ENOENT, f"holds no language model: it has no {name}", str(folder))
         tensors, head = read_tensors(folder / MODEL_FILE)
-        model = cls(*_read_settings(folder / SETTINGS_FILE))
-        if head.get("units", model.units.digest) != model.units.digest:
+        options, units = _read_settings(folder / SETTINGS_FILE)
+        if head.get("units", units.digest) != units.digest:
             raise WeightsError(f"{folder / SETTINGS_FILE} is of another model than {folder / MODEL_FILE}")
-        if model.options.tied and "embedding.weight" in tensors:
+        if options.tied and "embedding.weight" in tensors:
             tensors["softmax.weight"] = tensors["embedding.weight"]
+        with torch.device("meta"):  # refuses sizes that are not the file's before memory of those sizes is asked for
+            _check_shapes(cls(options, units), tensors, folder / MODEL_FILE)
+        model = cls(options, units)
         _fill(model, tensors, folder / MODEL_FILE)
         return model.to(device).eval()
 
@@ -357,15 +360,19 @@ def _read_settings(path: Path) -> tuple[LanguageModelOptions, Units]:
 
 @torch.no_grad()
 def _fill(model: LanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
+    for name, target in model.state_dict().items():
+        require_finite(path, f"the tensor {name}", tensors[name])
+        target.copy_(tensors[name])
+
+
+def _check_shapes(model: LanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
     wanted = model.state_dict()
     if different := sorted(set(wanted) ^ set(tensors)):
         raise WeightsError(
             f"{path}: the tensor {different[0]} is {'missing' if different[0] in wanted else 'none of this model'}"
         )
     for name, target in wanted.items():
-        require_finite(path, f"the tensor {name}", tensors[name])
         if tensors[name].shape != target.shape:
             raise WeightsError(
                 f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {tuple(tensors[name].shape)}"
             )
-        target.copy_(tensors[name])
