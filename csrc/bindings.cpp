@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_layer.h"
 #include "build_info.h"
 #include "cross_entropy.h"
 #include "cuda/bindings_cuda.h"
@@ -235,6 +236,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_forward", &fr::cpu_forward, py::call_guard<py::gil_scoped_release>());
   m.def("cpu_backward", &fr::cpu_backward, py::call_guard<py::gil_scoped_release>());
   fr::bind_cuda(m);
+  fr::bind_layer(m);
   m.def("cpu_choose_instruction_set", &fr::cpu_choose_instruction_set);
   m.def("build_info", [] {
     py::dict info;

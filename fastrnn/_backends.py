@@ -1,6 +1,6 @@
 """The backends: how the argument structs of csrc/rnn.h are handed to the compiled core for tensors of one device.
 
-_raw.py allocates every buffer and fills the structs; a backend adds what only it knows (a stream, the input product
+_raw.py allocates every buffer; a backend adds what only it knows (a stream, the input product
 where the caller computes it) and makes the call. `select` is the one place that chooses.
 """
 
@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from . import _forked
 from ._device import Cuda, Emulated
-from ._extension import _C
 
 
-class Backend(Protocol):
-    """What _raw.py and _backward.py ask of a backend."""
+class Kernels(Protocol):
+    """What _raw.py and _backward.py ask of the backends that run the kernels of csrc/cuda."""
 
-    # Whether the core makes the products that are parallel in time itself: the input by W_ih (if not, the caller fills
-    # ``input_gates`` by `input_product`), and all gradients in one call of backward with GradientArgs.
-    computes_input_gates: bool
+    # Whether the core makes the products that are parallel in time itself: here the caller fills ``input_gates`` by
+    # `input_product`, and makes the gradients' products.
+    computes_input_gates = False
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
@@ -36,17 +36,16 @@ class Backend(Protocol):
 
 
 class Cpu:
-    """The CPU core: it makes all products itself."""
+    """The CPU core: it makes all products itself, and all gradients in one call."""
 
     computes_input_gates = True
 
-    def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
-        args.threads = torch.get_num_threads()
-        _C.cpu_forward(args)
+    # False where a tensor cannot be read as it lies.
+    def forward(self, core: Any, *call: Any) -> bool:
+        return core.cpu_forward(*call, _forked.threads())
 
-    def backward(self, args: Any) -> None:
-        args.threads = torch.get_num_threads()
-        _C.cpu_backward(args)
+    def backward(self, core: Any, *call: Any) -> bool:
+        return core.cpu_backward(*call, _forked.threads())
 
 
 _CPU = Emulated.from_environment() or Cpu()  # FASTRNN_PLAN=emulate:...: the CUDA kernels on the host, for tests
@@ -57,7 +56,7 @@ def _cuda(index: int) -> Cuda:
     return Cuda(index)
 
 
-def select(device: torch.device) -> Backend:
+def select(device: torch.device) -> Cpu | Kernels:
     """The backend for tensors on ``device``."""
     if device.type == "cpu":
         return _CPU

@@ -12,12 +12,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._backends import Backend, select
+from ._backends import Cpu, Kernels, select
 from ._config import Config, Rows, reference_gradients
 from ._extension import _C
 from ._heads import apart, put_gradients, take_cells, take_needs, take_operands, take_states
 from ._raw import Result
-from ._structs import Call, Layout, buffer_rows, cell_rows, layout_of, part, readable, rows_of
+from ._structs import (
+    Layout,
+    buffer_rows,
+    cell_rows,
+    extent_of,
+    input_gates,
+    layout_of,
+    part,
+    readable,
+    readable_operands,
+    rows_of,
+)
 from .cells import state_dtype
 
 # Either way works on ranges of steps, so that the gradients of the gates take no more memory than this: with the
@@ -77,7 +88,7 @@ def backward(
 
 
 def _in_one_call(
-    backend: Backend,
+    backend: Cpu,
     config: Config,
     operands: Sequence[Tensor],
     rows: Rows,
@@ -86,67 +97,25 @@ def _in_one_call(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Every gradient by the core."""
-    # Hooks on saved tensors may give them back laid out otherwise than forward wrote them; also where a size is 1 and
-    # contiguous() leaves its stride as it is.
+    core = config.core()
     output, _, gates, cells = result
-    output = output.contiguous()
-    gates, cells = gates if gates is None else gates.contiguous(), cells if cells is None else cells.contiguous()
-    layout = layout_of(config, operands, rows)
-    call = Call(_C.GradientArgs(), config, layout, rows, output.dtype)
-    args, batch, width, two = call.args, layout.batch, layout.width, config.spec.cells > 0
-    args.range_bytes = CORE_RANGE_BYTES
-    address, step_stride, row_stride = buffer_rows(output, batch)
-    initial = call.initial(operands)
-    d_output = gradients[0]
-    if d_output is not None:
+    d_output, *d_final = gradients
+    d_cells = d_final.pop() if config.all_states else None
+    d_h_n, d_c_n = d_final if config.spec.cells else (d_final[0], None)
+    if d_output is not None:  # of a sum it is one number, expanded
         d_output = readable(d_output)
-    d_final = [None if g is None else g.contiguous() for g in gradients[1:]]
-    d_cells = d_final[2] if config.all_states else None
-    found: list[Tensor | None] = [None] * len(operands)
-    for place, (t, need) in enumerate(zip(operands, needs, strict=True)):
-        if need:  # naming the format costs as much again
-            found[place] = (
-                torch.empty_like(t) if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
-            )
-    structs = []
-    for d, reverse in enumerate(config.reverse):
-        struct = _C.GradientDirection()
-        struct.reverse = reverse
-        call.weights(struct, operands, d)
-        place = config.input_of(d)
-        struct.input = call.rows(operands[place])
-        struct.output = (address + d * width * output.element_size(), step_stride, row_stride)
-        if gates is not None:
-            struct.gates = buffer_rows(gates, batch, d)
-        if cells is not None:
-            struct.cells = cell_rows(config, cells, layout, d)
-        if d_cells is not None:
-            struct.d_cells = cell_rows(config, d_cells, layout, d)
-        if d_output is not None:
-            struct.d_output = rows_of(d_output, d * width)
-        if d_final[0] is not None:
-            struct.d_h_n = part(d_final[0], d)
-        if two and d_final[1] is not None:
-            struct.d_c_n = part(d_final[1], d)
-        if found[place] is not None:
-            struct.d_input = found[place].data_ptr()
-        if initial is not None:
-            at = config.first_state
-            struct.h0 = part(initial[0], d)
-            if found[at] is not None:
-                struct.d_h0 = part(found[at], d)
-            if two:
-                struct.c0 = part(initial[1], d)
-                if found[at + 1] is not None:
-                    struct.d_c0 = part(found[at + 1], d)
-        at = config.first_weight + d * config.weights
-        for name, offset in config.places.items():
-            gradient = found[at + offset]
-            if gradient is not None:
-                setattr(struct, f"d_{name}", gradient.data_ptr())
-        structs.append(struct)
-    args.direction = structs
-    backend.backward(args)
+    layout = None if rows.batch_sizes is None else layout_of(config, operands, rows)
+    extent = extent_of(config, operands[0], rows, layout)
+    found = [torch.empty_like(t) if need else None for t, need in zip(operands, needs, strict=True)]
+    after = (d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
+    if backend.backward(core, operands, extent, output, gates, cells, *after):
+        return found
+    # Weights may be transposed, and hooks on saved tensors give these back laid out otherwise than forward wrote them.
+    output, gates, cells, d_h_n, d_c_n, d_cells, *found = [
+        t if t is None else t.contiguous() for t in (output, gates, cells, d_h_n, d_c_n, d_cells, *found)
+    ]
+    after = (d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
+    backend.backward(core, readable_operands(config, operands), extent, output, gates, cells, *after)
     return found
 
 
@@ -172,7 +141,7 @@ class _InRanges:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Kernels,
         config: Config,
         operands: Sequence[Tensor],
         rows: Rows,
@@ -180,15 +149,17 @@ class _InRanges:
         gradients: Sequence[Tensor | None],
         needs: Sequence[bool],
     ) -> None:
-        self.backend, self.config, self.operands, self.needs = backend, config, operands, needs
+        self.backend, self.config, self.needs = backend, config, needs
         # Hooks on saved tensors may give them back laid out otherwise than forward wrote them.
         output, _, *kept = result
         kept = (t if t is None else t.contiguous() for t in kept)
         self.result = Result(output.contiguous(), (), *kept)
         self.layout = layout = layout_of(config, operands, rows)
         x = operands[0]
-        self.call = Call(_C.BackwardArgs(), config, layout, rows, x.dtype)
-        self.initial = self.call.initial(operands)
+        self.extent = extent_of(config, x, rows, layout)
+        self.args = config.core().backward(operands, self.extent)
+        self.operands = operands = readable_operands(config, operands)
+        self.initial = operands[config.first_state : config.first_weight] or None
         self.states = state_dtype(x.dtype)
         spec, directions = config.spec, len(config.reverse)
         self.d_output = None if gradients[0] is None else readable(gradients[0])
@@ -249,19 +220,20 @@ class _InRanges:
         self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[list[Tensor | None]], last: bool
     ) -> None:
         """Back over a range of steps; ``last``: of the direction's ranges."""
-        call, config, layout, result = self.call, self.config, self.layout, self.result
-        args, batch, two = call.args, layout.batch, config.spec.cells > 0
+        config, layout, result = self.config, self.layout, self.result
+        args, batch, two = self.args, layout.batch, config.spec.cells > 0
         args.first_step, args.last_step = piece[:2]
         # Nobody reads the gradient of an initial state that is not wanted: one product less, all of them when T is 1.
         wants_initial = not last or (config.has_initial and any(self.needs[config.first_state : config.first_weight]))
-        backend, structs = self.backend, []
+        backend, structs, rebuilding = self.backend, [], []
         for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
             struct = _C.BackwardDirection()
             struct.reverse = config.reverse[d]
             struct.wants_initial = wants_initial
-            call.weights(struct, self.operands, d)
+            config.core().weights(struct, self.operands, d)
             if config.spec.saved and result.gates is None:
-                struct.input_gates = call.input_gates(backend, self.operands, d, *piece[2:])
+                rebuilding.append(input_gates(backend, config, layout, self.operands, d, *piece[2:]))
+                struct.input_gates = buffer_rows(rebuilding[-1], batch)
             struct.output = rows_of(result.output, d * layout.width)
             if self.initial is not None:
                 struct.h0 = part(self.initial[0], d)

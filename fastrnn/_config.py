@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._extension import _C
 from .cells import CELLS, CellSpec, Parameters, States
 from .reference import reference_layer
 
@@ -38,6 +39,7 @@ class Config:
         first_weight: place of the first direction's weight_ih in the operands.
         places: place of each parameter among those of its direction.
         weights: operands for each direction's parameters.
+        known: the core's side of this, once `core` has made it.
     """
 
     spec: CellSpec
@@ -59,12 +61,23 @@ class Config:
     first_weight: int = field(init=False)
     places: dict[str, int] = field(init=False)
     weights: int = field(init=False)
+    known: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.first_state = self.inputs
         self.first_weight = self.inputs + (self.spec.states if self.has_initial else 0)
         self.places = self.spec.parameters[int(self.has_bias)]
         self.weights = len(self.places)
+        self.known = None  # not made here, where torch.compile may be looking
+
+    def core(self) -> Any:
+        """The core's side of this: csrc/bindings_layer.cpp."""
+        if self.known is None:
+            self.known = _C.Layer(
+                self.spec.code, list(self.reverse), self.inputs, self.has_initial, list(self.places), self.all_states,
+                self.cell_clip, self.reset_to_initial, self.zoneout_h, self.zoneout_c, self.candidate_dropout,
+            )  # fmt: skip
+        return self.known
 
     def input_of(self, direction: int) -> int:
         """Place of the input that a direction reads; several directions may share one."""
@@ -73,10 +86,10 @@ class Config:
     def units(self, operands: Sequence[Tensor]) -> tuple[int, int]:
         """H and R, of a head."""
         if not self.spec.multiplies:
-            hidden = operands[self.place("weight_ih", 0)].shape[0] // self.spec.gates
+            hidden = operands[self.first_weight].shape[0] // self.spec.gates
             return hidden, hidden
-        rows, width = operands[self.place("weight_hh", 0)].shape[-2:]
-        return rows // self.spec.gates, width
+        shape = operands[self.first_weight + 1].shape  # weight_hh, the second one of every cell that has it
+        return shape[-2] // self.spec.gates, shape[-1]
 
     def place(self, name: str, direction: int) -> int:
         """Place of a parameter in the operands."""

@@ -26,6 +26,7 @@ def _load():
 
 
 _C = _load()
+_C.use_tensors(torch.Tensor, torch.nn.Parameter)
 
 # FASTRNN_PLAN=cpu:NAME runs another of the compiled instruction sets than the best, to compare them.
 if os.environ.get("FASTRNN_PLAN", "").startswith("cpu:"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,7 @@ def block_diagonal(weight_hh: Tensor, gates: int) -> Tensor:
     return torch.diag_embed(blocks, dim1=1, dim2=3).flatten(3).flatten(0, 2)
 
 
+@lru_cache(maxsize=64)
 def apart(config: Config) -> Config:
     """The call whose directions are the heads of the directions, head by head within a direction."""
     return replace(config, heads=1, reverse=tuple(r for r in config.reverse for _ in range(config.heads)))

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _backward, _raw
-from ._config import Config, Rows, reads_mixed_output, reference_gradients
+from ._config import Config, Rows, config_of, reads_mixed_output, reference_gradients
 from .cells import CELLS, States, state_dtype
 
 
@@ -53,8 +53,9 @@ def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
             "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside "
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
-    *options, save = options
-    result = _raw.forward(config_of_options(*options), operands, Rows(batch, lengths, resets, batch_sizes, seed), save)
+    cell, reverse, *options, save = options
+    rows = Rows(batch, lengths, resets, batch_sizes, seed)
+    result = _raw.forward(config_of(cell, tuple(reverse), *options), operands, rows, save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -102,8 +103,8 @@ def _chosen(config: Config, d_output, d_h_n, d_c_n, d_cells) -> list[Tensor | No
 
 def _layer_backward(operands, lengths, resets, batch_sizes, seed, batch, *options):
     """Gradients of the operands that need one, in their order."""
-    *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
-    config, rows = config_of_options(*options), Rows(batch, lengths, resets, batch_sizes, seed)
+    cell, reverse, *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
+    config, rows = config_of(cell, tuple(reverse), *options), Rows(batch, lengths, resets, batch_sizes, seed)
     result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
     found = _backward.backward(config, operands, rows, result, gradients, needs)

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._backends import Backend, select
+from ._backends import Kernels, select
 from ._config import Config, Rows, call_reference
-from ._extension import _C
 from ._heads import apart, put_cells, put_states, take_operands
-from ._structs import Call, buffer_rows, cell_rows, check_lengths, layout_of, part, rows_of
+from ._structs import Layout, buffer_rows, check_lengths, extent_of, input_gates, layout_of, readable_operands
 from .cells import state_dtype
 
 
@@ -39,23 +38,28 @@ PIECE_BYTES = 64 << 20
 
 
 def _forward_in_pieces(
-    backend: Backend, call: Call, first_direction: int, structs: list[Any], operands: Sequence[Tensor]
+    backend: Kernels,
+    args: Any,
+    config: Config,
+    layout: Layout,
+    first_direction: int,
+    structs: list[Any],
+    operands: Sequence[Tensor],
 ) -> None:
     """Directions in pieces of steps in processing order, each with its own part of the input product."""
-    config, layout = call.config, call.layout
     row_bytes = config.spec.gates * layout.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
     each = max(1, PIECE_BYTES // (row_bytes * layout.batch))
     starts = None if layout.offsets is None else [*layout.offsets.tolist(), layout.rows]
     for first in range(0, layout.steps, each):
         last = min(first + each, layout.steps)
-        kept = len(call.keep)
+        kept = []
         for d, struct in enumerate(structs, first_direction):
             span = (layout.steps - last, layout.steps - first) if struct.reverse else (first, last)
             begin, end = (t * layout.batch if starts is None else starts[t] for t in span)
-            struct.input_gates = call.input_gates(backend, operands, d, begin, end)
-        call.args.direction = structs
-        backend.forward(call.args, first, last)
-        del call.keep[kept:]
+            kept.append(input_gates(backend, config, layout, operands, d, begin, end))
+            struct.input_gates = buffer_rows(kept[-1], layout.batch)
+        args.direction = structs
+        backend.forward(args, first, last)
 
 
 def forward(
@@ -85,16 +89,17 @@ def forward(
         states = config.spec.states
         return Result(output, final[:states], None, final[states] if config.all_states else None)
     spec, directions = config.spec, len(config.reverse)
-    layout = layout_of(config, operands, rows)
-    batch, hidden, width, dtype = rows.batch, layout.hidden, layout.width, x.dtype
-    call = Call(_C.ForwardArgs(), config, layout, rows, dtype)
-    initial = call.initial(operands)
-
+    batch, dtype = rows.batch, x.dtype
+    (hidden, width), layout = config.units(operands), None
     new = x.new_empty  # sizes apart cost less than a tuple of them
-    if layout.offsets is None:
-        output = new(layout.steps, batch, directions * width)
+    if rows.batch_sizes is None:
+        steps = x.shape[0]
+        kept_rows = steps * batch
+        output = new(steps, batch, directions * width)
     else:
-        output = new(layout.rows, directions * width)
+        layout = layout_of(config, operands, rows)
+        kept_rows = layout.rows
+        output = new(kept_rows, directions * width)
     h_n = new(directions, batch, width)
     states = state_dtype(dtype)
     c_n, of_cells = None, spec.cells * hidden
@@ -105,39 +110,24 @@ def forward(
         # The core leaves rows beyond the lengths as they are; operators must not return uninitialised memory.
         allocate = x.new_empty if rows.lengths is None else x.new_zeros
         if spec.saved and not config.recompute:
-            gates = allocate((directions, layout.rows, spec.saved * hidden))
+            gates = allocate((directions, kept_rows, spec.saved * hidden))
         if c_n is not None and not config.all_states:
-            cells = allocate((directions, layout.rows, of_cells), dtype=states)
+            cells = allocate((directions, kept_rows, of_cells), dtype=states)
     if config.all_states:
         allocate = x.new_empty if rows.lengths is None else x.new_zeros
         cells = allocate((*x.shape[:-1], directions * of_cells), dtype=states)
 
-    backend, structs = select(x.device), []
-    for d, reverse in enumerate(config.reverse):
-        struct = _C.ForwardDirection()
-        if reverse:
-            struct.reverse = True
-        call.weights(struct, operands, d)
-        if backend.computes_input_gates:
-            struct.input = call.rows(operands[config.input_of(d)])
-        struct.output = rows_of(output, d * width)
-        struct.h_n = part(h_n, d)
-        if c_n is not None:
-            struct.c_n = part(c_n, d)
-        if initial is not None:
-            struct.h0 = part(initial[0], d)
-            if c_n is not None:
-                struct.c0 = part(initial[1], d)
-        if gates is not None:
-            struct.gates = buffer_rows(gates, batch, d)
-        if cells is not None:
-            struct.cells = cell_rows(config, cells, layout, d)
-        structs.append(struct)
+    backend, core = select(x.device), config.core()
+    results = (extent_of(config, x, rows, layout), output, h_n, c_n, gates, cells)
     if backend.computes_input_gates:
-        call.args.direction = structs
-        backend.forward(call.args)
+        if not backend.forward(core, operands, *results):
+            backend.forward(core, readable_operands(config, operands), *results)
     else:
+        layout = layout_of(config, operands, rows) if layout is None else layout
+        operands = readable_operands(config, operands)
+        args = core.forward(operands, *results, False)
+        structs = args.direction
         for d in range(0, len(structs), 2):
-            _forward_in_pieces(backend, call, d, structs[d : d + 2], operands)
+            _forward_in_pieces(backend, args, config, layout, d, structs[d : d + 2], operands)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))
     return Result(output, final, gates, cells)

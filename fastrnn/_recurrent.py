@@ -13,6 +13,7 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
+from . import _forked
 from ._checks import check_masks
 from ._config import saveable
 from ._noise import Variational, check_probability
@@ -186,6 +187,12 @@ class Recurrent(torch.nn.RNNBase):
         reset_to_initial: bool,
         all_states: bool = False,
     ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor | PackedSequence, States, list[tuple]]:
+        if _forked.is_child and not torch.compiler.is_compiling():
+            with _forked.alone():
+                return self._run_here(input, states, lengths, resets, reset_to_initial, all_states)
+        return self._run_here(input, states, lengths, resets, reset_to_initial, all_states)
+
+    def _run_here(self, input, states, lengths, resets, reset_to_initial, all_states):
         if isinstance(input, PackedSequence):
             return self._run_packed(input, states, lengths, resets, reset_to_initial, all_states)
         dims = input.dim()

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import _backward, _raw
+from . import _backward, _forked, _raw
 from ._config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
 from ._ops import gradients_operator, run_operator
 from .cells import States
@@ -79,8 +79,16 @@ def run(
     config: Config,
     operands: list[Tensor],
     rows: Rows,
+    plain: bool = False,
 ) -> tuple[Tensor, States]:
-    """One layer by the route that fits; output, and final states with those of every step last if they are wanted."""
+    """One layer by the route that fits; output, and final states with those of every step last if they are wanted.
+
+    Args:
+        config: options.
+        operands: as _config.py lays them out.
+        rows: which rows there are and where they stop and restart.
+        plain: the operands are known to be ordinary tensors in the CPU's memory.
+    """
     save = False
     if torch.is_grad_enabled():
         for t in operands:
@@ -103,7 +111,13 @@ def run(
             operands = [torch.jit.script(_only_these_steps)(operands[0], steps), *operands[1:]]
         return call_reference(config, operands, rows)
     x = operands[0]  # functional.py has checked that all lie on one device
-    if not (x.is_cpu or x.is_cuda) or _observed() or not _plain(operands) or not _plain(rows[1:]):
+    if not plain:
+        plain = (x.is_cpu or x.is_cuda) and _plain(operands)
+        if plain:
+            operands = [*map(_unwrap, operands)]
+            if x.is_cpu and rows.batch_sizes is None:
+                config.core().remember(operands)
+    if not plain or _observed() or not _plain(rows[1:]):
         return run_operator(config, operands, rows, save)
     if save:
         output, *final = _apply(config, rows, *operands)
@@ -135,28 +149,30 @@ class LayerFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, config, rows, *operands):
         result = _raw.forward(config, operands, rows, True)
-        ctx.save_for_backward(*operands, *rows[1:], result.output.data, result.gates, result.cells)
+        output = result.output
+        ctx.save_for_backward(*operands, *rows[1:], output.data, result.gates, result.cells)
         ctx.set_materialize_grads(False)
-        ctx.config, ctx.batch, ctx.watch = config, rows.batch, _watch(result.output)
-        ctx.version = ctx.watch._version
-        return result.output, *result.results(config)
+        watch = _watch(output)
+        ctx.call = config, rows.batch, watch, watch._version
+        return output, *result.results(config)
 
     @staticmethod
     def backward(ctx, *gradients):
         *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
-        rows = Rows(ctx.batch, lengths, resets, batch_sizes, seed)
-        result = _raw.Result(output if ctx.watch._version == ctx.version else None, (), gates, cells)
-        return None, None, *_gradients(ctx.config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
+        config, batch, watch, version = ctx.call
+        rows = Rows(batch, lengths, resets, batch_sizes, seed)
+        result = _raw.Result(output if watch._version == version else None, (), gates, cells)
+        call = (config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
+        if _forked.is_child:
+            with _forked.alone():
+                return None, None, *_gradients(*call)
+        return None, None, *_gradients(*call)
 
 
 # Function.apply without its care for functorch, which costs a tenth of a step: `run` has seen to transforms that are
-# active, and here to tensors left over from one that has ended.
-_apply_function = super(torch.autograd.Function, LayerFunction).apply
+# active, and to tensors left over from one that has ended.
+_apply = super(torch.autograd.Function, LayerFunction).apply
 _unwrap = torch._C._functorch.unwrap_if_dead
-
-
-def _apply(config: Config, rows: Rows, *operands: Tensor) -> tuple[Tensor, ...]:
-    return _apply_function(config, rows, *map(_unwrap, operands))
 
 
 def _gradients(
@@ -171,10 +187,11 @@ def _gradients(
 
     ``result.output`` is None where it was changed since: forward runs again.
     """
-    loop = torch.is_grad_enabled() or _transformed() or any(map(_without_memory, gradients))
+    plain = config.core().plain(gradients)
+    loop = torch.is_grad_enabled() or _transformed() or (not plain and any(map(_without_memory, gradients)))
     if loop or reads_mixed_output(config, rows):
         return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
-    if _observed() or not _plain(gradients):
+    if _observed() or not plain:
         if result.output is None:
             result = result._replace(output=run_operator(config, operands, rows, False)[0])
         return gradients_operator(config, operands, rows, result, gradients, needs)

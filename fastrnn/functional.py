@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import _forked
 from ._checks import check_batch_sizes, check_clips, check_masks, check_noise, check_shapes
 from ._config import Config, Rows, config_of, flatten
 from ._cross_entropy import linear_cross_entropy
@@ -121,7 +122,8 @@ def layer(
                 wanted = "needs" if value is None else "has no"
                 raise ValueError(f"cell {cell} {wanted} {name}")
         operands += flatten(config, own)
-    output, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
+    with _forked.guarded():
+        output, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
     return (output, final) if cells is None else (output, final, cells)
 
 
@@ -144,15 +146,21 @@ def _checked(
         config.recompute = False  # a gate read through its peephole what the dropout made, and no rebuilding draws
     if config.zoneout_h or config.zoneout_c or config.candidate_dropout or seed is not None:
         check_noise(config, seed, x.device)
-    check_clips(config, x.dtype)
+    if config.cell_clip or config.proj_clip:
+        check_clips(config, x.dtype)
+    batch = -1
     if batch_sizes is not None:
         check_batch_sizes(batch_sizes)
-    batch = check_shapes(config, operands, batch_sizes)
+    elif not torch.compiler.is_compiling():
+        batch = config.core().known_batch(operands)
+    plain = batch >= 0
+    if not plain:
+        batch = check_shapes(config, operands, batch_sizes)
     if lengths is not None or resets is not None:
         check_masks(lengths, resets, batch, x.shape[:-1])
         lengths = lengths if lengths is None else lengths.to(x.device, torch.int64)
         resets = resets if resets is None else resets.to(x.device)
-    output, final = run(config, operands, Rows(batch, lengths, resets, batch_sizes, seed))
+    output, final = run(config, operands, Rows(batch, lengths, resets, batch_sizes, seed), plain)
     if config.all_states:
         return output, final[:-1], final[-1].to(x.dtype)
     return output, final, None
@@ -260,18 +268,19 @@ def _public(cell, input, hx, weights, num_layers, bidirectional, dropout, traini
     x = input.transpose(0, 1) if batch_first else input
     if resets is not None and batch_first:
         resets = resets.transpose(0, 1)
-    output, final = stack(
-        cell,
-        x,
-        hx,
-        list(weights),
-        num_layers,
-        each >= 4,
-        bidirectional,
-        dropout if training else 0.0,
-        resets=resets,
-        **options,
-    )
+    with _forked.guarded():
+        output, final = stack(
+            cell,
+            x,
+            hx,
+            list(weights),
+            num_layers,
+            each >= 4,
+            bidirectional,
+            dropout if training else 0.0,
+            resets=resets,
+            **options,
+        )
     return (output.transpose(0, 1) if batch_first else output), final
 
 

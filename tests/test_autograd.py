@@ -10,6 +10,7 @@ import torch.utils.flop_counter
 from cases import COMBINATIONS, make_call, options_of, weighted_sum
 from torch.utils.checkpoint import checkpoint
 
+import fastrnn
 from fastrnn import _raw, functional
 from fastrnn.cells import CELLS, Parameters
 
@@ -177,6 +178,22 @@ def test_operands_made_under_inference_mode(cell, option, device):
     assert call.inputs[0].is_inference()
     found = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), weights)
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (37, 19), (64, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_weight_gradients_of_one_step(sizes, dtype, device):
+    """One row of gates times the input, or the old state: each element is one product, which torch rounds alike."""
+    inputs, hidden = sizes
+    for kind in (fastrnn.LSTM, fastrnn.GRU, fastrnn.RNN):
+        layer = kind(inputs, hidden, device=device, dtype=dtype)
+        x, h0 = (torch.randn(1, 1, size, device=device, dtype=dtype) for size in sizes)
+        output, _ = layer(x, (h0, h0) if kind is fastrnn.LSTM else h0)
+        output.sum().backward()
+        for side, right in (("ih", x), ("hh", h0)):
+            left = getattr(layer, f"bias_{side}_l0").grad
+            found = getattr(layer, f"weight_{side}_l0").grad
+            tol.assert_close(found, torch.outer(left, right[0, 0]), 2 * torch.finfo(dtype).eps, relative=True)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -70,6 +70,19 @@ def test_compile_training(name, backend):
         tol.assert_close(a, b, tol.SAME_FLOAT32, relative=True)
 
 
+def test_compiled_calls_of_what_was_made_under_inference_mode():
+    """As of torch.nn's layers: read without gradients; with them torch says what to do, for it cannot save them."""
+    module = MODULES["lstm"]()
+    with torch.inference_mode():
+        frozen = arguments(module)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for a, b in zip(flat(call(module, *frozen)), flat(compiled(module, *frozen)), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward.*make a clone"):
+        compiled(module, *frozen)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_compile_inference_with_dynamic_sizes(name):
     module = MODULES[name]().eval()

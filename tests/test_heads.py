@@ -144,7 +144,8 @@ FAULTS = {
         _heads, "_put", lambda t, dim, blocks, heads, to: t.unflatten(dim + 1, (blocks, -1)).flatten(dim, dim + 2)
         if to == 0 else t.flatten(1, 2).unflatten(1, (-1, heads)).flatten(2), dict(heads=3)),
     "heads read each other's input": (
-        Config, "input_of", lambda self, direction: direction % self.inputs, dict(heads=3, two_inputs=True)),
+        _heads, "take_operands", lambda config, operands, take=_heads.take_operands:
+        take(config, [operands[1], operands[0], *operands[2:]]), dict(heads=3, two_inputs=True)),
     "directions inside heads": (
         _heads, "apart", lambda config: _heads.replace(config, heads=1, reverse=config.reverse * config.heads),
         dict(heads=2, reverse=(False, True))),

@@ -183,14 +183,18 @@ def test_a_single_row_of_weights_with_any_stride(device):
 FORKED = """
 import os, time, torch, fastrnn
 torch.set_num_threads(2)
-module, x = fastrnn.LSTM(64, 128), torch.randn(20, 20, 64)
+LAYER
+def results():
+    output, states = module(*arguments, **options)
+    return [output, *states]
 with torch.no_grad():
     WARM_UP
     child = os.fork()
     if not child:
-        output = module(x)[0]
+        found = results()
+        assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
-        os._exit(0 if torch.equal(output, module(x)[0]) else 1)
+        os._exit(0 if all(map(torch.equal, found, results())) else 1)
     end = time.monotonic() + 60
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -202,11 +206,25 @@ with torch.no_grad():
 """
 
 
+SMALL = "module, arguments, options = fastrnn.LSTM(64, 128), [torch.randn(20, 20, 64)], {}"
+# States that torch copies, puts together and converts on several threads.
+LARGE = """
+module = fastrnn.LSTM(8, 256, num_layers=2, bidirectional=True).to(torch.bfloat16)
+states = [torch.randn(256, 4, 256).bfloat16().transpose(0, 1) for _ in range(2)]
+arguments, options = [torch.randn(3, 256, 8).bfloat16(), states], dict(lengths=torch.arange(256) % 4)
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.parametrize("warm_up", ["module(x)", "torch.randn(300_000).exp_()"], ids=["layer", "torch_alone"])
-def test_a_forked_process_computes(warm_up):
+@pytest.mark.parametrize(
+    ("layer", "warm_up"),
+    [(SMALL, "results()"), (SMALL, "torch.randn(300_000).exp_()"), (LARGE, "torch.randn(300_000).exp_()")],
+    ids=["layer", "torch_alone", "large"],
+)
+def test_a_forked_process_computes(layer, warm_up):
     """A process forked after threads were used, be it by torch alone, has none of them."""
-    run = subprocess.run([sys.executable, "-c", FORKED.replace("WARM_UP", warm_up)], capture_output=True, text=True)
+    program = FORKED.replace("LAYER", layer).replace("WARM_UP", warm_up)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
