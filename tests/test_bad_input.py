@@ -203,3 +203,13 @@ def test_sizes_in_a_head_that_are_not_the_files(place: Path) -> None:  # noqa: F
             code, said = run(arguments)
         assert code == 1 and said.count("Error: ") == 1 and "should have shape" in said, said
         assert largest.elements < 10**5
+
+
+def test_a_head_with_more_mixes_than_the_file(place: Path) -> None:  # noqa: F811
+    assert run(["convert-bilm", "model", "elmo.safetensors"])[0] == 0
+    with __import__("safetensors").safe_open("elmo.safetensors", "pt") as file:
+        head = dict(file.metadata())
+    head["fastrnn.elmo"] = json.dumps(json.loads(head["fastrnn.elmo"]) | {"num_output_representations": 10**9})
+    safetensors_torch.save_file(safetensors_torch.load_file("elmo.safetensors"), "elmo.safetensors", head)
+    code, said = run(["embed", "shard0.txt", "out", "--model", "elmo.safetensors"])
+    assert code == 1 and said.count("Error: ") == 1 and "is 1000000000, found 1 mixes" in said, said

@@ -114,6 +114,10 @@ def load_elmo(path: str | PathLike, **changes) -> Elmo:
     tensors, head = read_tensors(path)
     try:
         settings = dict(json.loads(head.get(_ELMO, "{}")))
+        mixes = sum(name.startswith("mixes.") and name.endswith(".gamma") for name in tensors)
+        if settings and settings.get("num_output_representations") != mixes:
+            named = settings.get("num_output_representations")
+            raise WeightsError(f"{path}: num_output_representations in its head is {named!r}, found {mixes} mixes")
         elmo = Elmo(_model(path, tensors, head), **{**settings, **changes})
     except WeightsError:
         raise
