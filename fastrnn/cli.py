@@ -24,6 +24,8 @@ COMMANDS = {
     "eval-bilm": ("fastrnn.bilm.commands:eval_bilm", "Perplexity of text under a trained biLM."),
     "generate": ("fastrnn.bilm.commands:generate", "Write sentences with a trained biLM."),
     "score": ("fastrnn.bilm.commands:score", "Log probability of every token of a text."),
+    "tag": ("fastrnn.tag.commands:tag", "Tag the words of sentences: train, predict, eval."),
+    "classify": ("fastrnn.classify.commands:classify", "Classify texts: train, predict, eval."),
     "lm": ("fastrnn.lm.commands:lm", "Language models of characters or words: train, eval, generate, score."),
 }
 
@@ -42,6 +44,19 @@ class CellName(click.ParamType):
         if value not in CELLS:
             self.fail(f"{value!r} is not one of {', '.join(CELLS)}", param, ctx)
         return value
+
+
+def cell_list(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """Callback of an option that takes one cell or several, with commas between them."""
+    from ._named import cell_name
+
+    try:
+        cells = tuple(cell_name(name.strip()) for name in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if len(set(cells)) < len(cells):
+        raise click.BadParameter(f"{value} names a cell twice")
+    return cells
 
 
 class LazyGroup(click.Group):

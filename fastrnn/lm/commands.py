@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ..cli import LazyGroup, refuse_idle, require_device
+from ..cli import LazyGroup, cell_list, refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
 from ..text_models.errors import plain_errors
+from ..text_models.report import require_plot
 
 if TYPE_CHECKING:
     from .model import LanguageModel
@@ -49,26 +50,6 @@ def _results(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", type=_OUTPUT, help="Write the results as JSON.")(command)
 
 
-def _require_plot(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise click.UsageError(f"{path} (--plot) must end in .png, .svg or .pdf")
-    import matplotlib  # noqa: F401  the end of training would be a bad time to learn that it is missing
-
-
-def _cells(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    from .._named import cell_name
-
-    try:
-        cells = tuple(cell_name(name.strip()) for name in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if len(set(cells)) < len(cells):
-        raise click.BadParameter(f"{value} names a cell twice")
-    return cells
-
-
 @click.command("train")
 @_text
 @click.option("--out", "folder", required=True, help="Folder for checkpoints, log and model.")
@@ -92,7 +73,7 @@ def _cells(context: click.Context, parameter: click.Parameter, value: str) -> tu
     "cells",
     default="lstm",
     show_default=True,
-    callback=_cells,
+    callback=cell_list,
     is_eager=False,
     help="A cell, or several beside each other: rnn,gru,lstm. Each trains in a folder of its own below --out then.",
 )
@@ -153,14 +134,15 @@ def train(context: click.Context, text: tuple[str, ...], cells: tuple[str, ...],
     without = not values["held_out"] and not values["held_out_share"]
     if without:
         refuse_idle("without held-out text", "patience", "ngrams", "json", "plot")
-    _require_plot(values["plot"])
+    require_plot(values["plot"])
     if values["device"] is not None:
         require_device(values["device"])
     given = {name: value for name, value in values.items() if context.get_parameter_source(name) in _GIVEN}
     if context.get_parameter_source("cells") in _GIVEN or len(cells) > 1:
         given["cell"] = cells[0]
     with plain_errors():
-        from .report import evaluate_ngrams, print_table, rows_json, write_curves, write_json
+        from ..text_models.report import write_json
+        from .report import evaluate_ngrams, print_table, rows_json, write_curves
         from .run import Run
         from .run import read_corpus as read
         from .run import train as run_training
@@ -237,11 +219,12 @@ def evaluate(
     """
     if not ngram_text:
         refuse_idle("without --ngram-text", "ngrams")
-    _require_plot(plot)
+    require_plot(plot)
     with plain_errors():
+        from ..text_models.report import write_json
         from ..text_models.text import find_texts
         from ..text_models.units import read_running_text
-        from .report import evaluate_ngrams, print_table, rows_json, write_bars, write_json
+        from .report import evaluate_ngrams, print_table, rows_json, write_bars
 
         reads = [("TEXT", path) for path in find_texts(text)] + [("--model", model) for model in models]
         counted = find_texts(ngram_text) if ngram_text else []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..text_models.files import replacing
 from ..text_models.ngrams import KneserNey
+from ..text_models.report import new_figure, print_rows, write_figure
 from ..text_models.units import Ids, Units
 from .model import Evaluation
 
@@ -22,65 +21,34 @@ def evaluate_ngrams(units: Units, train: Ids, held_out: Ids, order: int) -> dict
 
 def print_table(rows: Mapping[str, Evaluation], more: Mapping[str, Mapping[str, str]] | None = None) -> None:
     """Prints a row for each model: its figures, and ``more`` columns of some."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    more = more or {}
-    columns = list(dict.fromkeys(name for own in more.values() for name in own))
     first = next(iter(rows.values()))
-    view = Table(box=box.SIMPLE_HEAD)
-    view.add_column("model")
-    for name in [*first.figures, *columns]:
-        view.add_column(name, justify="right")
-    for name, found in rows.items():
-        figures = [f"{value:,.4f}" if value < 100 else f"{value:,.1f}" for value in found.figures.values()]
-        view.add_row(name, *figures, *(more.get(name, {}).get(column, "") for column in columns))
-    console = Console(highlight=False)
-    console.print(view)
-    console.print(f"{first.units:,} {first.kind}, <UNK> {first.unknown_share:.2%}")
+    figures = {
+        name: {key: f"{value:,.4f}" if value < 100 else f"{value:,.1f}" for key, value in found.figures.items()}
+        for name, found in rows.items()
+    }
+    print_rows({name: {**own, **(more or {}).get(name, {})} for name, own in figures.items()})
+    print(f"{first.units:,} {first.kind}, <UNK> {first.unknown_share:.2%}")
 
 
 def rows_json(rows: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
     return [{"model": name, **found.figures, **vars(found)} for name, found in rows.items()]
 
 
-def write_json(path: Path, content: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
 def write_curves(path: Path, curves: Mapping[str, Sequence[Mapping[str, Any]]], lines: Mapping[str, Evaluation],
                  unit: str) -> None:  # fmt: skip
     """Draws held-out loss against CPU seconds, a curve for each cell, and n-grams as lines."""
-    figure, axes = _figure(f"held-out loss, nats a {unit}")
+    figure, axes = new_figure(f"held-out loss, nats a {unit}")
     for name, epochs in curves.items():
         seconds = [epoch["cpu_seconds"] for epoch in epochs]
         axes.plot(seconds, [epoch["held_out_loss"] for epoch in epochs], marker="o", label=name)
     for place, (name, found) in enumerate(lines.items()):
         axes.axhline(found.loss, color=str(0.75 - 0.1 * place), linestyle="--", linewidth=1, label=name)
     axes.set_xlabel("CPU seconds of training")
-    _write(figure, axes, path)
+    write_figure(figure, axes, path)
 
 
 def write_bars(path: Path, rows: Mapping[str, Evaluation], unit: str) -> None:
     """Draws the loss of each model as a bar."""
-    figure, axes = _figure(f"loss, nats a {unit}")
+    figure, axes = new_figure(f"loss, nats a {unit}")
     axes.bar(list(rows), [found.loss for found in rows.values()])
-    _write(figure, axes, path)
-
-
-def _figure(label: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_ylabel(label)
-    return figure, axes
-
-
-def _write(figure: Any, axes: Any, path: Path) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+    write_figure(figure, axes, path)

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from ..paths import PathError
+from ..text_models import settings
 from ..text_models.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 from ..text_models.errors import Interrupted, TrainingError
 from ..text_models.loop import deterministic, stop_requests
@@ -199,8 +200,8 @@ class _Training:
                 base_training = TrainingOptions(**checkpoint["identity"]["training"])
             except (TypeError, KeyError, ValueError) as error:
                 raise CheckpointError(f"{path} is damaged: its settings cannot be read ({error!r})") from error
-        options = options or replace(base, **_among(LanguageModelOptions, given))
-        training = training or replace(base_training, **_among(TrainingOptions, given))
+        options = options or replace(base, **settings.among(LanguageModelOptions, given))
+        training = training or replace(base_training, **settings.among(TrainingOptions, given))
         torch.manual_seed(training.seed)
         self.model = LanguageModel(options, corpus.units).to(device)
         self.trainer = Trainer(self.model, corpus.train, training, run.epochs)
@@ -323,27 +324,11 @@ class _Training:
         return Result(self.model.options.cell, str(self.folder), parameters, self.epochs, best, held_out)
 
 
-def _among(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in given.items() if name in names}
-
-
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two runs' settings, one line each, as options of the command."""
-    lines = []
-    for part in ("model", "training"):
-        for name, value in now[part].items():
-            if before[part].get(name) != value:
-                lines.append(f"{_option(name, before[part].get(name))}, now {_option(name, value)}")
+    lines = settings.differences(before, now)
     if before["units"] != now["units"]:
         lines.append("other units (--units, --vocab, --min-count, or another text)")
     elif before["text"] != now["text"]:
         lines.append("another training text (TEXT, --held-out-share)")
     return lines
-
-
-def _option(name: str, value: Any) -> str:
-    option = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return option if value else f"no {option}"
-    return f"no {option}" if value is None else f"{option} {value}"

@@ -1,0 +1,23 @@
+"""Classifiers of texts: recurrent layers over words, many to one; also from a language model (Dai and Le 2015).
+
+The names below are imported on first use, so that the commands show their help without waiting for torch.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .model import Classifier, ClassifierOptions
+
+_MODULES = {"Classifier": "model", "ClassifierOptions": "model"}
+__all__ = ["Classifier", "ClassifierOptions"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

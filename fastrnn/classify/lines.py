@@ -1,0 +1,25 @@
+"""Labelled texts, one a line: a label, and after a blank or a tab the words."""
+
+from __future__ import annotations
+
+import os
+
+from ..text_models.text import TextError, read_lines
+
+
+def read_labelled(path: str | os.PathLike) -> tuple[list[list[str]], list[str]]:
+    """Words and labels of the lines of a file, "-" being standard input; lines without any word are passed over.
+
+    Raises:
+        TextError: not UTF-8 text, no line, or a label without text; with file and line.
+    """
+    name = "standard input" if path == "-" else str(path)
+    texts, labels = [], []
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split()
+        if len(fields) == 1:
+            raise TextError(f"{name}, line {number}: expected a label and a text, found {line[:80]!r}")
+        if fields:
+            labels.append(fields[0])
+            texts.append(fields[1:])
+    return texts, labels

@@ -1,0 +1,202 @@
+"""The commands `fastrnn tag train|predict|eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..cli import LazyGroup, refuse_idle, require_device
+from ..paths import guard_outputs, overwrite_option
+from ..tasks.commands import (
+    DATA,
+    DEVICE,
+    FEATURES,
+    MOVED,
+    NETWORK,
+    RESULTS,
+    TRAINING,
+    given_values,
+    held_back,
+    train_all,
+    with_options,
+)
+from ..text_models.errors import plain_errors
+from ..text_models.report import require_plot
+
+COMMANDS = {
+    "train": ("fastrnn.tag.commands:train", "Train taggers on tagged sentences, or go on where training stopped."),
+    "predict": ("fastrnn.tag.commands:predict", "Tag sentences with a trained model."),
+    "eval": ("fastrnn.tag.commands:evaluate", "Score trained models on tagged sentences."),
+}
+_MOST_FREQUENT = "most frequent tag"
+_FORMAT = click.option(
+    "--format", type=click.Choice(["conll", "conllu"]), help="[default: conllu of names that end in .conllu, or conll]"
+)
+_COLUMN = click.option(
+    "--column", help="Of the tags: a number from 2, or upos, xpos, feats, deprel.  [default: upos; of CoNLL the last]"
+)
+_MODEL = click.option("--model", required=True, help="The folder that tag train wrote.")
+
+
+@click.group("tag", cls=LazyGroup, commands_by_name=COMMANDS)
+def tag() -> None:
+    """Taggers of words: parts of speech, names, and whatever else has a tag a word.
+
+    \b
+    fastrnn tag train train.conllu --dev dev.conllu --test test.conllu --out tagger
+    fastrnn tag predict other.conllu --model tagger --out tagged.conllu
+    """
+
+
+@click.command("train")
+@click.argument("train_file", metavar="TRAIN")
+@with_options(DATA, _FORMAT, _COLUMN, FEATURES, NETWORK)
+@click.option("--crf", is_flag=True, help="A linear-chain CRF over the tags, in place of a softmax for each word.")
+@with_options(TRAINING, RESULTS)
+@click.pass_context
+def train(context: click.Context, train_file: str, cells: tuple[str, ...], **values: Any) -> None:
+    """Train taggers on TRAIN (CoNLL or CoNLL-U), or go on where the same command stopped.
+
+    Tags that mark entities (O, B-person, I-person, ...) are scored by F1 of entities, as conlleval counts them, others
+    by accuracy. The table has the most frequent tag of each word beside the models.
+
+    \b
+    Example: fastrnn tag train train.conllu --dev dev.conllu --test test.conllu --out tagger --seeds 4
+    """
+    if "-" in (train_file, values["dev"], values["test"]):
+        raise click.UsageError("training reads its files again, which standard input cannot give: name a file")
+    if values["dev"] is not None:
+        refuse_idle("with --dev", "dev_share")
+    require_plot(values["plot"])
+    if values["device"] is not None:
+        require_device(values["device"])
+    with plain_errors():
+        from ..tasks.encoder import Inventory
+        from ..tasks.results import print_results, results_json, write_curves
+        from ..tasks.run import Data
+        from ..tasks.sources import SOURCES, Remembered, open_sources
+        from ..tasks.training import Examples
+        from ..text_models.report import write_json
+        from .model import Tagger, TaggerOptions
+        from .score import MostFrequentTag, score_tags
+
+        files = {"train": train_file, "dev": values["dev"], "test": values["test"]}
+        parts = {}
+        for name, path in files.items():
+            if path is not None:
+                read = _read(path, values)
+                parts[name] = Examples(read.sentences, read.tags)
+        if "dev" not in parts:
+            parts["train"], parts["dev"] = held_back(parts["train"], values["dev_share"])
+        places = {name: values[name] for name in SOURCES}
+        reads = [("TRAIN", train_file), ("--dev", values["dev"]), ("--test", values["test"])]
+        reads += [(f"--{name}", place) for name, place in places.items()]
+        reads = [(name, path) for name, path in reads if path is not None]
+        outputs = [("--json", values["json"]), ("--plot", values["plot"])]
+        guard_outputs(outputs, [*reads, ("--out", values["folder"])], overwrite=values["overwrite"])
+        data = Data(parts["train"], parts["dev"], parts.get("test"), reads)
+        sources = {name: Remembered(own) for name, own in open_sources(places, values["device"] or "cpu").items()}
+        inventory = Inventory.of(data.train.texts, (tag for own in data.train.targets for tag in own))
+        results = train_all(
+            lambda options: Tagger(options, inventory, sources), TaggerOptions, data, values,
+            given_values(context, cells), cells,
+            {name: own.digest for name, own in sources.items()},
+        )  # fmt: skip
+        baseline = MostFrequentTag(data.train.texts, data.train.targets)
+        compared = {part: parts[part] for part in ("dev", "test") if part in parts}
+        baselines = {_MOST_FREQUENT: {
+            part: score_tags(own.targets, baseline.predict(own.texts)) for part, own in compared.items()
+        }}  # fmt: skip
+        print_results(results, baselines)
+        if values["json"]:
+            write_json(values["json"], results_json(results, baselines))
+        if values["plot"]:
+            write_curves(values["plot"], results, baselines)
+
+
+def _read(path: str, values: dict[str, Any], **more: Any) -> Any:
+    from .conll import read_document
+
+    return read_document(path, values["format"], values["column"], **more)
+
+
+@click.command("eval")
+@click.argument("file", metavar="FILE")
+@click.option("--model", "models", required=True, multiple=True, help="A folder that tag train wrote; may be repeated.")
+@click.option("--baseline", help="Tagged sentences, for a row of the most frequent tag of each word in them.")
+@with_options(_FORMAT, _COLUMN, DEVICE, RESULTS)
+def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
+    """Score trained models on the tagged sentences of FILE (CoNLL or CoNLL-U; - for standard input).
+
+    \b
+    Example: fastrnn tag eval test.conllu --model tagger --baseline train.conllu
+    """
+    require_plot(values["plot"])
+    require_device(values["device"])
+    with plain_errors():
+        from ..tasks.results import print_scores, write_bars
+        from ..text_models.report import write_json
+        from .model import Tagger
+        from .score import MostFrequentTag, score_tags
+
+        reads = [("FILE", file), ("--baseline", values["baseline"]), *(("--model", model) for model in models)]
+        guard_outputs(
+            [("--json", values["json"]), ("--plot", values["plot"])],
+            [(name, path) for name, path in reads if path is not None], overwrite=values["overwrite"],
+        )  # fmt: skip
+        read = _read(file, values)
+        scores = {}
+        for name in models:
+            found = Tagger.load(name, values["device"]).predict(read.sentences)
+            scores[name] = score_tags(read.tags, found)
+        if values["baseline"]:
+            seen = _read(values["baseline"], values)
+            found = MostFrequentTag(seen.sentences, seen.tags).predict(read.sentences)
+            scores[_MOST_FREQUENT] = score_tags(read.tags, found)
+        print_scores(scores)
+        if values["json"]:
+            write_json(values["json"], {name: score.to_json() for name, score in scores.items()})
+        if values["plot"]:
+            write_bars(values["plot"], scores)
+
+
+@click.command("predict")
+@click.argument("file", metavar="FILE")
+@_MODEL
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: print]")
+@click.option(
+    "--format", type=click.Choice(["conll", "conllu", "text"]),
+    help="text: a tokenised sentence a line.  [default: conllu of names that end in .conllu, or conll]",
+)  # fmt: skip
+@click.option("--column", help="CoNLL-U: of the tags, a number or upos, xpos, feats, deprel.  [default: upos]")
+@with_options(MOVED, DEVICE, overwrite_option)
+def predict(file: str, model: str, out: Path | None, overwrite: bool, **values: Any) -> None:
+    """Tag the sentences of FILE (- for standard input).
+
+    CoNLL-U comes back with its column of tags replaced, CoNLL with a further column at the end, as conlleval reads it,
+    and text as CoNLL.
+
+    \b
+    Example: fastrnn tag predict other.conllu --model tagger --out tagged.conllu
+    """
+    require_device(values["device"])
+    with plain_errors():
+        from ..tasks.sources import SOURCES
+        from ..text_models.files import replacing
+        from .conll import format_of
+        from .model import Tagger
+
+        values["format"] = values["format"] or format_of(file)
+        if values["format"] != "conllu":
+            refuse_idle("with CoNLL or text, whose tags become a column of their own", "column")
+        guard_outputs([("--out", out)], [("FILE", file), ("--model", model)], overwrite=overwrite)
+        read = _read(file, values, tagged=False)
+        tagger = Tagger.load(model, values["device"], **{name: values[name] for name in SOURCES})
+        text = read.with_tags(tagger.predict(read.sentences))
+        if out is None:
+            click.echo(text, nl=False)
+        else:
+            with replacing(out) as temporary:
+                temporary.write_text(text, encoding="utf-8")

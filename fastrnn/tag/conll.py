@@ -1,0 +1,141 @@
+"""Tagged sentences in columns: CoNLL (2003, WNUT and the like) and CoNLL-U, read and written.
+
+A sentence's words stand one a line, with columns between tabs (or blanks, in files without tabs), and a blank line ends
+it. CoNLL has the word in the first column and the tag in the last; CoNLL-U, ten columns, in the second and fourth
+(UPOS). Writing leaves every other line and column as it was read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..text_models.text import TextError, read_lines
+
+FORMATS = ("conll", "conllu", "text")
+CONLLU_COLUMNS = {"upos": 4, "xpos": 5, "feats": 6, "deprel": 8}
+_DOCUMENT = "-DOCSTART-"  # CoNLL 2003 marks documents with a sentence of this word
+
+
+@dataclass
+class Document:
+    """A file of sentences.
+
+    Attributes:
+        source: its name, for messages.
+        format: "conll", "conllu" or "text" (a tokenised sentence a line, no tags).
+        sentences: the words of each.
+        tags: of each sentence; None if they were not read.
+        lines: of the file.
+        places: of each word of each sentence, its line; of text, of each sentence.
+        column: of the tags, from 1; 0: the last.
+    """
+
+    source: str
+    format: str
+    sentences: list[list[str]]
+    tags: list[list[str]] | None
+    lines: list[str]
+    places: list[list[int]]
+    column: int
+
+    def with_tags(self, tags: Sequence[Sequence[str]]) -> str:
+        """The file's text with these tags: in their column of CoNLL-U, as a further last column of CoNLL (conlleval
+        reads that of the gold tags and that of the found ones), and of text as CoNLL of two columns."""
+        if self.format == "text":
+            rows = ["".join(f"{word}\t{tag}\n" for word, tag in zip(words, own, strict=True))
+                    for words, own in zip(self.sentences, tags, strict=True)]  # fmt: skip
+            return "\n".join(rows)
+        lines = list(self.lines)
+        for places, own in zip(self.places, tags, strict=True):
+            for place, tag in zip(places, own, strict=True):
+                if self.format == "conllu":
+                    columns = lines[place].split("\t")
+                    columns[self.column - 1] = tag
+                    lines[place] = "\t".join(columns)
+                else:
+                    lines[place] = lines[place].rstrip() + ("\t" if "\t" in lines[place].rstrip() else " ") + tag
+        return "\n".join(lines) + "\n"
+
+
+def format_of(path: str | os.PathLike) -> str:
+    """The format that a file's name tells."""
+    return "conllu" if Path(path).suffix.lower() == ".conllu" else "conll"
+
+
+def column_number(column: str | None, format: str) -> int:
+    """The number of a column, from 1, of its number or of its name in CoNLL-U; None: 0, the last, or UPOS.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    if column is None:
+        return CONLLU_COLUMNS["upos"] if format == "conllu" else 0
+    if format == "conllu" and column.lower() in CONLLU_COLUMNS:
+        return CONLLU_COLUMNS[column.lower()]
+    if not (column.isdecimal() and 2 <= int(column) <= 100):
+        names = f", or {', '.join(CONLLU_COLUMNS)}" if format == "conllu" else ""
+        raise ValueError(f"the column of the tags must be a number from 2{names}; got {column!r}")
+    return int(column)
+
+
+def read_document(
+    path: str | os.PathLike, format: str | None = None, column: str | None = None, *, tagged: bool = True
+) -> Document:
+    """Reads a file.
+
+    Args:
+        path: "-" is standard input.
+        format: None: as the name tells.
+        column: of the tags, see :func:`column_number`.
+        tagged: whether tags are needed.
+
+    Raises:
+        TextError: not UTF-8 text, no sentence, or a line without its columns; with file and line.
+    """
+    format = format or format_of(path)
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    name = "standard input" if path == "-" else str(path)
+    if format == "text":
+        if tagged:
+            raise ValueError(f"{name} is text without tags: give conll or conllu")
+        lines = read_lines(path)
+        places = [[number] for number, line in enumerate(lines) if line.split()]
+        return Document(name, format, [lines[place].split() for place, in places], None, lines, places, 0)
+    number = column_number(column, format)
+    read = Document(name, format, [], [] if tagged else None, read_lines(path), [], number)
+    words: list[str] = []
+    tags: list[str] = []
+    places: list[int] = []
+    for place, line in enumerate([*read.lines, ""]):
+        if not line.strip():
+            if words and words != [_DOCUMENT]:
+                read.sentences.append(words)
+                read.places.append(places)
+                if read.tags is not None:
+                    read.tags.append(tags)
+            words, tags, places = [], [], []
+        elif format == "conll" or not line.startswith("#"):
+            columns = line.rstrip("\r").split("\t") if "\t" in line else line.split()
+            if format == "conllu":
+                if len(columns) != 10 or not columns[1].strip():
+                    wanted = "ten columns with tabs between them"
+                    raise TextError(f"{name}, line {place + 1}: expected {wanted}, found {line[:80]!r}")
+                if not columns[0].isdecimal():  # a contraction's range, or an empty node
+                    continue
+            word = columns[1] if format == "conllu" else columns[0]
+            own = number or len(columns)
+            if not word.strip() or (tagged and (not 2 <= own <= len(columns) or not columns[own - 1].strip())):
+                what = f"its tag in column {number}" if number else "its tag"
+                what = f"a word and {what}" if tagged else "a word"
+                raise TextError(f"{name}, line {place + 1}: expected {what}, found {line[:80]!r}")
+            words.append("_".join(word.split()))
+            places.append(place)
+            if tagged:
+                tags.append(columns[own - 1].strip())
+    if not read.sentences:
+        raise TextError(f"{name} has no sentence")
+    return read

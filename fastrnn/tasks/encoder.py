@@ -1,0 +1,187 @@
+"""From sentences to vectors of their words: trained word vectors, an encoder of characters, frozen features."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from .._named import make_layer
+from ..bilm.mix import ScalarMix
+from .options import NetworkOptions
+from .sources import Source
+
+_CHARACTER_WIDTH = 32
+_LONGEST = 40  # characters of a word that are read
+UNKNOWN = 0
+
+
+def normal(word: str) -> str:
+    """The form of a word that has a trained vector: lower case, digits alike. Its characters are read as they are."""
+    return "".join("0" if character.isdecimal() else character for character in word.lower())
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The words, characters and labels of the training text. Number 0 of words and characters stands for all others.
+
+    Attributes:
+        words: in normal form, by falling frequency.
+        counts: how often each was seen.
+        characters: by falling frequency.
+        labels: sorted.
+    """
+
+    words: list[str]
+    counts: list[int]
+    characters: list[str]
+    labels: list[str]
+
+    @classmethod
+    def of(cls, sentences: Iterable[Sequence[str]], labels: Iterable[str]) -> Inventory:
+        words: Counter[str] = Counter()
+        characters: Counter[str] = Counter()
+        for sentence in sentences:
+            words.update(map(normal, sentence))
+            for word in sentence:
+                characters.update(word)
+        ranked = sorted(words, key=lambda word: (-words[word], word))
+        letters = sorted(characters, key=lambda character: (-characters[character], character))
+        return cls(ranked, [words[word] for word in ranked], letters, sorted(set(labels)))
+
+    def __post_init__(self) -> None:
+        for name in ("words", "characters", "labels"):
+            values = getattr(self, name)
+            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+                raise ValueError(f"{name} must be a list of strings")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ from each other")
+        if len(self.counts) != len(self.words) or not all(type(count) is int and count > 0 for count in self.counts):
+            raise ValueError("counts must be positive integers, one for each of words")
+
+
+@dataclass
+class Prepared:
+    """A sentence as an encoder reads it.
+
+    Attributes:
+        words: its words.
+        ids: their numbers [n].
+        layers: features [K, n, W] of each source.
+    """
+
+    words: Sequence[str]
+    ids: Tensor
+    layers: dict[str, Tensor]
+
+
+@dataclass
+class Batch:
+    """B sentences of at most T words, of U different words with at most C characters each.
+
+    Attributes:
+        ids: [T, B].
+        lengths: words of each sentence [B].
+        places: of each word among the different ones [T, B].
+        characters, character_lengths: [C, U], [U]; none without an encoder of characters.
+        layers: of each source [K, T, B, W].
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    places: Tensor | None
+    characters: Tensor | None
+    character_lengths: Tensor | None
+    layers: dict[str, Tensor]
+
+
+class WordEncoder(nn.Module):
+    """Vectors of words: a trained one, the last states of a recurrent layer over its characters in both directions
+    (Lample et al. 2016; Ling et al. 2015), and mixes of frozen features (Peters et al. 2018).
+
+    In training a word that was seen n times is now and then taken for an unknown one, with probability p / (p + n)
+    (Kiperwasser and Goldberg 2016, with p = 0.25).
+    """
+
+    def __init__(self, options: NetworkOptions, inventory: Inventory, sources: Mapping[str, Source]) -> None:
+        super().__init__()
+        self.options = options
+        self.sources = dict(sources)
+        self._words = {word: number for number, word in enumerate(inventory.words, 1)}
+        self._characters = {character: number for number, character in enumerate(inventory.characters, 1)}
+        self.embedding = nn.Embedding(len(self._words) + 1, options.embedding) if options.embedding else None
+        self.characters = self.character_embedding = None
+        if options.characters:
+            self.character_embedding = nn.Embedding(len(self._characters) + 1, _CHARACTER_WIDTH)
+            self.characters = make_layer(options.cell, _CHARACTER_WIDTH, options.characters, bidirectional=True)
+        self.mixes = nn.ModuleDict({name: ScalarMix(source.layers) for name, source in sources.items()})
+        self.width = options.embedding + 2 * options.characters + sum(source.width for source in sources.values())
+        counts = torch.tensor([0.0, *inventory.counts])
+        self.register_buffer("_dropped", options.word_dropout / (options.word_dropout + counts), persistent=False)
+        if options.word_dropout == 0:
+            self._dropped.zero_()
+
+    @property
+    def device(self) -> torch.device:
+        return self._dropped.device
+
+    def prepare(self, sentences: Sequence[Sequence[str]]) -> list[Prepared]:
+        """Looks up what does not change in training. A sentence without words becomes one of one unknown word."""
+        read = [sentence or ("\0",) for sentence in sentences]
+        layers = {name: source(read) for name, source in self.sources.items()}
+        found = []
+        for place, sentence in enumerate(read):
+            ids = torch.tensor([self._words.get(normal(word), UNKNOWN) for word in sentence])
+            found.append(Prepared(sentence, ids, {name: values[place] for name, values in layers.items()}))
+        return found
+
+    def batch(self, sentences: Sequence[Prepared]) -> Batch:
+        """Puts sentences side by side, on the encoder's device."""
+        device = self.device
+        ids = pad_sequence([sentence.ids for sentence in sentences])
+        lengths = torch.tensor([len(sentence.ids) for sentence in sentences])
+        places = characters = character_lengths = None
+        if self.characters is not None:
+            different: dict[str, int] = {}
+            rows = [torch.tensor([different.setdefault(word, len(different)) for word in s.words]) for s in sentences]
+            places = pad_sequence(rows).to(device)
+            letters = [[self._characters.get(letter, UNKNOWN) for letter in word[:_LONGEST]] for word in different]
+            characters = pad_sequence([torch.tensor(word) for word in letters]).to(device)
+            character_lengths = torch.tensor([len(word) for word in letters], device=device)
+        layers = {}
+        for name in self.sources:
+            rows = pad_sequence([sentence.layers[name].transpose(0, 1) for sentence in sentences])  # [T, B, K, W]
+            layers[name] = rows.permute(2, 0, 1, 3).to(device)
+        return Batch(ids.to(device), lengths.to(device), places, characters, character_lengths, layers)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Vectors [T, B, E]; beyond a sentence's end they mean nothing."""
+        parts = []
+        if self.embedding is not None:
+            ids = batch.ids
+            if self.training and self.options.word_dropout:
+                ids = ids.masked_fill(torch.rand(ids.shape, device=ids.device) < self._dropped[ids], UNKNOWN)
+            parts.append(self.embedding(ids))
+        if self.characters is not None:
+            output, _ = self.characters(self.character_embedding(batch.characters), lengths=batch.character_lengths)
+            forward, backward = output.chunk(2, dim=-1)
+            words = torch.arange(len(batch.character_lengths), device=output.device)
+            last = torch.cat([forward[batch.character_lengths - 1, words], backward[0]], dim=-1)
+            parts.append(F.embedding(batch.places, last))
+        for name, mix in self.mixes.items():
+            parts.append(mix(list(batch.layers[name]), batch.ids >= 0))
+        return torch.cat(parts, dim=-1)
+
+    def mix_weights(self) -> dict[str, Any]:
+        """Of each mix of several layers its weights after the softmax, and gamma."""
+        found = {}
+        for name, mix in self.mixes.items():
+            if len(mix.weights) > 1:
+                found[name] = {"weights": mix.weights.detach().softmax(0).tolist(), "gamma": float(mix.gamma)}
+        return found

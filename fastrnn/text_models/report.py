@@ -1,0 +1,61 @@
+"""Where commands write their results: a table on the terminal, JSON, a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .files import replacing
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def require_plot(path: Path | None) -> None:
+    """Refuses a picture that could not be written, before the work that it would show."""
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURES:
+        raise click.UsageError(f"{path} (--plot) must end in .png, .svg or .pdf")
+    import matplotlib  # noqa: F401  the end of training would be a bad time to learn that it is missing
+
+
+def print_rows(rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Prints a table: a row for each name, a column for each key."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = list(dict.fromkeys(name for own in rows.values() for name in own))
+    view = Table(box=box.SIMPLE_HEAD)
+    view.add_column("model")
+    for name in columns:
+        view.add_column(name, justify="right")
+    for name, own in rows.items():
+        view.add_row(name, *(own.get(column, "") for column in columns))
+    Console(highlight=False).print(view)
+
+
+def write_json(path: Path, content: Any) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def new_figure(label: str) -> tuple[Any, Any]:
+    """A figure and its axes, the upright one labelled."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_ylabel(label)
+    return figure, axes
+
+
+def write_figure(figure: Any, axes: Any, path: Path) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
