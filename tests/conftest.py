@@ -6,6 +6,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+# The compiled programs' tests run beside these (.ci/run). OpenMP threads that spin while they wait take their cores,
+# and make these tests five times as long. Read once, when torch loads OpenMP.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import kernel_programs
 import ptx_programs
 import pytest
