@@ -10,7 +10,7 @@ The same small BiLSTM tagger is trained with three inputs, over several seeds:
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fastrnn.cli import refuse_idle
+from fastrnn.tag.conll import read_document
+from fastrnn.tag.score import score_entities
+from fastrnn.text_models.text import read_sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,73 +38,16 @@ class Sentence:
 
 
 def read_tagged(path: Path) -> list[Sentence]:
-    """Reads `token<TAB>tag` lines, a blank line between sentences.
-
-    Raises:
-        TextError: not UTF-8 text, or a line that is not of this form; with file and line.
-    """
-    from fastrnn.text_models.text import TextError, read_lines
-
-    sentences, rows = [], []
-    for number, line in enumerate([*read_lines(path), ""], 1):
-        if line.strip():
-            word, *columns = line.split("\t")
-            if not word.strip() or not columns or not columns[0].strip():
-                raise TextError(f"{path}, line {number}: expected a token, a tab and its tag, found {line[:80]!r}")
-            rows.append((word, columns[0].strip()))
-        elif rows:
-            sentences.append(Sentence(*zip(*rows, strict=True)))
-            rows = []
-    return sentences
+    """Sentences of a file with a word and its tag on each line, a blank line between sentences."""
+    read = read_document(path, "conll", "2")
+    return [Sentence(tuple(words), tuple(tags)) for words, tags in zip(read.sentences, read.tags, strict=True)]
 
 
-def read_words(path: Path) -> Iterator[list[str]]:
-    """Sentences of a .conllu file (its second column), or of a text with one tokenised sentence a line.
-
-    Raises:
-        TextError: not UTF-8 text, or a line without tabs in a .conllu file; with file and line.
-    """
-    from fastrnn.text_models.text import TextError, read_lines, read_sentences
-
+def read_words(path: Path) -> Iterable[list[str]]:
+    """Sentences of a .conllu file, or of a text with one tokenised sentence a line."""
     if path.suffix != ".conllu":
-        yield from read_sentences(path)
-        return
-    words: list[str] = []
-    for number, line in enumerate([*read_lines(path), ""], 1):
-        if not line.strip():
-            if words:
-                yield words
-            words = []
-        elif not line.startswith("#"):
-            place, *columns = line.split("\t")
-            if not columns or not columns[0].strip():
-                raise TextError(f"{path}, line {number}: expected columns with tabs between them, found {line[:80]!r}")
-            if place.isdigit():  # neither a contraction's range nor an empty node
-                words.append("_".join(columns[0].split()))
-
-
-def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """Entities (first, behind last, type) of BIO tags; a stray I begins one, as in the CoNLL evaluation."""
-    found, start, kind = set(), 0, ""
-    for place, tag in enumerate([*tags, "O"]):
-        prefix, _, name = tag.partition("-")
-        if kind and (prefix != "I" or name != kind):
-            found.add((start, place, kind))
-            kind = ""
-        if prefix != "O" and not kind:
-            start, kind = place, name
-    return found
-
-
-def entity_f1(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
-    """F1 over entities that agree in both ends and type, in percent."""
-    correct = total_gold = total_found = 0
-    for wanted, given in zip(gold, found, strict=True):
-        wanted_set, given_set = entities(wanted), entities(given)
-        correct += len(wanted_set & given_set)
-        total_gold += len(wanted_set)
-        total_found += len(given_set)
-    return 200 * correct / (total_gold + total_found) if correct else 0.0
+        return read_sentences(path)
+    return read_document(path, tagged=False).sentences
 
 
 SHAPES = ("other", "lower", "title", "upper", "digit", "punctuation", "at", "hash")
@@ -230,7 +176,7 @@ def train_tagger(
                 best = tagger(*batch_of(part, places)).argmax(-1).T.tolist()
                 for place, row in zip(places, best, strict=True):
                     found[place] = [tags[number] for number in row[: len(data[part][place].words)]]
-        return entity_f1([sentence.tags for sentence in data[part]], found)
+        return score_entities([sentence.tags for sentence in data[part]], found).main
 
     tagger = Tagger()
     optimizer = torch.optim.Adam(tagger.parameters(), lr=settings.rate)

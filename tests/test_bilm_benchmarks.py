@@ -11,7 +11,7 @@ import pytest
 import tolerances
 from click.testing import CliRunner
 from fastrnn.benchmarks.bilm_training import bilm_training
-from fastrnn.benchmarks.ner import Sentence, entities, entity_f1, ner, read_tagged, read_words
+from fastrnn.benchmarks.ner import Sentence, ner, read_tagged, read_words
 from fastrnn.benchmarks.ngrams import Bigram, Unigram, ngrams, perplexity
 from fastrnn.benchmarks.sentences import sentences, split_sentences
 
@@ -19,34 +19,13 @@ from fastrnn.cli import main
 from fastrnn.text_models.vocabulary import Vocabulary
 
 
-@pytest.mark.parametrize(
-    ("tags", "wanted"),
-    [
-        ("O B-x I-x O", {(1, 3, "x")}),
-        ("B-x B-x I-y", {(0, 1, "x"), (1, 2, "x"), (2, 3, "y")}),
-        ("I-x I-x O I-y", {(0, 2, "x"), (3, 4, "y")}),
-        ("O O", set()),
-        ("B-x", {(0, 1, "x")}),
-    ],
-)
-def test_entities(tags: str, wanted: set[tuple[int, int, str]]) -> None:
-    assert entities(tags.split()) == wanted
-
-
-def test_entity_f1() -> None:
-    gold = [["B-x", "I-x", "O"], ["B-y"], ["B-x"]]
-    assert entity_f1(gold, gold) == 100
-    assert entity_f1(gold, [["B-x", "O", "O"], ["B-x"], ["O"]]) == 0
-    # one of two found is right, one of three wanted is found: 2 * 1 / (2 + 3)
-    assert entity_f1(gold, [["B-x", "I-x", "O"], ["B-x"], ["O"]]) == 40
-
-
 def test_readers(tmp_path: Path) -> None:
     path = tmp_path / "text.conll"
     path.write_text("a\tO\nb c\tB-x\n\t\n\nd\tI-x\n")
-    assert read_tagged(path) == [Sentence(("a", "b c"), ("O", "B-x")), Sentence(("d",), ("I-x",))]
+    assert read_tagged(path) == [Sentence(("a", "b_c"), ("O", "B-x")), Sentence(("d",), ("I-x",))]
     conllu = tmp_path / "text.conllu"
-    conllu.write_text("# text\n1-2\tdon't\n1\tdo\t_\n2\tn't\t_\n2.1\tghost\n\n1\tend\n")
+    rows = ["1-2\tdon't", "1\tdo", "2\tn't", "2.1\tghost", "", "1\tend"]
+    conllu.write_text("# text\n" + "".join(row + "\t_" * 8 * bool(row) + "\n" for row in rows))
     assert list(read_words(conllu)) == [["do", "n't"], ["end"]]
 
 

@@ -18,7 +18,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from test_text_files import NER_FILES, SMALL, TAGGED, trained  # noqa: F401
+from test_text_files import NER_FILES, SMALL, TAGGED, TINY, trained  # noqa: F401
 
 from fastrnn.cli import main
 
@@ -62,6 +62,21 @@ COMMANDS = {
         ["lm", "generate", "--model", "lm", "--max", "9"], ["lm/model.safetensors", "lm/settings.json"],
     ),
     "lm-score": (["lm", "score", "shard1.txt", "--model", "lm"], ["shard1.txt", "lm/settings.json"]),
+    "tag-train-again": (
+        ["tag", "train", "tagged.conll", "--out", "tagger", *TINY], ["tagged.conll", "tagger/checkpoint-000000001.pt"],
+    ),
+    "tag-predict": (
+        ["tag", "predict", "tagged.conll", "--model", "tagger"],
+        ["tagged.conll", "tagger/model.safetensors", "tagger/settings.json"],
+    ),
+    "classify-train": (
+        ["classify", "train", "labelled.txt", "--out", "out", *TINY, "--vectors", "vectors.txt"],
+        ["labelled.txt", "vectors.txt"],
+    ),
+    "classify-from-lm": (
+        ["classify", "train", "labelled.txt", "--out", "out", "--start-from", "lm", "--epochs", "1"],
+        ["lm/model.safetensors", "lm/settings.json"],
+    ),
     "explain": (["explain", "--hidden", "8", "--batch", "2"], []),
     "ngrams": (["bench", "ngrams", "--train", "shard0.txt", "--held-out", "shard1.txt", "--model", "model"],
                ["shard0.txt", "shard1.txt"]),
@@ -72,7 +87,7 @@ COMMANDS = {
 _WORK = {
     "epochs", "steps", "batch", "dim", "projection", "layers", "char_dim", "highways", "max_characters", "unroll",
     "accumulate", "negatives", "count", "max_tokens", "seeds", "bilm_epochs", "hidden", "embedding", "window",
-    "maximum",
+    "maximum", "characters",
 }  # fmt: skip
 _NUMBERS = (
     "0", "1", "-1", "2", "3", "7", "-0", "0.5", "-0.5", "1e-300", "5e-324", "1e-45", "1e30", "1e38", "1e300", "1e309",
@@ -99,6 +114,9 @@ def files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
     for name in NER_FILES:
         (folder / "data" / name).write_text(TAGGED)
     (folder / "words").write_text("w1\nw2\n中华\n")
+    (folder / "tagged.conll").write_text(TAGGED)
+    (folder / "labelled.txt").write_text("a w1 w2\nb w2\na w3 w1\n")
+    (folder / "vectors.txt").write_text("w1 1 2\nw2 3 4\n")
     shutil.make_archive(str(folder / "model"), "zip", folder / "model")
     os.chdir(folder)
 
@@ -107,6 +125,7 @@ def files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
         assert result.exit_code in (0, 130), result.output
 
     ran(["convert-bilm", "model/model.safetensors", "state.th"])
+    ran(["tag", "train", "tagged.conll", "--out", "tagger", *TINY])
     ran([*TRAIN, "--out", "begun", "--steps", "1", "--negatives", "5", "--seed", "1"])
     with pytest.MonkeyPatch.context() as patch:
 
@@ -186,7 +205,8 @@ def attempt(files: Path, folder: Path, name: str, pick: random.Random) -> str:
     if result.exit_code and (len(errors) != 1 or "Traceback" in result.output):
         return f"{what}: not one sentence"
     after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    own = ("unfinished", "begun/", "out", *(("lm/",) if name == "lm-train-again" else ()))
+    own = ("unfinished", "begun/", "out", *(("lm/",) if name == "lm-train-again" else ()),
+           *(("tagger/",) if name == "tag-train-again" else ()))  # fmt: skip
     if lost := [path for path in before if after.get(path) != before[path] and not str(path).startswith(own)]:
         return f"{what}: changed {lost}"
     if half := [p for p in after if ".tmp" in p.name or (result.exit_code and str(p) in ("out", "out.txt", "out.th"))]:

@@ -35,6 +35,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SMALL = ["--hidden", "4", "--batch", "2", "--window", "4", "--epochs", "1", "--device", "cpu"]
+TINY = ["--dev-share", "0.5", "--hidden", "4", "--embedding", "4", "--characters", "2", "--epochs", "1", "--device",
+        "cpu"]  # fmt: skip
 # command -> (its arguments with the file to read as "read", what that file holds)
 READERS = {
     "vocab": (["vocab", "read", "--out", "out", "--min-count", "1"], TEXT),
@@ -48,6 +50,8 @@ READERS = {
     "ngrams": (["bench", "ngrams", "--train", "read", "--held-out", "read", "--model", "model"], TEXT),
     "ner": (["bench", "ner", "data", "--model", "model", "--seeds", "1", "--epochs", "1"], TAGGED),
     "sentences": (["sentences", "read", "out"], TEXT),
+    "tag-train": (["tag", "train", "read", "--out", "out", *TINY], TAGGED),
+    "classify-train": (["classify", "train", "read", "--out", "out", *TINY], "a w1 naïve\nb w2\n"),
     "lm-train": (["lm", "train", "read", "--out", "out", *SMALL, "--held-out-share", "0"], TEXT),
     "lm-held-out": (["lm", "train", "shard0.txt", "--held-out", "read", "--out", "out", *SMALL], TEXT),
     "lm-words": (
@@ -101,6 +105,12 @@ def test_what_is_no_text_is_refused(place: Path, name: str) -> None:
         assert not list(place.glob("out*"))
 
 
+# Their output tells times.
+_TIMED = (
+    "embed", "train", "held-out", "vocabulary", "lm-train", "lm-held-out", "lm-words", "tag-train", "classify-train",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_line_ends_and_byte_order_mark_change_nothing(place: Path, name: str) -> None:
     content = READERS[name][1]
@@ -117,8 +127,8 @@ def test_line_ends_and_byte_order_mark_change_nothing(place: Path, name: str) ->
             else:
                 written[file.name] = {part.name for part in file.iterdir()}
                 shutil.rmtree(file)
-        if name in ("embed", "train", "held-out", "vocabulary", "lm-train", "lm-held-out", "lm-words"):
-            said = ""  # which tells times
+        if name in _TIMED:
+            said = ""
         results.append((written, said))
     assert results[0] == results[1] == results[2]
 
@@ -144,9 +154,9 @@ def test_tokens_that_could_not_be_read_back(place: Path, words: str, message: st
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("w1\tO\nw2 B-x\n", "line 2: expected a token, a tab and its tag, found 'w2 B-x'"),
-        ("w1\tO\n\n\tO\n", "line 3: expected a token"),
-        ("w1\tO\nw2\t\n", "line 2: expected a token"),
+        ("w1\tO\nw2 B-x\n", "line 2: expected a word and its tag in column 2, found 'w2 B-x'"),
+        ("w1\tO\n\n\tO\n", "line 3: expected a word"),
+        ("w1\tO\nw2\t\n", "line 2: expected a word"),
     ],
 )
 def test_tagged_text_with_blanks_for_tabs(place: Path, content: str, message: str) -> None:
@@ -155,4 +165,4 @@ def test_tagged_text_with_blanks_for_tabs(place: Path, content: str, message: st
     give(place, "ner", TAGGED.encode())
     Path("more.conllu").write_text("# text\n1\tdo\t_\n2 not _\n")
     code, said = run(["bench", "ner", "data", "--out", "out", "--text", "more.conllu"])
-    assert code == 1 and "more.conllu, line 3: expected columns" in said and not Path("out").exists()
+    assert code == 1 and "more.conllu, line 2: expected ten columns" in said and not Path("out").exists()

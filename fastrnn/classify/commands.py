@@ -81,7 +81,7 @@ def train(
         from ..lm.model import LanguageModel
         from ..tasks.encoder import Inventory
         from ..tasks.results import print_results, results_json, write_curves
-        from ..tasks.run import Data
+        from ..tasks.run import Data, chosen_device
         from ..tasks.score import Accuracy, most_frequent
         from ..tasks.sources import SOURCES, Remembered, digest_of, open_sources
         from ..tasks.training import Examples
@@ -102,7 +102,7 @@ def train(
         data = Data(parts["train"], parts["dev"], parts.get("test"), reads)
         inventory = Inventory.of(data.train.texts, data.train.targets)
         given = given_values(context, cells)
-        sources = {name: Remembered(own) for name, own in open_sources(places, values["device"] or "cpu").items()}
+        sources = {name: Remembered(own) for name, own in open_sources(places, chosen_device(values["device"])).items()}
         compared: dict[str, str] = {name: own.digest for name, own in sources.items()}
 
         def make(options: ClassifierOptions) -> Classifier:

@@ -75,7 +75,7 @@ def train(context: click.Context, train_file: str, cells: tuple[str, ...], **val
     with plain_errors():
         from ..tasks.encoder import Inventory
         from ..tasks.results import print_results, results_json, write_curves
-        from ..tasks.run import Data
+        from ..tasks.run import Data, chosen_device
         from ..tasks.sources import SOURCES, Remembered, open_sources
         from ..tasks.training import Examples
         from ..text_models.report import write_json
@@ -97,7 +97,7 @@ def train(context: click.Context, train_file: str, cells: tuple[str, ...], **val
         outputs = [("--json", values["json"]), ("--plot", values["plot"])]
         guard_outputs(outputs, [*reads, ("--out", values["folder"])], overwrite=values["overwrite"])
         data = Data(parts["train"], parts["dev"], parts.get("test"), reads)
-        sources = {name: Remembered(own) for name, own in open_sources(places, values["device"] or "cpu").items()}
+        sources = {name: Remembered(own) for name, own in open_sources(places, chosen_device(values["device"])).items()}
         inventory = Inventory.of(data.train.texts, (tag for own in data.train.targets for tag in own))
         results = train_all(
             lambda options: Tagger(options, inventory, sources), TaggerOptions, data, values,

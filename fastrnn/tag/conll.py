@@ -107,6 +107,7 @@ def read_document(
         return Document(name, format, [lines[place].split() for place, in places], None, lines, places, 0)
     number = column_number(column, format)
     read = Document(name, format, [], [] if tagged else None, read_lines(path), [], number)
+    separator = "\t" if format == "conllu" or any("\t" in line.strip() for line in read.lines) else None
     words: list[str] = []
     tags: list[str] = []
     places: list[int] = []
@@ -119,7 +120,7 @@ def read_document(
                     read.tags.append(tags)
             words, tags, places = [], [], []
         elif format == "conll" or not line.startswith("#"):
-            columns = line.rstrip("\r").split("\t") if "\t" in line else line.split()
+            columns = line.split(separator)
             if format == "conllu":
                 if len(columns) != 10 or not columns[1].strip():
                     wanted = "ten columns with tabs between them"

@@ -82,24 +82,26 @@ class EntityScore:
         return {**self.total.to_json(), **self.accuracy.to_json(), "types": types}
 
 
-def score_tags(gold: Tags, found: Tags) -> Accuracy | EntityScore:
-    """Entities if the gold tags mark some, else the accuracy of tags."""
+def score_entities(gold: Tags, found: Tags) -> EntityScore:
+    """Entities of both counted, whatever the gold tags are."""
     pairs = list(zip(gold, found, strict=True))
     flat = [pair for wanted, given in pairs for pair in zip(wanted, given, strict=True)]
-    accuracy = Accuracy(sum(wanted == given for wanted, given in flat), len(flat))
-    if not are_entities(wanted for wanted, _ in flat):
-        return accuracy
     types: dict[str, EntityCounts] = {}
     for wanted, given in pairs:
         wanted_set, given_set = entities(wanted), entities(given)
-        for kind in {name for *_, name in wanted_set | given_set}:
-            counts = types.setdefault(kind, EntityCounts())
-            own, other = ({entity for entity in those if entity[2] == kind} for those in (wanted_set, given_set))
-            counts.correct += len(own & other)
-            counts.gold += len(own)
-            counts.found += len(other)
+        for those, name in ((wanted_set & given_set, "correct"), (wanted_set, "gold"), (given_set, "found")):
+            for *_, kind in those:
+                counts = types.setdefault(kind, EntityCounts())
+                setattr(counts, name, getattr(counts, name) + 1)
     total = EntityCounts(*(sum(getattr(own, name) for own in types.values()) for name in ("correct", "gold", "found")))
+    accuracy = Accuracy(sum(wanted == given for wanted, given in flat), len(flat))
     return EntityScore(total, accuracy, dict(sorted(types.items())))
+
+
+def score_tags(gold: Tags, found: Tags) -> Accuracy | EntityScore:
+    """Entities if the gold tags mark some, else the accuracy of tags."""
+    score = score_entities(gold, found)
+    return score if are_entities(tag for own in gold for tag in own) else score.accuracy
 
 
 class MostFrequentTag:

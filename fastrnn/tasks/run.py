@@ -28,6 +28,11 @@ from .score import Score
 from .training import Examples, Trainer, TrainingOptions
 
 
+def chosen_device(device: str | None) -> torch.device:
+    """The device that was named, or a GPU if there is one."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 @dataclass(frozen=True)
 class Run:
     """Where to keep a run, and for how long to train.
@@ -69,7 +74,7 @@ class Data:
 
     @property
     def digest(self) -> str:
-        content = json.dumps([list(self.train.texts), list(self.train.targets), list(self.dev.texts)])
+        content = json.dumps([[list(part.texts), list(part.targets)] for part in (self.train, self.dev)])
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
@@ -135,7 +140,7 @@ def train(
     """
     if importlib.util.find_spec("safetensors") is None:
         raise ImportError("training needs the package safetensors to write its model: pip install safetensors")
-    device = torch.device(run.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(run.device)
     if not run.folder:
         raise PathError("the path of --out is empty")
     folder = Path(run.folder)
