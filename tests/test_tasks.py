@@ -167,7 +167,7 @@ def test_conll_is_read_and_written(tmp_path: Path) -> None:
     read = read_document(path)
     assert read.sentences == [["EU", "rejects"], ["Peter"]] and read.tags == [["B-ORG", "O"], ["B-PER"]]
     lines = read.with_tags([["O", "B-PER"], ["O"]]).splitlines()
-    assert lines[0] == "-DOCSTART- -X- O O" and lines[2:] == [
+    assert lines[0] == "-DOCSTART- -X- O O O" and lines[2:] == [
         "EU NNP B-NP B-ORG O", "rejects VBZ B-VP O B-PER", "", "Peter NNP B-NP B-PER O",
     ]  # fmt: skip
     path.write_text("a b\tO\n \t\nc\tB-x\n", encoding="utf-8")
@@ -222,6 +222,7 @@ def test_states_of_a_language_model(tmp_path: Path, kind: str) -> None:
     source = open_sources({"lm": str(tmp_path)})["lm"]
     given = [["a"], ["the", "new", "dog"]]
     found = source(given)
+    assert not found[0].is_inference()  # it is saved for a mix's backward
     for words, states in zip(given, found, strict=True):
         for place in range(len(words)):
             ids = torch.tensor([model.units.boundary, *model.units.encode(" ".join(words[: place + 1]))])

@@ -110,6 +110,7 @@ def train(
 
         if start_from is not None:
             language_model = LanguageModel.load(start_from)
+            inventory = Inventory([], [], [], inventory.labels)  # its units are what is read
             compared["start-from"] = digest_of(language_model)
             own_sizes = options_of(language_model, ClassifierOptions())
             given |= {name: getattr(own_sizes, name) for name in _SETTINGS_OF_LANGUAGE_MODEL}

@@ -2,7 +2,7 @@
 
 A sentence's words stand one a line, with columns between tabs (or blanks, in files without tabs), and a blank line ends
 it. CoNLL has the word in the first column and the tag in the last; CoNLL-U, ten columns, in the second and fourth
-(UPOS). Writing leaves every other line and column as it was read.
+(UPOS). Writing leaves other lines and columns as they were.
 """
 
 from __future__ import annotations
@@ -42,21 +42,26 @@ class Document:
     column: int
 
     def with_tags(self, tags: Sequence[Sequence[str]]) -> str:
-        """The file's text with these tags: in their column of CoNLL-U, as a further last column of CoNLL (conlleval
-        reads that of the gold tags and that of the found ones), and of text as CoNLL of two columns."""
+        """The file's text with these tags: in their column of CoNLL-U; as a further last column of CoNLL, as conlleval
+        wants it, which holds O where CoNLL 2003 marks a document; and of text as CoNLL of two columns."""
         if self.format == "text":
             rows = ["".join(f"{word}\t{tag}\n" for word, tag in zip(words, own, strict=True))
                     for words, own in zip(self.sentences, tags, strict=True)]  # fmt: skip
             return "\n".join(rows)
         lines = list(self.lines)
-        for places, own in zip(self.places, tags, strict=True):
-            for place, tag in zip(places, own, strict=True):
-                if self.format == "conllu":
-                    columns = lines[place].split("\t")
-                    columns[self.column - 1] = tag
-                    lines[place] = "\t".join(columns)
-                else:
-                    lines[place] = lines[place].rstrip() + ("\t" if "\t" in lines[place].rstrip() else " ") + tag
+        flat = [(place, tag) for pair in zip(self.places, tags, strict=True) for place, tag in zip(*pair, strict=True)]
+        if self.format == "conllu":
+            for place, tag in flat:
+                columns = lines[place].split("\t")
+                columns[self.column - 1] = tag
+                lines[place] = "\t".join(columns)
+        else:
+            separator = "\t" if any("\t" in line.strip() for line in lines) else " "
+            known = dict(flat)
+            lines = [
+                f"{line.rstrip()}{separator}{known.get(place, 'O')}" if line.strip() else ""
+                for place, line in enumerate(lines)
+            ]
         return "\n".join(lines) + "\n"
 
 

@@ -120,6 +120,9 @@ class WordEncoder(nn.Module):
         if options.characters:
             self.character_embedding = nn.Embedding(len(self._characters) + 1, _CHARACTER_WIDTH)
             self.characters = make_layer(options.cell, _CHARACTER_WIDTH, options.characters, bidirectional=True)
+        for table in (self.embedding, self.character_embedding):
+            if table is not None:  # of a length near 1, as the mixes and states beside them
+                nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
         self.mixes = nn.ModuleDict({name: ScalarMix(source.layers) for name, source in sources.items()})
         self.width = options.embedding + 2 * options.characters + sum(source.width for source in sources.values())
         counts = torch.tensor([0.0, *inventory.counts])

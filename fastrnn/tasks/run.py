@@ -252,6 +252,10 @@ class _Training:
                     raise Interrupted(f"stopped after step {trainer.done:,}; the same command goes on from there")
                 if ended:
                     timer.restart()
+        if trainer.done < trainer.total:
+            self.console.print(
+                f"stopped early: {self.run.patience} epochs have not raised the score on dev", soft_wrap=True
+            )
         return self._result()
 
     @property

@@ -92,7 +92,7 @@ class LanguageModelStates:
         self.place, self.width = place, self._model.options.width
         self.digest = digest_of(self._model)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, sentences: Sequence[Sequence[str]]) -> list[Tensor]:
         units = self._model.units
         found: list[Tensor] = [torch.empty(0)] * len(sentences)
@@ -111,7 +111,7 @@ class LanguageModelStates:
             hidden = self._model(ids.to(self._model.device))[0].cpu()
             for column, number in enumerate(numbers):
                 found[number] = hidden[ends[number], column][None]
-        return [values.clone() for values in found]
+        return found
 
 
 class BiLMLayers:
