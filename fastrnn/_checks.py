@@ -52,8 +52,6 @@ def check_clips(config: Config, dtype: torch.dtype) -> None:
 def check_noise(config: Config, seed: Tensor | None, device: torch.device) -> None:
     """Refuse probabilities that are none, noise that the cell has no place for, and a seed of the wrong kind."""
     spec = config.spec
-    if config.heads > 1:
-        raise ValueError("zoneout and candidate_dropout are there for a layer without heads alone")
     for name, p, place in (
         ("zoneout_h", config.zoneout_h, ""),
         ("zoneout_c", config.zoneout_c, "" if spec.zones_cells else "cell state that it could keep"),

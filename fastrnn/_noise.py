@@ -70,12 +70,19 @@ class StateNoise:
         candidate_dropout: probability that what a step adds to the state is zero.
         seed: int64 [1], or None: the expectation.
         direction: 0 or 1.
+        heads: of the direction; each draws as a direction of its own, as the kernels run them.
     """
 
     def __init__(
-        self, zoneout: tuple[float, float], candidate_dropout: float, seed: Tensor | None, direction: int
+        self,
+        zoneout: tuple[float, float],
+        candidate_dropout: float,
+        seed: Tensor | None,
+        direction: int,
+        heads: int = 1,
     ) -> None:
-        self.zoneout, self.candidate_dropout, self.seed, self.direction = zoneout, candidate_dropout, seed, direction
+        self.zoneout, self.candidate_dropout, self.seed = zoneout, candidate_dropout, seed
+        self.streams = range(direction * heads, (direction + 1) * heads)
         self.on = zoneout[0] > 0 or zoneout[1] > 0 or (candidate_dropout > 0 and seed is not None)
 
     def draw(self, steps: int, batch: int, width: int, hidden: int, like: Tensor) -> None:
@@ -86,19 +93,23 @@ class StateNoise:
             return
         h, c, candidate = (int(p * 2**32) for p in (*self.zoneout, self.candidate_dropout))
         if h:
-            self.kept = (self._words(steps, batch, width, like.device, self.direction)[0] < h, None)
+            self.kept = (self._words(steps, batch, width, like.device)[0] < h, None)
         if c:
-            self.kept = (self.kept[0], self._words(steps, batch, hidden, like.device, self.direction)[1] < c)
+            self.kept = (self.kept[0], self._words(steps, batch, hidden, like.device)[1] < c)
         if candidate:
-            words = self._words(steps, batch, hidden, like.device, self.direction | 1 << 31)[0]
+            words = self._words(steps, batch, hidden, like.device, 1 << 31)[0]
             self.scale = (words >= candidate).to(like.dtype) / (1 - self.candidate_dropout)
 
-    def _words(self, steps: int, batch: int, units: int, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
+    def _words(
+        self, steps: int, batch: int, units: int, device: torch.device, kind: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """The two words of each unit, [T, B, units]: neighbours share a counter's four."""
-        count = [torch.arange(n, device=device) for n in (steps, batch, units)]
-        step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2]
+        each = units // len(self.streams)
+        count = [torch.arange(n, device=device) for n in (steps, batch, each)]
+        step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2].repeat(len(self.streams))
+        stream = torch.tensor(self.streams, device=device).repeat_interleave(each) | kind
         key0, key1 = self.seed & _LOW, self.seed >> 32 & _LOW
-        words = philox([unit // 2, row, step, torch.full_like(unit, stream)], key0, key1)
+        words = philox([unit // 2, row, step, stream], key0, key1)
         return torch.where(unit % 2 == 0, words[0], words[2]), torch.where(unit % 2 == 0, words[1], words[3])
 
     def clips(self, clips: Clips, step: int, rows: int) -> Clips:

@@ -85,8 +85,6 @@ class Recurrent(torch.nn.RNNBase):
         self._set_heads(heads)
         for name, p in {**NOISE, **noise}.items():
             setattr(self, name, self._check_zoneout(p) if name == "zoneout" else check_probability(name, p))
-        if self.heads > 1 and (self.zoneout or self.recurrent_dropout):
-            raise ValueError("zoneout and recurrent_dropout are there for a layer without heads alone")
         if self.hidden_dropout and self.num_layers == 1:
             raise ValueError("hidden_dropout acts between layers and needs num_layers > 1")
         if self.hidden_dropout and self.dropout:

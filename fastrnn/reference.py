@@ -70,7 +70,7 @@ def reference_layer(
     outputs, finals, cells = [], [], []
     for d, (x, weights, backwards) in enumerate(zip(inputs, parameters, reverse, strict=True)):
         start = None if initial is None else tuple(state[d] for state in initial)
-        noise = StateNoise(zoneout, candidate_dropout, seed, d)
+        noise = StateNoise(zoneout, candidate_dropout, seed, d, heads_of(weights.weight_hh))
         output, final, of_steps = _direction(
             spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips, all_states, noise
         )

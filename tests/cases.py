@@ -53,6 +53,7 @@ OPTIONS: dict[str, dict] = {
     "heads": dict(heads=3),
     "heads_two_inputs": dict(heads=2, two_inputs=True, lengths=True, bias=False, reverse=BOTH),
     "heads_recompute": dict(heads=3, recompute=True, lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "heads_noise": dict(heads=3, zoneout=(0.3, 0.4), candidate_dropout=0.3, lengths=True, reverse=BOTH),
     "heads_packed": dict(heads=3, packed=True, resets=True, reverse=BOTH),
     "clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH),
     "recompute_clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH, recompute=True, resets=True),
@@ -63,9 +64,10 @@ def options_of(cell: str) -> list[str]:
     """Names of the options that mean something for a cell."""
     spec = CELLS[cell]
     without = set() if spec.cells else {"all_states"}
-    without |= set() if spec.drops_candidate else {"candidate_dropout"}
     without |= {"heads"} if spec.projects or not spec.multiplies else set()
     names = [name for name, own in OPTIONS.items() if not without & own.keys()]
+    if not spec.drops_candidate:
+        names = [name for name in names if not name.startswith("candidate")]
     return [name for name in names if spec.cells or "clipped" not in name]
 
 
@@ -180,6 +182,8 @@ def make_call(
         options["lengths"] = lengths.to(device)
     if wanted.pop("resets", False):
         options["resets"] = (torch.rand(rows, generator=generator) < 0.4).to(device)
+    if not spec.drops_candidate and "zoneout" in wanted:
+        wanted.pop("candidate_dropout", None)
     if "zoneout" in wanted and not spec.zones_cells:
         wanted["zoneout"] = (wanted["zoneout"][0], 0.0)
     if {"zoneout", "candidate_dropout"} & wanted.keys() and not wanted.pop("expected", False):

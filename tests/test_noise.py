@@ -327,9 +327,6 @@ def test_noise_that_cannot_be_is_refused():
     for bad in (1.0, -0.1, (0.1, 1.0), "0.1"):
         with pytest.raises(ValueError, match="zoneout.* should be a number in"):
             fastrnn.LSTM(3, 4, zoneout=bad)
-    for noise in (dict(zoneout=0.1), dict(recurrent_dropout=0.1)):
-        with pytest.raises(ValueError, match="without heads alone"):
-            fastrnn.GRU(3, 4, heads=2, **noise)
     with pytest.raises(ValueError, match="recurrent_dropout should be a number in"):
         fastrnn.GRU(3, 4, recurrent_dropout=1.5)
     call = make_call("rnn_tanh")

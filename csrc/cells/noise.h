@@ -7,6 +7,7 @@
 // Every decision is a word of Philox, keyed by the call's seed: whoever comes to the unit again (backward, another thread, another
 // device) draws it again, and no mask lies in memory. Two neighbouring units share the four words of the counter (unit / 2, row,
 // step, stream), the even one has the first two; streams are the zoneout and, with the highest bit, the candidate of each direction.
+// A head of a direction is a direction of its own here too: head k of direction d draws as direction d * heads + k.
 #pragma once
 
 #include "philox.h"
