@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._extension import _C
-from .cells import CELLS, CellSpec, Parameters, States
+from .cells import ALL_CELLS, CellSpec, Parameters, States
 from .reference import reference_layer
 
 
@@ -105,13 +105,13 @@ def reads_mixed_output(config: Config, rows: Rows) -> bool:
 
 @lru_cache(maxsize=1024)
 def _known_config(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config:
-    return Config(CELLS[cell], reverse, *options)
+    return Config(ALL_CELLS[cell], reverse, *options)
 
 
 def config_of(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config:
     """The Config with these options, in the order of its fields: made once, for finding it costs a call less."""
     if torch.compiler.is_compiling():  # torch.compile looks through such a cache, and warns of it
-        return Config(CELLS[cell], reverse, *options)
+        return Config(ALL_CELLS[cell], reverse, *options)
     return _known_config(cell, reverse, *options)
 
 

@@ -17,7 +17,7 @@ from . import _forked
 from ._checks import check_masks
 from ._config import saveable
 from ._noise import Variational, check_probability
-from .cells import CELLS, States
+from .cells import ALL_CELLS, States
 from .functional import stack
 
 # Options of the modules that act in training (zoneout in evaluation too, as its expectation), with what is none.
@@ -73,6 +73,7 @@ class Recurrent(torch.nn.RNNBase):
     output_dropout: float = 0.0
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
+    layer_norm = False
     _zones_cells = False  # whether the cell has states beside h that zoneout may keep
     _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
@@ -118,7 +119,7 @@ class Recurrent(torch.nn.RNNBase):
         for name in self._flat_weights_names:
             delattr(self, name)
         self._all_weights = []
-        spec, width = CELLS[self.cell], self.proj_size or self.hidden_size
+        spec, width = ALL_CELLS[self.cell], self.proj_size or self.hidden_size
         for layer in range(self.num_layers):
             for suffix in ("", "_reverse")[: 2 if self.bidirectional else 1]:
                 inputs = self.input_size if layer == 0 else width * (2 if self.bidirectional else 1)
@@ -130,12 +131,31 @@ class Recurrent(torch.nn.RNNBase):
         self._init_flat_weights()
         self.reset_parameters()
 
+    def _refuse_beside_layer_norm(self, **options: object) -> None:
+        """Refuse what a cell that is normalised has not."""
+        options |= {"heads": self.heads > 1, "recompute": self.recompute}
+        for name, given in options.items():
+            if given:
+                raise ValueError(f"layer_norm=True is there without {name} alone")
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters as torch.nn's layers do; with layer_norm gains are 1, shifts and biases 0."""
+        super().reset_parameters()
+        if not self.layer_norm:
+            return
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if name.startswith("weight_unit"):
+                    weight.fill_(1.0)[9:] = 0.0
+                elif name.startswith("bias"):
+                    weight.zero_()
+
     def flatten_parameters(self) -> None:
         """Do nothing: parameters are used as they lie. Kept because callers of torch.nn's modules call it."""
 
     @property
     def cell(self) -> str:
-        """The key of this module's cell in :data:`fastrnn.cells.CELLS`."""
+        """The key of this module's cell in :data:`fastrnn.cells.ALL_CELLS`."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -281,7 +301,7 @@ class Recurrent(torch.nn.RNNBase):
         return tuple(x.new_zeros(count, batch, size) for size in self._state_widths())
 
     def _state_widths(self) -> tuple[int, ...]:
-        return CELLS[self.cell].state_widths(self.proj_size or self.hidden_size, self.hidden_size)
+        return ALL_CELLS[self.cell].state_widths(self.proj_size or self.hidden_size, self.hidden_size)
 
     def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None, all_states=False):
         return stack(

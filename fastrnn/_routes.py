@@ -5,7 +5,8 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
 - short: the raw call, or with gradients the same under an autograd Function. Only for plain tensors with memory on a
   device that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake
   and meta tensors have address 0, and dual tensors would lose their tangent silently.
-- loop: reference.py, under functorch transforms, forward-mode AD, and torch.jit.trace, which knows no lists of flags.
+- loop: reference.py, under functorch transforms, forward-mode AD, and torch.jit.trace, which knows no lists of flags;
+  and always for cells that no kernel has.
 - operator: _ops.py, for all the rest.
 """
 
@@ -89,6 +90,8 @@ def run(
         rows: which rows there are and where they stop and restart.
         plain: the operands are known to be ordinary tensors in the CPU's memory.
     """
+    if config.spec.code is None:
+        return call_reference(config, operands, rows)
     save = False
     if torch.is_grad_enabled():
         for t in operands:

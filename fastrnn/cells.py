@@ -7,11 +7,11 @@ LSTM i, f, g, o; GRU r, z, n; sLSTM i, f, z, o.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, logsigmoid
+from torch.nn.functional import layer_norm, linear, logsigmoid
 
 from ._extension import _C
 
@@ -52,6 +52,11 @@ class Clips:
     candidate: Tensor | None = None  # [B, H], or None: 1
 
 
+def input_part(x: Tensor, parameters: Parameters) -> Tensor:
+    """That of every cell that normalises nothing."""
+    return linear(x, parameters.weight_ih, parameters.bias_ih)
+
+
 @dataclass(frozen=True)
 class CellSpec:
     """What the rest of the package needs to know of a cell; all but the step is csrc/cells/cells.h's.
@@ -59,7 +64,7 @@ class CellSpec:
     Attributes:
         name: the key in :data:`CELLS`.
         step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states.
-        code: place in csrc/cells/cells.inc.
+        code: place in csrc/cells/cells.inc, or None: no kernel has the cell, and the step loop runs it (reference.py).
         gates: G, rows of weight_ih and weight_hh per hidden unit.
         cells: cell states per hidden unit, beside h.
         unit_weights: U, weights per hidden unit beside its rows of the matrices.
@@ -73,12 +78,13 @@ class CellSpec:
         zones_cells: its cell states may be kept by zoneout.
         drops_candidate: it has a candidate that dropout may act on.
         split_gate: the gate whose recurrent part has its own gradient, the last one, or None.
+        input_part: (input [..., I], parameters) -> input part of the gates [..., G*H].
         parameters: their names, with their places in a flat list; without biases, and with them.
     """
 
     name: str
     step: Step
-    code: int
+    code: int | None
     gates: int
     cells: int
     saved: int
@@ -92,6 +98,7 @@ class CellSpec:
     zones_cells: bool
     drops_candidate: bool
     split_gate: int | None
+    input_part: Callable[[Tensor, Parameters], Tensor] = input_part
     parameters: tuple[dict[str, int], dict[str, int]] = field(init=False)
 
     @property
@@ -152,9 +159,13 @@ def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Cli
 
 
 def _gru_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    (h,) = states
+    recurrent = linear(states[0], parameters.weight_hh, parameters.bias_hh)
+    return _gru_update(gates, recurrent, states[0], clips)
+
+
+def _gru_update(gates: Tensor, recurrent: Tensor, h: Tensor, clips: Clips) -> States:
     input_r, input_z, input_n = gates.chunk(3, dim=-1)
-    hidden_r, hidden_z, hidden_n = linear(h, parameters.weight_hh, parameters.bias_hh).chunk(3, dim=-1)
+    hidden_r, hidden_z, hidden_n = recurrent.chunk(3, dim=-1)
     r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
     n = _dropped((input_n + r * hidden_n).tanh(), clips)
     return (n + z * (h - n),)
@@ -198,6 +209,44 @@ def _slstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Cl
     return o.sigmoid() * (c / n), torch.cat([c, n, m], dim=-1)
 
 
+# Layer normalisation (Ba, Kiros and Hinton 2016): rows of weight_unit are the gains of the input parts of the gates, of
+# their recurrent parts, and for the LSTM gain and shift of the cell state; the biases are the shifts of the parts.
+
+
+def _normalised(product: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
+    return layer_norm(product, product.shape[-1:], gain.flatten(), shift)
+
+
+def _lstm_layer_norm_input(x: Tensor, parameters: Parameters) -> Tensor:
+    return _normalised(linear(x, parameters.weight_ih), parameters.weight_unit[:4], parameters.bias_ih)
+
+
+def _lstm_layer_norm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
+    h, c = states
+    product = linear(h, parameters.weight_hh)
+    i, f, g, o = (gates + _normalised(product, parameters.weight_unit[4:8], parameters.bias_hh)).chunk(4, dim=-1)
+    c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
+    return o.sigmoid() * _normalised(c, *parameters.weight_unit[8:]).tanh(), c
+
+
+def _normalised_gru_part(product: Tensor, gains: Tensor, shift: Tensor | None) -> Tensor:
+    """r and z share their statistics, n has its own."""
+    hidden = gains.shape[1]
+    shifts = (None, None) if shift is None else (shift[: 2 * hidden], shift[2 * hidden :])
+    parts = product[..., : 2 * hidden], product[..., 2 * hidden :]
+    return torch.cat([_normalised(*part) for part in zip(parts, (gains[:2], gains[2:]), shifts, strict=True)], dim=-1)
+
+
+def _gru_layer_norm_input(x: Tensor, parameters: Parameters) -> Tensor:
+    return _normalised_gru_part(linear(x, parameters.weight_ih), parameters.weight_unit[:3], parameters.bias_ih)
+
+
+def _gru_layer_norm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
+    product = linear(states[0], parameters.weight_hh)
+    recurrent = _normalised_gru_part(product, parameters.weight_unit[3:], parameters.bias_hh)
+    return _gru_update(gates, recurrent, states[0], clips)
+
+
 _STEPS: dict[str, Step] = {
     "lstm": _lstm_step,
     "lstm_projected": _lstm_step,
@@ -212,6 +261,23 @@ _STEPS: dict[str, Step] = {
     "slstm": _slstm_step,
 }
 CELLS: dict[str, CellSpec] = {facts["name"]: CellSpec(step=_STEPS[facts["name"]], **facts) for facts in _C.cells()}
+
+
+def _looped(of: str, name: str, step: Step, input_part: Callable, unit_weights: int) -> CellSpec:
+    """A cell that no kernel has, with what it has in common with one."""
+    return replace(
+        CELLS[of], name=name, step=step, input_part=input_part, code=None, unit_weights=unit_weights, saved=0
+    )
+
+
+# With the cells of which the kernels know nothing.
+ALL_CELLS = CELLS | {
+    spec.name: spec
+    for spec in (
+        _looped("lstm", "lstm_layer_norm", _lstm_layer_norm_step, _lstm_layer_norm_input, 10),
+        _looped("gru", "gru_layer_norm", _gru_layer_norm_step, _gru_layer_norm_input, 6),
+    )
+}
 
 STORAGE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 

@@ -28,8 +28,8 @@ _CELLS: dict[type, type] = {
 
 # What the constructors of fastrnn's classes set beyond torch.nn's.
 _EXTRAS = {
-    modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None, "peephole": False},
-    modules.GRU: {"recompute": False, "reset_after": True},
+    modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None, "peephole": False, "layer_norm": False},
+    modules.GRU: {"recompute": False, "reset_after": True, "layer_norm": False},
     modules.RNN: {"recompute": False},
     Recurrent: {"heads": 1, **NOISE},
     step_modules.LSTMCell: {"cell_clip": None},
@@ -295,8 +295,9 @@ def _reason_against_torch(module: torch.nn.Module, block_diagonal_weights: bool)
     for name in NOISE:
         if getattr(module, name, 0):
             return f"torch.nn has no {name}; set it to 0 first if the model is trained"
-    if getattr(module, "peephole", False):
-        return "torch.nn.LSTM has no peephole"
+    for name in ("peephole", "layer_norm"):
+        if getattr(module, name, False):
+            return f"torch.nn.{type(module).__name__} has no {name}"
     if not getattr(module, "reset_after", True):
         return f"torch.nn.{'GRU' if isinstance(module, Recurrent) else 'GRUCell'} has no reset_after=False"
     return None

@@ -6,6 +6,7 @@ The plan and its model are csrc/cuda/plan.cpp; this prints them. Works without a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from ._extension import _C, build_info, has_cuda
 from ._recurrent import Recurrent
 from ._torch_versions import rnn_allows_tf32
-from .cells import CELLS, STORAGE_CODES
+from .cells import ALL_CELLS, STORAGE_CODES
 
 _PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "pointwise")
 
@@ -53,7 +54,9 @@ class Explanation:
 
     @property
     def predicted_us(self) -> float:
-        """Predicted microseconds a step, of forward and in training of backward too."""
+        """Predicted microseconds a step, of forward and in training of backward too; NaN where no kernel runs."""
+        if not self.candidates:
+            return math.nan
         backward = self._candidate(self.backward_strategy)["backward"]["total"] if self.training else 0.0
         return (self.chosen["forward"]["total"] + backward) * self.launches
 
@@ -65,6 +68,10 @@ class Explanation:
 
     def _lines(self) -> Iterator[str]:
         limits = self.limits
+        if not self.candidates:
+            yield f"{self.title}: {self.strategy}"
+            yield from (f"  {reason}" for reason in self.reasons)
+            return
         differs = self.training and self.backward_strategy != self.strategy
         chosen = self.strategy + (f", backward {self.backward_strategy}" if differs else "")
         yield f"{self.title} on {limits['name']}: {chosen}"
@@ -128,7 +135,7 @@ def explain_layer(
     """The plan of one layer.
 
     Args:
-        cell: key of :data:`fastrnn.cells.CELLS`.
+        cell: key of :data:`fastrnn.cells.ALL_CELLS`.
         hidden: H.
         batch: B.
         steps: T.
@@ -146,8 +153,8 @@ def explain_layer(
         ValueError: an unknown card, cell or size, heads that do not divide H, or a strategy that cannot run: with the
             limit that fails.
     """
-    if cell not in CELLS:
-        raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
+    if cell not in ALL_CELLS:
+        raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(ALL_CELLS)}")
     if card.startswith("cuda") and not has_cuda():
         raise ValueError(f"no card {card}: {build_info()['cuda_status']}. Name one with a table, such as H100")
     for name, size in {"hidden": hidden, "batch": batch, "steps": steps, "projection": projection}.items():
@@ -155,7 +162,10 @@ def explain_layer(
             raise ValueError(f"{name} must be a size of at most 64 bits, got {size}")
     if heads < 1 or hidden % heads or (heads > 1 and projection):
         raise ValueError(f"heads must divide hidden={hidden}, and be 1 with a projection; got {heads}")
-    code, storage = CELLS[cell].code, STORAGE_CODES[dtype]
+    code, storage = ALL_CELLS[cell].code, STORAGE_CODES[dtype]
+    if code is None:
+        reason = f"no kernel has {cell}, whose steps need mean and variance over a row's units: torch runs each step"
+        return Explanation(f"{cell} H={hidden} B={batch}", "loop", "loop", (reason,), (), {}, training)
     together = min(2, directions * heads)
     plan = _C.plan(
         code, storage, tf32, steps, batch, hidden // heads, projection, together, training, strategy, card, packed

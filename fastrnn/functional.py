@@ -18,7 +18,7 @@ from ._cross_entropy import linear_cross_entropy
 from ._heads import heads_of
 from ._noise import Variational, drop_features
 from ._routes import run
-from .cells import CELLS, Parameters, States
+from .cells import ALL_CELLS, Parameters, States
 
 __all__ = ["gru", "layer", "linear_cross_entropy", "lstm", "rnn"]
 
@@ -52,7 +52,7 @@ def layer(
     for LSTM and GRU, 3 for GRU reset-before, 0 for the plain RNN) and, for the LSTM, H cell states in float.
 
     Args:
-        cell: key of :data:`fastrnn.cells.CELLS`.
+        cell: key of :data:`fastrnn.cells.ALL_CELLS`.
         inputs: [T, B, I] (or [N, I] with ``batch_sizes``), read by every direction, or a tuple with one for each
             direction.
         initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, C*H]), C cell states a unit side
@@ -83,9 +83,9 @@ def layer(
         ValueError: unknown cell, values that cannot be, or ``all_states`` of a cell whose states are its output.
         RuntimeError: shapes, types or devices that do not fit together.
     """
-    if cell not in CELLS:
-        raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(CELLS)}")
-    spec = CELLS[cell]
+    if cell not in ALL_CELLS:
+        raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(ALL_CELLS)}")
+    spec = ALL_CELLS[cell]
     inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     directions = len(reverse)
     if directions not in (1, 2) or len(parameters) != directions or len(inputs) not in (1, directions):
@@ -151,7 +151,7 @@ def _checked(
     batch = -1
     if batch_sizes is not None:
         check_batch_sizes(batch_sizes)
-    elif not torch.compiler.is_compiling():
+    elif config.spec.code is not None and not torch.compiler.is_compiling():
         batch = config.core().known_batch(operands)
     plain = batch >= 0
     if not plain:
@@ -191,7 +191,7 @@ def stack(
     """Layers one on another, with dropout between them; what the modules and the public functions share.
 
     Args:
-        cell: key of :data:`fastrnn.cells.CELLS`.
+        cell: key of :data:`fastrnn.cells.ALL_CELLS`.
         x: [T, B, I], or [N, I] with ``batch_sizes``.
         initial: None, or the states [L*D, B, R] and [L*D, B, H].
         weights: flat, in torch.nn's order.
@@ -217,7 +217,7 @@ def stack(
         ``all_states`` for each layer its states after each step, (h [T, B, D*R],) or with c [T, B, D*C*H].
     """
     reverse = (False, True) if bidirectional else (False,)
-    places, directions = CELLS[cell].parameters[int(has_bias)], len(reverse)
+    places, directions = ALL_CELLS[cell].parameters[int(has_bias)], len(reverse)
     count = directions * len(places)
     if len(weights) != num_layers * count:
         raise RuntimeError(
@@ -234,7 +234,7 @@ def stack(
         proj_clip,
         recompute,
         heads_of(weights[places["weight_hh"]]) if "weight_hh" in places else 1,
-        all_states and CELLS[cell].cells > 0,
+        all_states and ALL_CELLS[cell].cells > 0,
         *zoneout,
         candidate_dropout,
     )

@@ -61,6 +61,14 @@ class LSTM(Recurrent):
         recurrent_dropout: probability that what a step adds to a cell's state is zero, in training (recurrent dropout
             without memory loss, Semeniuta et al. 2016: of the candidate, anew at each step; keras' option of this name
             drops the old state).
+        layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, eq. 20 to 22):
+            with N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 4*H values of a row, or the H of c,
+                i, f, g, o = N(W_ih x) * gain_ih + bias_ih + N(W_hh h) * gain_hh + bias_hh,
+                c = sigmoid(f)*c + sigmoid(i)*tanh(g),    h = sigmoid(o) * tanh(N(c) * gain_c + shift_c).
+            weight_unit_l{k} [10, H] has gain_ih in rows 0 to 3, gain_hh in 4 to 7, gain_c and shift_c in 8 and 9; gains
+            begin at 1, shifts and biases at 0. No kernel has it yet: a loop of torch operations over the steps runs it,
+            on every device, and keeps what autograd keeps of each step. Not with ``proj_size``, ``peephole``, ``heads``
+            or ``recompute``.
     """
 
     _kind, _zones_cells = "LSTM", True
@@ -90,6 +98,7 @@ class LSTM(Recurrent):
         output_dropout: float = 0.0,
         zoneout: float | tuple[float, float] = 0.0,
         recurrent_dropout: float = 0.0,
+        layer_norm: bool = False,
     ) -> None:
         for name, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
             if clip is not None and not clip > 0:
@@ -102,18 +111,23 @@ class LSTM(Recurrent):
         )  # fmt: skip
         if proj_clip is not None and not self.proj_size:
             raise ValueError("proj_clip needs proj_size > 0")
-        self.peephole = bool(peephole)
-        if self.peephole:
+        self.peephole, self.layer_norm = bool(peephole), bool(layer_norm)
+        if self.layer_norm:
+            self._refuse_beside_layer_norm(proj_size=self.proj_size, peephole=self.peephole)
+        if self.peephole or self.layer_norm:
             self._make_parameters()
         self.cell_clip, self.proj_clip = cell_clip, proj_clip
 
     @property
     def cell(self) -> str:
+        if self.layer_norm:
+            return "lstm_layer_norm"
         return "lstm" + "_peephole" * self.peephole + "_projected" * bool(self.proj_size)
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
         text += ", peephole=True" if self.peephole else ""
+        text += ", layer_norm=True" if self.layer_norm else ""
         for name in ("cell_clip", "proj_clip"):
             if getattr(self, name) is not None:
                 text += f", {name}={getattr(self, name)}"
@@ -214,6 +228,12 @@ class GRU(Recurrent):
             expectation of that.
         recurrent_dropout: probability that the candidate of a unit is zero at a step, in training (recurrent dropout
             without memory loss, Semeniuta et al. 2016; keras' option of this name drops the old state).
+        layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, their GRU): with
+            N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 2*H values of r and z together, and over the H of
+            n, both W_ih x and W_hh h are N(.) * gain, then come the biases. weight_unit_l{k} [6, H] has the gains of
+            W_ih x in rows 0 to 2, of W_hh h in 3 to 5; gains begin at 1, biases at 0. No kernel has it yet: a loop of
+            torch operations over the steps runs it, on every device, and keeps what autograd keeps of each step. Not
+            with ``reset_after=False``, ``heads`` or ``recompute``.
     """
 
     _kind = "GRU"
@@ -240,6 +260,7 @@ class GRU(Recurrent):
         output_dropout: float = 0.0,
         zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
+        layer_norm: bool = False,
     ) -> None:
         if proj_size:
             raise ValueError(_NO_PROJECTION)
@@ -249,14 +270,18 @@ class GRU(Recurrent):
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
             output_dropout=output_dropout, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
         )  # fmt: skip
-        self.reset_after = bool(reset_after)
+        self.reset_after, self.layer_norm = bool(reset_after), bool(layer_norm)
+        if self.layer_norm:
+            self._refuse_beside_layer_norm(**{"reset_after=False": not self.reset_after})
+            self._make_parameters()
 
     @property
     def cell(self) -> str:
-        return "gru" if self.reset_after else "gru_reset_before"
+        return "gru_layer_norm" if self.layer_norm else "gru" if self.reset_after else "gru_reset_before"
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + ("" if self.reset_after else ", reset_after=False")
+        text = super().extra_repr() + ("" if self.reset_after else ", reset_after=False")
+        return text + (", layer_norm=True" if self.layer_norm else "")
 
     def forward(
         self,

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ._heads import block_diagonal, heads_of
 from ._noise import StateNoise
-from .cells import CELLS, CellSpec, Clips, Parameters, States, state_dtype
+from .cells import ALL_CELLS, CellSpec, Clips, Parameters, States, state_dtype
 
 
 def reference_layer(
@@ -41,7 +40,7 @@ def reference_layer(
     16-bit types are computed in float32; h is rounded to the storage type after each step, c is not, as in the kernels.
 
     Args:
-        cell: key of :data:`fastrnn.cells.CELLS`.
+        cell: key of :data:`fastrnn.cells.ALL_CELLS`.
         inputs: [T, B, I], or [N, I] with ``batch_sizes``; one for all directions or a tuple with one each.
         initial: None (zeros) or the states (h0 [D, B, R],) or (h0, c0 [D, B, H]).
         parameters: one :class:`fastrnn.cells.Parameters` for each direction; heads run as the dense layer with the
@@ -62,7 +61,7 @@ def reference_layer(
         output [T, B, D*R] (or [N, D*R]), the final states ([D, B, R],) or ([D, B, R], [D, B, C*H]), and with
         ``all_states`` [T, B, D*C*H] (or [N, D*C*H]) in the type that they are kept in, zero beyond a row's length.
     """
-    spec = CELLS[cell]
+    spec = ALL_CELLS[cell]
     if isinstance(inputs, Tensor):
         inputs = (inputs,) * len(reverse)
     sizes = None if batch_sizes is None else batch_sizes.tolist()
@@ -105,7 +104,7 @@ def _direction(
     weights = _cast(weights, compute)
     if heads_of(weights.weight_hh) > 1:
         weights = replace(weights, weight_hh=block_diagonal(weights.weight_hh, spec.gates))
-    gates = linear(x.to(compute), weights.weight_ih, weights.bias_ih)
+    gates = spec.input_part(x.to(compute), weights)
     if sizes is None:
         steps, batch = x.shape[0], x.shape[1]
         step_gates = gates.unbind(0)

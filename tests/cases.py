@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastrnn.cells import CELLS, Parameters
+from fastrnn.cells import ALL_CELLS, CELLS, Parameters
 from fastrnn.reference import reference_layer
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -152,7 +152,7 @@ def make_call(
     wanted = dict(OPTIONS[option]) if isinstance(option, str) else dict(option)
     generator = torch.Generator().manual_seed(seed)
     steps, batch, width_in, hidden, projection = shape
-    spec = CELLS[cell]
+    spec = ALL_CELLS[cell]
     width = min(projection, hidden) if spec.projects else hidden
     reverse = wanted.pop("reverse", (False,))
     directions, bias, two = len(reverse), wanted.pop("bias", True), wanted.pop("two_inputs", False)

@@ -294,11 +294,3 @@ def test_a_projection_has_no_heads():
     own = Parameters(torch.zeros(48, 5), torch.zeros(2, 24, 3), weight_hr=torch.zeros(6, 12))
     with pytest.raises(ValueError, match="lstm_projected has no heads: a projection mixes them, got 2"):
         functional.layer("lstm_projected", torch.zeros(3, 2, 5), None, (own,))
-
-
-@pytest.mark.parametrize("strategy", ["step", "grid"])
-def test_heads_draw_as_directions(strategy, monkeypatch, emulated_kernels):
-    """Three heads: the second launch begins with direction 2. The step loop draws the same masks."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
-    call = make_call("rnn_tanh", dict(heads=3, zoneout=(0.4, 0.0)), (6, 9, 5, 18, 0))
-    tol.assert_close(call.run(functional.layer)[0], call.reference()[0], tol.SAME_FLOAT64)
