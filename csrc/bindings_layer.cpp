@@ -2,8 +2,8 @@
 // some fifty from Python, which were most of the time of a single step.
 //
 // Tensors are read through the C functions that their class offers for this (DLPack 1.3, DLPackExchangeAPI:
-// https://dmlc.github.io/dlpack/latest/c_api.html), so that the module contains no code of torch. Nothing is kept of a tensor: the
-// caller holds all of them until the core has run.
+// https://dmlc.github.io/dlpack/latest/c_api.html), so that the module contains no code of torch; from a torch that lacks them,
+// through its DLPack capsules. Nothing is kept of a tensor: the caller holds all of them until the core has run.
 #include "bindings_layer.h"
 
 #include <pybind11/stl.h>
@@ -40,17 +40,33 @@ struct DlExchange {
 };
 constexpr int kCpu = 1;
 
-// Set once by `use_tensors`.
+// Set once by `use_tensors`; to_capsule where there is no exchange.
 const DlExchange* exchange = nullptr;
-PyObject *tensor_type = nullptr, *parameter_type = nullptr;
+PyObject *tensor_type = nullptr, *parameter_type = nullptr, *to_capsule = nullptr;
 
-struct Tensor {
-  DlTensor of{};  // null data: there is no tensor
+// What a tensor says of itself, and the capsule that shape and strides lie in, if one was needed.
+struct Description {
+  DlTensor of{};
+  py::object capsule;
+
+  // False: a Python exception is set.
+  bool read(PyObject* object) {
+    if (exchange) return !exchange->read(object, &of);
+    capsule = py::reinterpret_steal<py::object>(PyObject_CallOneArg(to_capsule, object));
+    // A DLManagedTensor, which begins with the DLTensor.
+    const void* const managed = capsule ? PyCapsule_GetPointer(capsule.ptr(), "dltensor") : nullptr;
+    if (managed) of = *static_cast<const DlTensor*>(managed);
+    return managed;
+  }
+};
+
+struct Tensor : private Description {
+  using Description::of;  // null data: there is no tensor
 
   Tensor() = default;
   explicit Tensor(py::handle object) {
     if (object.is_none()) return;
-    if (exchange->read(object.ptr(), &of)) throw py::error_already_set();
+    if (!read(object.ptr())) throw py::error_already_set();
     of.data = static_cast<char*>(of.data) + of.byte_offset;
   }
   explicit operator bool() const { return of.data != nullptr; }
@@ -103,19 +119,17 @@ constexpr Parameter kParameters[] = {
 
 // Whether an object is a tensor of torch's own classes whose memory can be read, and what it says of itself. The memory of a lazily
 // negated view has the other sign, lazy zeros have none.
-bool is_plain(PyObject* object, DlTensor* to) {
+bool is_plain(PyObject* object, Description& found) {
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
   if (type != tensor_type && type != parameter_type) return false;
-  DlTensor own;
-  if (!to) to = &own;
-  if (exchange->read(object, to)) {
+  if (!found.read(object)) {
     PyErr_Clear();
     return false;
   }
   int64_t elements = 1;
-  for (int i = 0; i < to->dimensions; ++i) elements *= to->shape[i];
-  if (elements && !to->data) return false;
+  for (int i = 0; i < found.of.dimensions; ++i) elements *= found.of.shape[i];
+  if (elements && !found.of.data) return false;
   const auto negated = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, is_neg));
   if (!negated) throw py::error_already_set();
   return negated.ptr() == Py_False;
@@ -179,8 +193,9 @@ class Layer {
     if (!all || items.count != static_cast<int64_t>(all->size())) return -1;
     int64_t steps = 0;
     for (int64_t i = 0; i < items.count; ++i) {
-      DlTensor t;
-      if (!is_plain(items.first[i], &t)) return -1;
+      Description found;
+      if (!is_plain(items.first[i], found)) return -1;
+      const DlTensor& t = found.of;
       const Known& known = (*all)[i];
       if (t.device_type != kCpu || t.type_code != known.type_code || t.type_bits != known.type_bits ||
           t.dimensions != static_cast<int32_t>(known.shape.size()))
@@ -196,11 +211,12 @@ class Layer {
     std::vector<Known> known;
     const Items items(operands);
     for (int64_t i = 0; i < items.count; ++i) {
-      DlTensor t;
-      if (exchange->read(items.first[i], &t)) {
+      Description found;
+      if (!found.read(items.first[i])) {
         PyErr_Clear();
         return;
       }
+      const DlTensor& t = found.of;
       known.push_back({t.type_code, t.type_bits, {t.shape, t.shape + t.dimensions}});
     }
     known_ = std::make_shared<const std::vector<Known>>(std::move(known));
@@ -211,8 +227,10 @@ class Layer {
   // Whether gradients are ordinary tensors with memory, or None.
   static bool plain(py::handle gradients) {
     const Items items(gradients);
-    for (int64_t i = 0; i < items.count; ++i)
-      if (items.first[i] != Py_None && !is_plain(items.first[i], nullptr)) return false;
+    for (int64_t i = 0; i < items.count; ++i) {
+      Description found;
+      if (items.first[i] != Py_None && !is_plain(items.first[i], found)) return false;
+    }
     return true;
   }
 
@@ -365,13 +383,16 @@ class Layer {
 }  // namespace
 
 void bind_layer(py::module_& m) {
-  m.def("use_tensors", [](const py::object& tensor, const py::object& parameter) {
-    const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
-    const auto* const found = static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (!found) throw py::error_already_set();
-    if (found->major != 1) throw std::runtime_error("DLPack's exchange functions: expected version 1, got " + std::to_string(found->major));
-    exchange = found;
-    tensor_type = tensor.inc_ref().ptr(), parameter_type = parameter.inc_ref().ptr();
+  // capsule_of: makes a DLPack capsule of a tensor, for a torch without exchange functions, or with those of another version.
+  m.def("use_tensors", [](const py::object& tensor, const py::object& parameter, const py::object& capsule_of) {
+    const py::object capsule = py::getattr(tensor, "__dlpack_c_exchange_api__", py::none());
+    exchange = nullptr;
+    if (!capsule.is_none()) {
+      const auto* const found = static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      if (!found) throw py::error_already_set();
+      if (found->major == 1) exchange = found;
+    }
+    tensor_type = tensor.inc_ref().ptr(), parameter_type = parameter.inc_ref().ptr(), to_capsule = capsule_of.inc_ref().ptr();
   });
   py::class_<Layer>(m, "Layer")
       .def(py::init<int, std::vector<bool>, int, bool, std::vector<std::string>, bool, double, bool, double, double, double>())

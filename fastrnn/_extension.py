@@ -8,6 +8,12 @@ import importlib
 import os
 
 import torch  # loads the OpenMP runtime that _C uses: it is compiled against OpenMP but brings no runtime of its own
+from torch.utils.dlpack import to_dlpack
+
+if torch.__version__ < "2.6":
+    raise ImportError(
+        f"fastrnn needs torch 2.6 or newer, found torch {torch.__version__}: pip install --upgrade torch"
+    )
 
 
 def _load():
@@ -25,8 +31,13 @@ def _load():
         ) from error
 
 
+def use_tensors() -> None:
+    """Tell the core how to read tensors."""
+    _C.use_tensors(torch.Tensor, torch.nn.Parameter, to_dlpack)
+
+
 _C = _load()
-_C.use_tensors(torch.Tensor, torch.nn.Parameter)
+use_tensors()
 
 # FASTRNN_PLAN=cpu:NAME runs another of the compiled instruction sets than the best, to compare them.
 if os.environ.get("FASTRNN_PLAN", "").startswith("cpu:"):

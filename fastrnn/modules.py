@@ -122,7 +122,7 @@ class LSTM(Recurrent):
     def cell(self) -> str:
         if self.layer_norm:
             return "lstm_layer_norm"
-        return "lstm" + "_peephole" * self.peephole + "_projected" * bool(self.proj_size)
+        return "lstm" + ("_peephole" if self.peephole else "") + ("_projected" if self.proj_size else "")
 
     def extra_repr(self) -> str:
         text = super().extra_repr()

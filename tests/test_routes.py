@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastrnn
-from fastrnn import _backward, _raw, _routes, functional
+from fastrnn import _backward, _extension, _raw, _routes, functional
 from fastrnn._config import Config
 from fastrnn.cells import CELLS, CellSpec
 
@@ -239,6 +239,22 @@ def test_operator_route_gives_the_same_bits(option, monkeypatch):
     found = call.run(functional.layer)
     assert torch.equal(found[0], expected[0]) and all(map(torch.equal, found[1], expected[1]))
     assert all(map(torch.equal, torch.autograd.grad(weighted_sum(*found), tensors), gradients))
+
+
+def test_tensors_read_through_capsules(monkeypatch):
+    """As a torch without DLPack's exchange functions (2.8 has none) has them read."""
+    call = make_call("lstm", "packed_both")
+    tensors = list(call.tensors().values())
+    expected = call.run(functional.layer)
+    gradients = torch.autograd.grad(weighted_sum(*expected), tensors)
+    with monkeypatch.context() as older:
+        older.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+        _extension.use_tensors()
+        found = call.run(functional.layer)
+        found_gradients = torch.autograd.grad(weighted_sum(*found), tensors)
+    _extension.use_tensors()
+    assert torch.equal(found[0], expected[0]) and all(map(torch.equal, found[1], expected[1]))
+    assert all(map(torch.equal, found_gradients, gradients))
 
 
 def test_double_backward_through_the_operator(monkeypatch):

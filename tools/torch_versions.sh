@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Runs the tests of what can differ between versions of torch beside each of them, with the installed fastrnn's source tree
-# and compiled core (pip install -e .), which contain no torch code: tools/torch_versions.sh 2.6.0 2.8.0 2.10.0
+# Runs the tests of what can differ between versions of torch beside each of them, all with one wheel of this tree, which
+# contains no torch code: tools/torch_versions.sh 2.6.0 2.8.0 2.10.0
 # Each gets a virtual environment of its own, some GB of CUDA libraries included, which is removed afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests="tests/test_layer.py tests/test_autograd.py tests/test_compile.py tests/test_routes.py tests/test_func.py
        tests/test_modules.py tests/test_convert.py tests/test_errors.py"
-packages="pytest hypothesis h5py safetensors matplotlib numpy click rich"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+FASTRNN_CUDA=off python3 -m pip wheel -q --no-deps -w "$folder" .
 failed=""
 for version in "$@"; do
-  folder=$(mktemp -d)
-  python3 -m venv "$folder"
-  "$folder/bin/pip" install -qq "torch==$version" $packages
+  python3 -m venv "$folder/$version"
+  "$folder/$version/bin/pip" install -qq "torch==$version" "$(ls "$folder"/*.whl)[test]"
   echo "== torch $version"
-  PYTHONPATH=$PWD "$folder/bin/python" -m pytest --no-header $tests || failed="$failed $version"
-  rm -rf "$folder"
+  "$folder/$version/bin/python" -m pytest --no-header $tests || failed="$failed $version"
+  rm -rf "${folder:?}/$version"
 done
 [ -z "$failed" ] || { echo "failed beside torch$failed"; exit 1; }
