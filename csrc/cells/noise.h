@@ -55,7 +55,7 @@ struct Draws;
 
 enum NoiseWord : int { kWordOfH = 0, kWordOfCells = 1, kWordOfCandidate = 0 };
 
-// The noise of V's units in one phase.
+// The noise of V's units in one phase, around the cell's own part of it, whose code stands here once, with noise and without.
 template <class V>
 struct UnitNoise {
   const NoiseParams& params;
@@ -63,7 +63,7 @@ struct UnitNoise {
   const bool drawn;
   Draws<V> draws;
 
-  FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at) : params(p), place(at), drawn(p.seed != nullptr) {
+  FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at) : params(p), place(at), drawn(p.on && p.seed != nullptr) {
     if (drawn && (p.below_h > 0 || p.below_c > 0)) draws = Draws<V>(*p.seed, place, place.direction);
   }
 
@@ -90,6 +90,7 @@ struct UnitNoise {
   FR_HD void forward0(Unit<V, Cell>& u, const Clips<V>& clips) const {
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
     Cell::forward0(u, clips);
+    if (!params.on) return;
     if constexpr (Cell::kZonesCells)
       for (int i = 0; i < Cell::kCells; ++i) u.c[i] = state(kWordOfCells, params.below_c, params.zoneout_c, u.c_prev[i], u.c[i]);
     if constexpr (!Numbers<Cell>::kTwoPhases) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
@@ -98,42 +99,57 @@ struct UnitNoise {
   FR_HD void forward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
     Cell::forward1(u, clips);
-    u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
+    if (params.on) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
   }
   template <class Cell>
   FR_HD void backward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
-    const V kept = to_kept(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
-    u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    const V kept = keep_h(u);
     Cell::backward1(u, clips);
-    u.d_h_prev = u.d_h_prev + kept;
+    if (params.on) u.d_h_prev = u.d_h_prev + kept;
   }
   template <class Cell>
   FR_HD void backward0(Unit<V, Cell>& u, const Clips<V>& clips) const {
     constexpr bool kOfH = !Numbers<Cell>::kTwoPhases;
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
     V kept(0);
-    if constexpr (kOfH) {
-      kept = to_kept(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
-      u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
-    }
+    if constexpr (kOfH) kept = keep_h(u);
     if constexpr (Cell::kZonesCells) {
-      // What was stored is the old state where it was kept; the formulas want the new one.
-      Values<V, Cell::kCells> kept_c, stored;
-      for (int i = 0; i < Cell::kCells; ++i) stored[i] = u.c[i];
-      Cell::cells_again(u, clips);
-      for (int i = 0; i < Cell::kCells; ++i) {
-        if (drawn) u.c[i] = draws.if_below(kWordOfCells, params.below_c, u.c[i], stored[i]);
-        else if (params.zoneout_c == 0) u.c[i] = stored[i];
-        kept_c[i] = to_kept(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
-        u.d_c[i] = to_made(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
-      }
+      Values<V, Cell::kCells> kept_c;
+      keep_cells(u, kept_c, clips);
       Cell::backward0(u, clips);
-      for (int i = 0; i < Cell::kCells; ++i) u.d_c[i] = u.d_c[i] + kept_c[i];
+      if (params.on)
+        for (int i = 0; i < Cell::kCells; ++i) u.d_c[i] = u.d_c[i] + kept_c[i];
     } else {
       Cell::backward0(u, clips);
     }
-    if constexpr (kOfH) u.d_h_prev = u.d_h_prev + kept;
+    if constexpr (kOfH)
+      if (params.on) u.d_h_prev = u.d_h_prev + kept;
+  }
+
+ private:
+  // Leaves in d_h what goes to the new state, and gives what goes to the old one.
+  template <class Cell>
+  FR_HD V keep_h(Unit<V, Cell>& u) const {
+    if (!params.on) return V(0);
+    const V kept = to_kept(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    return kept;
+  }
+  // The same of the cell states. What was stored is the old state where it was kept; the formulas want the new one.
+  template <class Cell>
+  FR_HD void keep_cells(Unit<V, Cell>& u, V (&kept)[Cell::kCells], const Clips<V>& clips) const {
+    for (int i = 0; i < Cell::kCells; ++i) kept[i] = V(0);
+    if (!params.on) return;
+    V stored[Cell::kCells];
+    for (int i = 0; i < Cell::kCells; ++i) stored[i] = u.c[i];
+    Cell::cells_again(u, clips);
+    for (int i = 0; i < Cell::kCells; ++i) {
+      if (drawn) u.c[i] = draws.if_below(kWordOfCells, params.below_c, u.c[i], stored[i]);
+      else if (params.zoneout_c == 0) u.c[i] = stored[i];
+      kept[i] = to_kept(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
+      u.d_c[i] = to_made(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
+    }
   }
 };
 

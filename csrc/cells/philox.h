@@ -13,6 +13,9 @@ namespace fr {
 // multiply(word, by, high, low), the halves of the products with a constant.
 template <class Lanes>
 FR_HD void philox(typename Lanes::Word (&counter)[4], uint32_t key0, uint32_t key1) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1  // every cell of every kernel has a copy
+#endif
   for (int round = 0; round < 10; ++round) {
     typename Lanes::Word high[2], low[2];
     Lanes::multiply(counter[0], 0xD2511F53u, high[0], low[0]);

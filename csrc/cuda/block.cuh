@@ -54,15 +54,15 @@ struct BlockKernel {
   FR_DEVICE static void stage_weights(const BlockParams& p, int direction, int slice, int units, unsigned char* to) {
     const auto* weight = static_cast<const Storage*>(p.weight[direction]);
     const int64_t stride = p.weight_stride[direction], hidden = p.step.hidden;
-    struct alignas(kPieceBytes) Piece { Storage value[kPieceDepth]; };
+    union alignas(kPieceBytes) Piece {
+      Storage value[kPieceDepth];
+      uint32_t word[4];
+    };
     // A piece of 16 bytes of a weight row; elements from `left` on, and misaligned ones, one by one.
     const auto load = [&](const Storage* from, int64_t left) {
-      Piece piece;
       if (p.aligned[direction] && left >= kPieceDepth) return *reinterpret_cast<const Piece*>(from);
-      for (int e = 0; e < kPieceDepth; ++e) {
-        if (e < left) piece.value[e] = from[e];
-        else set(piece.value[e], State(0));
-      }
+      Piece piece;
+      load_elements(piece.word, from, static_cast<int>(left < kPieceDepth ? left : kPieceDepth));
       return piece;
     };
     if constexpr (kBackward) {  // row: unit j of the state; depth: unit k of a gate, whose weights of all j lie side by side
@@ -131,7 +131,7 @@ struct BlockKernel {
     }
 
     for (int i = thread; i < 2 * operand_bytes / 4; i += block_threads()) reinterpret_cast<uint32_t*>(operands)[i] = 0;
-    if (thread == 0) current[0] = first;
+    copy_words(current[0], first, thread);
     block_sync();
     // The state that element (b, j) starts step t from, when the step before it gave `kept`.
     const auto put_state = [&](unsigned char* operand, const StepDirection& d, int64_t t, int64_t b, int row, int unit,

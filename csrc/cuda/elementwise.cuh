@@ -30,7 +30,7 @@ struct ElementwiseKernel {
     const int thread = thread_index();
     const int64_t element = static_cast<int64_t>(block_x()) * block_threads() + thread, b = element / step.hidden, j = element % step.hidden;
     StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, 2 * sizeof(StepDirection)));
-    if (thread == 0) current[0] = step.direction[block_z()];
+    copy_words(current[0], step.direction[block_z()], thread);
     block_sync();
     const int64_t t0 = current[0].here.step;
     const Clips<V> clips{V(0), V(0), false, false};

@@ -150,10 +150,9 @@ struct PersistentKernel {
     }
     first.fill_resident();
     if (kTwoPhases && p.phases > 1) part_of(1).fill_resident();
-    if (thread < 4) {
-      current[thread] = p.step.direction[direction];
-      current[thread].product = p.phase[thread % 2].product[direction];
-    }
+    for (int i = 0; i < 4; ++i) copy_words(current[i], p.step.direction[direction], thread);
+    block_sync();
+    for (int i = 0; i < 4; ++i) copy_words(current[i].product, p.phase[i % 2].product[direction], thread);
     block_sync();
     place_step<kBackward>(p, direction, current, 0, thread);
     block_sync();

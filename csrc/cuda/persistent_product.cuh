@@ -36,15 +36,8 @@ struct PersistentProduct {
 
   // 16 bytes of a row; elements from `left` on are zero.
   FR_DEVICE static void load_piece(Piece& piece, const Storage* from, int64_t left, bool aligned) {
-    if (aligned && left >= kPieceDepth) {
-      piece = *reinterpret_cast<const Piece*>(from);
-      return;
-    }
-#pragma unroll
-    for (int e = 0; e < kPieceDepth; ++e) {
-      if (e < left) piece.value[e] = from[e];
-      else set(piece.value[e], State(0));
-    }
+    if (aligned && left >= kPieceDepth) piece = *reinterpret_cast<const Piece*>(from);
+    else load_elements(piece.word, from, static_cast<int>(left < kPieceDepth ? left : kPieceDepth));
   }
 
   const PersistentParams& p;

@@ -28,7 +28,7 @@ constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows,
 constexpr int64_t kMostUnits = int64_t{1} << 24, kMostRows = int64_t{1} << 31;
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
 constexpr int64_t kStepRows = 32;            // rows that a warp of `step` multiplies; counted for FMA, whose arithmetic binds
-constexpr int kPersistentThreads = 256, kElementwiseRegisters = 128;
+constexpr int kPersistentThreads = 256, kElementwiseRegisters = 64;
 constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -7,6 +7,14 @@
 
 namespace fr::FR_TARGET {
 
+// A struct of addresses by all threads of the block, a word each in turn: an assignment by one thread takes a register for each word.
+template <class T>
+FR_DEVICE void copy_words(T& to, const T& from, int thread) {
+  static_assert(sizeof(T) % sizeof(uint64_t) == 0);
+  for (int i = thread; i < static_cast<int>(sizeof(T) / sizeof(uint64_t)); i += block_threads())
+    reinterpret_cast<uint64_t*>(&to)[i] = reinterpret_cast<const uint64_t*>(&from)[i];
+}
+
 // What a row does at a step. The state before the step: initial if cut (or zero), `before` if it has one, else initial.
 struct RowState {
   bool active, has_before, cut, last;
@@ -136,12 +144,9 @@ struct Element {
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_old_cells(u, row);
     load_unit_weights(u);
-    if (!p.noise.on) {
-      Cell::forward0(u, clips);
-    } else {
-      if constexpr (!Cell::kReadsHidden && !N::kTwoPhases) u.h_prev = h_prev(row);
-      noise().forward0(u, clips);
-    }
+    if constexpr (!Cell::kReadsHidden && !N::kTwoPhases)
+      if (p.noise.on) u.h_prev = h_prev(row);
+    noise().forward0(u, clips);
     if constexpr (N::kFirstSaved > 0) {
       if (d.gates.data)
         for (int i = 0; i < N::kFirstSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -186,12 +191,9 @@ struct Element {
         u.recurrent[gate] = recurrent(gate - N::kFirstGates);
       }
     }
-    if (!p.noise.on) {
-      Cell::forward1(u, clips);
-    } else {
-      if constexpr (!Cell::kReadsHidden || N::kProjects) u.h_prev = h_prev(row);
-      noise().forward1(u, clips);
-    }
+    if constexpr (!Cell::kReadsHidden || N::kProjects)
+      if (p.noise.on) u.h_prev = h_prev(row);
+    noise().forward1(u, clips);
     if constexpr (N::kFirstSaved < N::kSaved) {
       if (d.gates.data)
         for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -288,11 +290,9 @@ struct Element {
     if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.output, j);
     if constexpr (!N::kTwoPhases) {
       load_cells(u, row);
-      if (p.noise.on) noise().backward0(u, clips);
-      else Cell::backward0(u, clips);
+      noise().backward0(u, clips);
     } else {
-      if (p.noise.on) noise().backward1(u, clips);
-      else Cell::backward1(u, clips);
+      noise().backward1(u, clips);
       if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
     }
     store_gate_gradients<kBegin, N::kGates>(u);
@@ -321,8 +321,7 @@ struct Element {
     u.d_inner = V(sums(0));
     load_cells(u, row);
     if constexpr (!N::kProjects) u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
-    if (p.noise.on) noise().backward0(u, clips);
-    else Cell::backward0(u, clips);
+    noise().backward0(u, clips);
     store_gate_gradients<0, N::kFirstGradients>(u);
     add_unit_gradients(u);
     store_if(d.inner, u.inner);

@@ -6,6 +6,8 @@
 // 8 of TF32, with the same byte geometry.
 #pragma once
 
+#include <type_traits>
+
 #include "device.cuh"
 #include "step_params.h"
 
@@ -16,6 +18,25 @@ constexpr int kWarpUnits = 16, kWarpRows = 32, kRowTiles = kWarpRows / 8;
 constexpr int kStages = 2;
 
 FR_HD int piece_offset(int row, int piece) { return row * kRowBytes + ((piece ^ (row & 7)) * kPieceBytes); }
+
+// A piece element by element; those from `valid` on are zero. Put together from words: a compiler that writes elements into a union
+// takes twice as many instructions, and each fragment of weights in registers has a copy of this.
+template <class Storage>
+FR_DEVICE void load_elements(uint32_t (&word)[4], const Storage* from, int valid) {
+  using Bits = std::conditional_t<sizeof(Storage) == 2, uint16_t, uint32_t>;
+  static_assert(sizeof(Bits) == sizeof(Storage));
+  constexpr int kOfWord = 4 / sizeof(Storage);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    word[i] = 0;
+#pragma unroll
+    for (int e = 0; e < kOfWord; ++e) {
+      uint32_t bits = 0;
+      if (i * kOfWord + e < valid) bits = reinterpret_cast<const Bits*>(from)[i * kOfWord + e];
+      word[i] |= bits << (16 * e);
+    }
+  }
+}
 
 struct Bf16Math {
   using Storage = BFloat16;
