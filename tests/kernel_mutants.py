@@ -27,6 +27,7 @@ class Mutant(NamedTuple):
         return [[*run, *races, "1"] for run in self.runs or RUNS[self.instance]]
 
 
+_NOISY = (("quick", "lstm float64 T4 B3 H5 P0 D2 lengths resets to_initial noise"),)
 _ON = ("registers", "four_warps", "streamed", "only_streamed")
 RUNS = {
     "step_fp64": (("all", "lstm float64 T4 B3"), ("all", "lstm float64 T3 B17")),
@@ -470,6 +471,40 @@ MUTANTS = {
         "plain",
         "FAIL",
         runs=(("all", "lstm_peephole float64 T"),),
+    ),
+    "noise: the candidate draws what the state draws": Mutant(
+        "../cells/noise.h", "place.direction | 0x80000000u", "place.direction", "plain", "FAIL", runs=_NOISY
+    ),
+    "noise: a cell that was kept is taken for the new one": Mutant(
+        "../cells/noise.h",
+        "draws.if_below(kWordOfCells, params.below_c, u.c[i], stored[i]);",
+        "stored[i];",
+        "plain",
+        "FAIL",
+        runs=_NOISY,
+    ),
+    "noise: a cell that was kept passes no gradient": Mutant(
+        "../cells/noise.h", "u.d_c[i] = u.d_c[i] + kept_c[i];", "u.d_c[i] = u.d_c[i];", "plain", "FAIL", runs=_NOISY
+    ),
+    "noise: all rows draw the same": Mutant(
+        "step_phases.cuh",
+        "static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step)",
+        "0u, static_cast<uint32_t>(d.here.step)",
+        "plain",
+        "FAIL",
+        runs=_NOISY,
+    ),
+    "noise: neighbouring units draw the same": Mutant(
+        "device.cuh", "place.unit % 2 ? counter[2 + i] : counter[i]", "counter[i]", "plain", "FAIL", runs=_NOISY
+    ),
+    "noise: both launches draw the first direction's": Mutant(
+        "step_phases.cuh",
+        "p.noise.first_direction + block_z()",
+        "block_z()",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_APART,
     ),
     "shared memory too small": Mutant(
         "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["

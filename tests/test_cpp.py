@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kernel_programs import CCACHE
 
 ROOT = Path(__file__).resolve().parent.parent
 SIMD_TESTS = {  # and the instruction set that each needs
@@ -25,6 +26,8 @@ def test_cpp(sanitizers: str, tmp_path: Path) -> None:
     if sanitizers:
         # Optimisation kept low: what is sought is in the sources, and these builds run ten times slower anyway.
         configure += [f"-DFASTRNN_SANITIZE={sanitizers}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    if CCACHE:
+        configure += [f"-DCMAKE_CXX_COMPILER_LAUNCHER={CCACHE[0]}"]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
     for test in ["cpu_test"] if sanitizers else ["cpu_test", *SIMD_TESTS]:
         if _runs_here(test):

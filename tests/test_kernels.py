@@ -36,27 +36,34 @@ DEVICES = (
     *("registers", "one_warp", "four_warps", "shared", "only_shared"),
     *("streamed", "only_streamed", "partial_streamed"),
 )  # of emulation_persistent_test, where blocks wait for flags
+WHOLE = [  # and what the ordinary run takes of it: on each device other cases, and so other cells
+    (Run("plain", "step", "all; 0; 1; 2"), Run("plain", "step", "all; 0; 1")),
+    (Run("plain", "persistent", "partition; 0; 1"), Run("plain", "persistent", "partition; share=3; 0; 1")),
+    (Run("address", "persistent", "streamed; 1"), Run("address", "persistent", "streamed; share=5; 1")),
+    (Run("thread", "persistent", "races; streamed; 1"), Run("thread", "persistent", "races; streamed; share=4; 1")),
+    (
+        Run("thread", "persistent", "races; cluster_of_sixteen; gru; 2"),
+        Run("thread", "persistent", "races; cluster_of_sixteen; gru; share=3; 2"),
+    ),
+]
 RUNS = [
-    Run("plain", "step", "all; 0; 1; 2"),
+    *(pytest.param(whole, marks=pytest.mark.full, id=str(whole)) for whole, _ in WHOLE),
+    *(part for _, part in WHOLE),
     *(Run("plain", "step", f"all; {strategy}; 0; 1") for strategy in ("block", "cluster", "grid", "streaming")),
     *(Run("plain", "cpu", f"{strategy}; 0; 1") for strategy in ("step", "block", "cluster", "grid", "streaming")),
-    Run("plain", "persistent", "partition; 0; 1"),
     *(Run("plain", "persistent", f"deadline; {device}; 1") for device in DEVICES),
     Run("address", "step", "quick; 0; 1"),
     Run("address", "step", "quick; block; 0; 1"),
-    Run("address", "persistent", "streamed; 1"),
     Run("address", "persistent", "one_warp; B9; 1"),
     Run("address", "persistent", "cluster; gru; 1"),
     Run("address", "persistent", "deadline; registers; lstm_projected bfloat16 T4 B37 H136 P72 D2 lengths; 1"),
     Run("thread", "step", "quick; 1"),
     Run("thread", "step", "quick; block; 1"),
     Run("thread", "step", "all; gru bfloat16 T3 B17; 1"),  # more blocks than run together
-    Run("thread", "persistent", "races; streamed; 1"),
     Run("thread", "persistent", "races; shared; B20; 1"),
     Run("thread", "persistent", "races; registers; B37; 1"),
     Run("thread", "persistent", "races; four_warps; B70; 1"),
     Run("thread", "persistent", "races; cluster; B20; 1"),
-    Run("thread", "persistent", "races; cluster_of_sixteen; gru; 2"),
     Run("thread", "persistent", "deadline; registers; gru_reset_before bfloat16 T4 B37 H136 P0 D2 lengths; 1"),
 ]
 

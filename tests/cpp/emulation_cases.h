@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@ struct Case {
   int64_t range = 0;   // steps a backward range, 0: all
   bool discard = false;  // nobody wants d_h0
   int64_t pad = 0, offset = 0;
+  bool noise = false;
   std::string text() const {
     static const char* const types[] = {"float32", "float64", "bfloat16", "float16"};
     std::string t = std::string(fr::facts_of(cell).name) + " " + (tf32 ? "tf32" : types[int(type)]) + " T" + std::to_string(steps) + " B" +
@@ -46,8 +48,15 @@ struct Case {
     flag(first_reverse, "reverse"), flag(lengths, "lengths"), flag(resets, "resets"), flag(to_initial, "to_initial");
     flag(packed, "packed"), flag(!initial, "no_initial"), flag(!bias, "no_bias"), flag(cell_clip > 0, "cell_clip");
     flag(proj_clip > 0, "proj_clip"), flag(recompute, "recompute"), flag(inference, "inference"), flag(range > 0, "ranges"), flag(discard, "discard");
-    flag(pad || offset, "misaligned");
+    flag(pad || offset, "misaligned"), flag(noise, "noise");
     return t;
+  }
+  // All that the cell can have; without ranges, which run the directions in calls of their own.
+  fr::NoiseOptions noise_options() const {
+    static const uint64_t seed = 0x0123456789ABCDEF;
+    if (!noise) return {};
+    const fr::CellFacts& facts = fr::facts_of(cell);
+    return {0.25, facts.zones_cells ? 0.375 : 0, facts.drops_candidate ? 0.5 : 0, &seed};
   }
 };
 
@@ -79,9 +88,11 @@ struct Result {
 };
 
 // The plain loop: one row, one step after the other.
-Result reference(const Problem& p, const Inputs& in, bool reverse) {
+Result reference(const Problem& p, const Inputs& in, int d) {
   const int64_t H = p.c.hidden, R = p.R, C = p.cell.cells * H, G = p.cell.gates;
+  const bool reverse = p.reverse(d);
   const PlainWeights weights{H, R, in.hh, in.bias, in.hr, in.unit, p.c.cell_clip, p.c.proj_clip};
+  const fr::NoiseOptions noise = p.c.noise_options();
   Result result{Values(p.N * R, 0.0), Values(p.c.batch * R), Values(p.c.batch * C)};
   for (int64_t b = 0; b < p.c.batch; ++b) {
     const Values h0(in.h0.begin() + b * R, in.h0.begin() + (b + 1) * R), c0(in.c0.begin() + b * C, in.c0.begin() + (b + 1) * C);
@@ -96,7 +107,9 @@ Result reference(const Problem& p, const Inputs& in, bool reverse) {
         h = p.c.to_initial ? h0 : Values(R, 0.0);
         c = p.c.to_initial ? c0 : Values(C, 0.0);
       }
-      plain_step(p.c.cell, weights, &in.gates[p.row(t, b) * G * H], h, c);
+      plain_step(p.c.cell, weights, &in.gates[p.row(t, b) * G * H], h, c,
+                 {noise.zoneout_h, noise.zoneout_c, noise.candidate, noise.seed ? *noise.seed : 0, static_cast<uint32_t>(b),
+                  static_cast<uint32_t>(t), static_cast<uint32_t>(d)});
       for (int64_t q = 0; q < R; ++q) result.output[p.row(t, b) * R + q] = h[q];
     }
     for (int64_t q = 0; q < R; ++q) result.h_n[b * R + q] = h[q];
@@ -112,7 +125,7 @@ double dot(const Values& a, const Values& b) {
 }
 
 double loss(const Problem& p, int d, const Inputs& in) {
-  const Result r = reference(p, in, p.reverse(d));
+  const Result r = reference(p, in, d);
   double sum = dot(r.output, p.d_output[d]) + dot(r.h_n, p.d_h[d]);
   if (p.cell.cells) sum += dot(r.c_n, p.d_c[d]);
   return sum;
@@ -195,7 +208,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   forward.shape = {c.cell, c.type, c.steps, c.batch, 0, H, c.projection, c.packed ? p.batch_sizes.data() : nullptr,
                    c.packed ? p.step_offset.data() : nullptr, c.lengths ? p.lengths.data() : nullptr,
                    c.resets ? p.resets.data() : nullptr};
-  forward.options = {c.cell_clip, c.proj_clip, c.to_initial};
+  forward.options = {c.cell_clip, c.proj_clip, c.to_initial, c.noise_options()};
   forward.directions = c.directions;
   forward.direction.resize(c.directions);
   for (int d = 0; d < c.directions; ++d) {
@@ -357,14 +370,16 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     if (g_verbose) std::printf("  %s %s %.3g (bound %.3g)\n", c.text().c_str(), what, error, bound);
     if (!(error <= bound)) complain(c, seed, what, error, bound);
   };
-  std::vector<Got> exact;  // gradients in double for the other types
-  if (!c.inference && c.type != Type::kFloat64) {
+  // Gradients in double for the other types: one step a launch, so the same whatever the device and the order of threads.
+  static std::map<unsigned, std::vector<Got>> in_double;
+  std::vector<Got>& exact = in_double[problem_seed];
+  if (exact.empty() && !c.inference && c.type != Type::kFloat64) {
     Problem q = p;
     q.c.type = Type::kFloat64, q.c.tf32 = false;
     exact = run_kernels(q, 0);
   }
   for (int d = 0; d < c.directions; ++d) {
-    const Result want = reference(p, p.inputs[d], p.reverse(d));
+    const Result want = reference(p, p.inputs[d], d);
     test("output", distance(got[d].output, want.output), forward_bound);
     test("h_n", distance(got[d].h_n, want.h_n), forward_bound);
     if (p.cell.cells) test("c_n", distance(got[d].c_n, want.c_n), 2 * forward_bound);

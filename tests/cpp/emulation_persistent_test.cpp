@@ -1,7 +1,7 @@
 // The persistent kernels on the emulated device, see emulation_cases.h: weights in registers, in shared memory and streamed,
 // several chunks of rows, groups of unequal size, more blocks than rows, blocks without units; and what the partition promises.
 // usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, no results are compared] [deadline: a block stands still]
-//        [a device's name] [part of a case's name] [seed ...]
+//        [a device's name] [share=N: of a device's cases every Nth, from another one on for each device] [part of a case's name] [seed ...]
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -61,7 +61,7 @@ std::vector<Case> make_cases() {
     c.batch = 9, c.hidden = 40, c.projection = facts.projects() ? 24 : 0, c.directions = 2, c.first_reverse = false;
     c.type = Type::kFloat32, c.tf32 = true, c.range = 2, c.resets = c.to_initial = true;
     cases.push_back(c);
-    c.packed = true, c.range = 0, c.batch = 20, c.type = Type::kBFloat16, c.tf32 = false, c.hidden = 72;
+    c.packed = c.noise = true, c.range = 0, c.batch = 20, c.type = Type::kBFloat16, c.tf32 = false, c.hidden = 72;
     cases.push_back(c);
     if (facts.gates == 3) {
       c.batch = 3, c.hidden = 68;  // in backward rows of weights that end in the middle of 16 bytes; forward does not stream these
@@ -81,7 +81,7 @@ std::vector<Case> make_cases() {
     }
     if (cell == Cell::kLstm || cell == Cell::kLstmProjected) {
       Case d;  // directions that do not fit together
-      d.cell = cell, d.type = Type::kBFloat16, d.steps = 3, d.batch = 20, d.hidden = 200, d.directions = 2, d.lengths = d.resets = true;
+      d.cell = cell, d.type = Type::kBFloat16, d.steps = 3, d.batch = 20, d.hidden = 200, d.directions = 2, d.lengths = d.resets = d.noise = true;
       d.projection = facts.projects() ? 72 : 0;
       cases.push_back(d);
     }
@@ -335,7 +335,7 @@ void check_deadlines(const std::string& only, const std::string& device, const s
     for (Case c : make_cases()) {
       if (c.batch == 1 || c.range || c.packed) continue;
       if (fr::facts_of(c.cell).unit_weights > 0 || fr::facts_of(c.cell).cells > 1) continue;  // blocks wait as without these
-      c.steps = 4, c.directions = 2;
+      c.steps = 4, c.directions = 2, c.noise = false;
       for (const bool masked : {false, true}) {
         c.lengths = c.resets = masked;
         if (!only.empty() && c.text().find(only) == std::string::npos) continue;
@@ -353,6 +353,7 @@ int main(int argc, char** argv) {
   std::vector<uint64_t> seeds;
   std::string only, device;
   bool partition = argc == 1, races = false, deadline = false;
+  unsigned share = 1;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     bool is_device = false;
@@ -360,6 +361,7 @@ int main(int argc, char** argv) {
     if (argument == "partition") partition = true;
     else if (argument == "races") races = true;
     else if (argument == "deadline") deadline = true;
+    else if (argument.rfind("share=", 0) == 0) share = static_cast<unsigned>(std::stoul(argument.substr(6)));
     else if (is_device) device = argument;
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
@@ -376,6 +378,7 @@ int main(int argc, char** argv) {
       if (std::strcmp(one.name, "partial_streamed") == 0 && c.projection == 0) continue;  // forward's second product is, its first is not
       if (!only.empty() && c.text().find(only) == std::string::npos) continue;
       if (!check_it_runs(c, one) && races) continue;
+      if ((number + (&one - kDevices)) % share != 0) continue;
       for (const uint64_t seed : seeds) {
         // But with seed 0 a block stands still until the others are as far ahead as they may be.
         g_stalled = Pass::kBoth;

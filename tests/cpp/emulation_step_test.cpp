@@ -1,4 +1,4 @@
-// The kernels on the emulated device, see emulation_cases.h: every cell x type x direction, with lengths, resets, packed rows, clips, rebuilt gates, ranges, odd and misaligned sizes.
+// The kernels on the emulated device, see emulation_cases.h: every cell x type x direction, with lengths, resets, packed rows, clips, noise, rebuilt gates, ranges, odd and misaligned sizes.
 // usage: emulation_step_test [all | quick] [block | cluster | grid | streaming] [part of a case's name] [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
 #include <cctype>
 #include <cstdlib>
@@ -35,6 +35,11 @@ std::vector<Case> make_cases(bool quick) {
     add(c);
     c.packed = false, c.lengths = true, c.recompute = true, c.cell_clip = 0.5, c.proj_clip = 0.4;
     add(c);
+    Case noisy;
+    noisy.cell = cell, noisy.directions = 2, noisy.lengths = noisy.resets = noisy.to_initial = noisy.noise = true;
+    add(noisy);
+    noisy.type = Type::kBFloat16;
+    add(noisy);
     if (quick) continue;
     c.range = 2;
     add(c);

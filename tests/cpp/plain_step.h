@@ -16,6 +16,18 @@ struct PlainWeights {
   double cell_clip, proj_clip;
 };
 
+// Noise of one row at one step, as cells/noise.h has it: each unit draws its words anew. Probabilities of few binary digits.
+struct PlainNoise {
+  double zoneout_h = 0, zoneout_c = 0, candidate = 0;
+  uint64_t seed = 0;
+  uint32_t row = 0, step = 0, direction = 0;
+  bool hits(double p, int word, int64_t unit, bool of_candidate = false) const {
+    uint32_t counter[4] = {static_cast<uint32_t>(unit / 2), row, step, of_candidate ? direction | 0x80000000u : direction};
+    fr::philox<fr::OneCounter>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+    return counter[unit % 2 * 2 + word] < p * 4294967296.0;
+  }
+};
+
 // Makes a row of random cell states one that the cell can have been in: sLSTM's normaliser is positive.
 inline double possible_cell(fr::Cell cell, int64_t hidden, int64_t place, double value) {
   return cell == fr::Cell::kSlstm && place % (3 * hidden) / hidden == 1 ? 0.5 + std::abs(value) : value;
@@ -28,7 +40,7 @@ inline bool has_kink(fr::Cell cell) {
 
 // input: [G*H]. h [R] and c [cells*H] are those before the step, and then those after it.
 template <class Cell>
-void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c) {
+void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c, const PlainNoise& noise) {
   using V = fr::host::Scalar<double>;
   using N = fr::Numbers<Cell>;
   using Unit = fr::Unit<V, Cell>;
@@ -56,11 +68,14 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
     load(u, 0, N::kFirstGates, j, h);
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = V(c[i * H + j]);
+    if constexpr (Cell::kDropsCandidate)
+      if (noise.candidate > 0) u.candidate = V(noise.hits(noise.candidate, 0, j, true) ? 0 : 1 / (1 - noise.candidate));
     Cell::forward0(u, clips);
     if constexpr (Cell::kCells > 0)
-      for (int i = 0; i < Cell::kCells; ++i) c[i * H + j] = u.c[i].value;
+      for (int i = 0; i < Cell::kCells; ++i)
+        if (!noise.hits(noise.zoneout_c, 1, j)) c[i * H + j] = u.c[i].value;
     if constexpr (N::kTwoPhases) inner[j] = u.inner.value;
-    else next[j] = u.h.value;
+    else next[j] = noise.hits(noise.zoneout_h, 0, j) ? h[j] : u.h.value;
   }
   if constexpr (N::kTwoPhases)
     for (int64_t j = 0; j < R; ++j) {
@@ -74,17 +89,20 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
         if constexpr (N::kCarried > 0)
           for (int i = 0; i < N::kCarried; ++i) u.carried[i] = first[j].carried[i];
       }
+      if constexpr (Cell::kDropsCandidate && !N::kProjects)
+        if (noise.candidate > 0) u.candidate = V(noise.hits(noise.candidate, 0, j, true) ? 0 : 1 / (1 - noise.candidate));
       Cell::forward1(u, clips);
-      next[j] = u.h.value;
+      next[j] = noise.hits(noise.zoneout_h, 0, j) ? h[j] : u.h.value;
     }
   h = next;
 }
 
-inline void plain_step(fr::Cell cell, const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c) {
+inline void plain_step(fr::Cell cell, const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c,
+                       const PlainNoise& noise = {}) {
   switch (cell) {
 #define FR_CELL(name, Type) \
   case fr::Cell::name:      \
-    return plain_step<fr::Type>(w, input, h, c);
+    return plain_step<fr::Type>(w, input, h, c, noise);
 #include "../../csrc/cells/cells.inc"
 #undef FR_CELL
   }
