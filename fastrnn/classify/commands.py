@@ -17,6 +17,7 @@ from ..tasks.commands import (
     NETWORK,
     RESULTS,
     TRAINING,
+    check_training,
     given_values,
     held_back,
     train_all,
@@ -68,15 +69,9 @@ def train(
     \b
     Example: fastrnn classify train train.txt --dev dev.txt --test test.txt --out classifier --cell gru,lstm
     """
-    if "-" in (train_file, values["dev"], values["test"]):
-        raise click.UsageError("training reads its files again, which standard input cannot give: name a file")
-    if values["dev"] is not None:
-        refuse_idle("with --dev", "dev_share")
+    check_training(train_file, values)
     if start_from is not None:
         refuse_idle("with --start-from, whose sizes and units are the language model's", *_OF_LANGUAGE_MODEL)
-    require_plot(values["plot"])
-    if values["device"] is not None:
-        require_device(values["device"])
     with plain_errors():
         from ..lm.model import LanguageModel
         from ..tasks.encoder import Inventory

@@ -17,6 +17,7 @@ from ..tasks.commands import (
     NETWORK,
     RESULTS,
     TRAINING,
+    check_training,
     given_values,
     held_back,
     train_all,
@@ -65,13 +66,7 @@ def train(context: click.Context, train_file: str, cells: tuple[str, ...], **val
     \b
     Example: fastrnn tag train train.conllu --dev dev.conllu --test test.conllu --out tagger --seeds 4
     """
-    if "-" in (train_file, values["dev"], values["test"]):
-        raise click.UsageError("training reads its files again, which standard input cannot give: name a file")
-    if values["dev"] is not None:
-        refuse_idle("with --dev", "dev_share")
-    require_plot(values["plot"])
-    if values["device"] is not None:
-        require_device(values["device"])
+    check_training(train_file, values)
     with plain_errors():
         from ..tasks.encoder import Inventory
         from ..tasks.results import print_results, results_json, write_curves

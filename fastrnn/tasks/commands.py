@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ..cli import cell_list
+from ..cli import cell_list, refuse_idle, require_device
 from ..paths import overwrite_option
+from ..text_models.report import require_plot
 
 if TYPE_CHECKING:
     from .model import TaskModel
@@ -107,6 +108,19 @@ def with_options(*groups: Iterable[Options] | Options) -> Options:
         return command
 
     return decorate
+
+
+def check_training(train_file: str, values: Mapping[str, Any]) -> None:
+    """Refuses, before anything is read, what a training command cannot do."""
+    if "-" in (train_file, values["dev"], values["test"]):
+        raise click.UsageError("training reads its files again, which standard input cannot give: name a file")
+    if values["dev"] is not None:
+        refuse_idle("with --dev", "dev_share")
+    if not values["embedding"]:
+        refuse_idle("with --embedding 0", "word_dropout")
+    require_plot(values["plot"])
+    if values["device"] is not None:
+        require_device(values["device"])
 
 
 def given_values(context: click.Context, cells: tuple[str, ...]) -> dict[str, Any]:
