@@ -103,9 +103,11 @@ PYBIND11_MODULE(_C, m) {
 
   auto forward_args = arguments<fr::ForwardArgs, fr::ForwardDirection>(m, "ForwardArgs");
   address(forward_args, "stream", &fr::ForwardArgs::stream);
+  forward_args.def_readwrite("first_direction", &fr::ForwardArgs::first_direction);
   auto backward_args = arguments<fr::BackwardArgs, fr::BackwardDirection>(m, "BackwardArgs");
   backward_args.def_readwrite("first_step", &fr::BackwardArgs::first_step);
   backward_args.def_readwrite("last_step", &fr::BackwardArgs::last_step);
+  backward_args.def_readwrite("first_direction", &fr::BackwardArgs::first_direction);
   address(backward_args, "stream", &fr::BackwardArgs::stream);
 
   py::class_<fr::CrossEntropyArgs> cross_entropy(m, "CrossEntropyArgs");

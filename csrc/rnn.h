@@ -92,6 +92,7 @@ struct ForwardArgs {
   std::vector<ForwardDirection> direction;  // [directions]
   int threads;     // CPU: at most this many; the result does not depend on it
   void* stream;    // CUDA: the stream to run on
+  int first_direction = 0;  // CUDA: of the layer's, of which a call has one or two: its noise draws by it
 };
 
 // One direction, backward, for kernels that walk back over the steps [first_step, last_step) alone: the caller may cut the
@@ -130,6 +131,7 @@ struct BackwardArgs {
   int directions;  // 1 or 2
   BackwardDirection direction[2];
   void* stream;
+  int first_direction = 0;  // as in forward
 };
 
 // One direction, backward, all of it in one call (CPU): every gradient that is not null is written, in the storage type and

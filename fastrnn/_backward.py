@@ -266,7 +266,7 @@ class _InRanges:
             if d_projected is not None:
                 struct.d_projected = buffer_rows(d_projected, batch)
             structs.append(struct)
-        args.direction = structs
+        args.direction, args.first_direction = structs, own[0]
         backend.backward(args)
 
     def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], first: bool) -> None:

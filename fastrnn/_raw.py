@@ -58,7 +58,7 @@ def _forward_in_pieces(
             begin, end = (t * layout.batch if starts is None else starts[t] for t in span)
             kept.append(input_gates(backend, config, layout, operands, d, begin, end))
             struct.input_gates = buffer_rows(kept[-1], layout.batch)
-        args.direction = structs
+        args.direction, args.first_direction = structs, first_direction
         backend.forward(args, first, last)
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastrnn
-from fastrnn import _backends, functional
+from fastrnn import _backends, _backward, functional
 from fastrnn._device import Emulated
 from fastrnn._noise import StateNoise, philox
 from fastrnn.cells import CELLS
@@ -210,6 +210,15 @@ def test_cpu_and_kernels_draw_the_same_masks(strategy, dtype, monkeypatch, emula
     mask = noise.kept[0][1:]
     # In 16 bits a unit may come to its old value by itself.
     assert kept[mask].all() and (dtype.itemsize == 2 or torch.equal(mask, kept))
+
+
+@pytest.mark.parametrize("option", ["zoneout", "heads_noise"])
+def test_kernels_of_some_directions_draw_as_all(option, monkeypatch, emulated_kernels):
+    """Heads go two at a time, and in backward directions one by one where there are several ranges of steps."""
+    monkeypatch.setattr(_backends, "_CPU", Emulated("step"))
+    monkeypatch.setattr(_backward, "RANGE_BYTES", 8 * 3 * 4 * 70)
+    shape = (9, 4, 5, 9, 4)
+    check(make_call("gru", option, shape), torch.float64, shape[0], shape[2] + shape[3] + 2)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -65,7 +65,8 @@ struct Launch {
 void set_params(Launch& call, const Layout& l, const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
                 const StepParams& p) {
   PersistentParams& params = call.params;
-  params.step = p, params.first_direction = params.step.noise.first_direction = call.first;
+  params.step = p, params.first_direction = call.first;
+  params.step.noise.first_direction = p.noise.first_direction + call.first;
   for (int i = 0; i < call.directions; ++i) {
     params.step.direction[i] = p.direction[call.first + i];
     params.step.unit_weights[i] = p.unit_weights[call.first + i], params.step.d_unit[i] = p.d_unit[call.first + i];

@@ -203,6 +203,7 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
   Workspace workspace(run.workspace);
   const PersistentBuffers memory(l, args.directions, workspace);
   StepParams p = l.params(args.options);
+  p.noise.first_direction = args.first_direction;
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
     check((from.weights.hh || !l.cell.multiplies()) && from.input_gates.data && from.output.data && from.h_n,
@@ -310,6 +311,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   std::vector<BackwardBuffers> buffers;
   for (int i = 0; i < args.directions; ++i) buffers.emplace_back(l, args, args.direction[i], workspace);
   StepParams p = l.params(args.options);
+  p.noise.first_direction = args.first_direction;
   bool rebuild = false;
   for (int i = 0; i < args.directions; ++i) {
     const BackwardDirection& from = args.direction[i];
