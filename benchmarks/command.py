@@ -12,7 +12,16 @@ import click
 from fastrnn.cli import CellName, LazyGroup
 
 from .cases import CASE_LISTS, DTYPES, MODES, Case
-from .options import OUTPUT_FILE, overwrite_option, refuse_idle, require_device, require_outputs, require_plot
+from .options import (
+    DEPLOYED,
+    OUTPUT_FILE,
+    overwrite_option,
+    refuse_idle,
+    require_device,
+    require_outputs,
+    require_plot,
+    require_providers,
+)
 
 if TYPE_CHECKING:
     from .runner import Run, Settings
@@ -140,6 +149,12 @@ def _sizes(command: click.Command) -> click.Command:
 @click.option("--mode", type=click.Choice(MODES), multiple=True, help="Default both.")
 @click.option("--input-gradient", is_flag=True, help="In training also the gradient of the input.")
 @click.option("--device", help="cpu, cuda or cuda:N; default cpu, and cuda for the list cuda.")
+@click.option(
+    "--provider",
+    type=click.Choice(list(DEPLOYED)),
+    multiple=True,
+    help="Measured beside, in a process of its own; CPU, forward.",
+)
 @click.option("--repeats", type=click.IntRange(min=1), default=30, show_default=True, help="Most rounds per case.")
 @click.option(
     "--budget",
@@ -158,6 +173,7 @@ def bench(
     packed: bool,
     input_gradient: bool,
     device: str | None,
+    provider: tuple[str, ...],
     repeats: int,
     budget: float | None,
     csv: Path | None,
@@ -182,15 +198,19 @@ def bench(
     selected = select_cases(cases, options, bidirectional, packed)
     if all(case.mode != "training" for case in selected):
         refuse_idle("without training", "input_gradient")
+    if all(case.mode != "forward" for case in selected):
+        refuse_idle("without forward", "provider")
     named = CASE_LISTS[cases or "quick"]
     device = device or (named.device if cases else "cpu")
     require_device(device)
+    require_providers(provider, device)
     require_plot(plot)
     require_outputs([("--csv", csv), ("--json", json), ("--plot", plot)], overwrite=overwrite)
 
     from .runner import Settings
 
-    run = measure(selected, Settings(device, repeats, named.budget if budget is None else budget, input_gradient))
+    seconds = named.budget if budget is None else budget
+    run = measure(selected, Settings(device, repeats, seconds, input_gradient, provider))
     try:
         save(run, csv, json, plot)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import shlex
@@ -24,6 +25,12 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def _seconds_of(process: multiprocessing.Process) -> float:
+    """Core-seconds that a child process (own_process.py) has used; Linux only."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime: proc_pid_stat(5)
+
+
 class OtherPrograms:
     """Watches how much of all cores' time other programs use, from its construction on (Linux only).
 
@@ -44,7 +51,8 @@ class OtherPrograms:
         ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
         user, nice, system, idle, wait, irq, soft_irq, steal = ticks
         own = os.times()
-        return idle + wait, user + nice + system + irq + soft_irq + steal, own.user + own.system
+        own_seconds = own.user + own.system + sum(map(_seconds_of, multiprocessing.active_children()))
+        return idle + wait, user + nice + system + irq + soft_irq + steal, own_seconds
 
     def share(self) -> float | None:
         """Others' share of all cores' time so far; None where the system does not tell."""

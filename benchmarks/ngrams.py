@@ -98,8 +98,7 @@ def ngrams(train: tuple[str, ...], held_out: tuple[str, ...], model: str) -> Non
     rows["biLM"] = [found.forward, found.backward][: bilm.directions]
     click.echo(
         f"held-out perplexity, {found.tokens:,} tokens, {len(bilm.vocabulary):,} words, "
-        f"<UNK> {found.unknown_share:.2%}\n"
-        + " ".join([f"{'':8}", *(f" {name:>9}" for name in found.perplexities)])
+        f"<UNK> {found.unknown_share:.2%}\n" + " ".join([f"{'':8}", *(f" {name:>9}" for name in found.perplexities)])
     )
     for name, row in rows.items():
         row += [math.sqrt(math.prod(row))] if len(row) > 1 else []

@@ -12,10 +12,34 @@ from fastrnn.cli import refuse_idle, require_device
 from fastrnn.paths import Argument, guard_outputs, overwrite_option
 from fastrnn.text_models.errors import plain_errors
 
-__all__ = ["OUTPUT_FILE", "overwrite_option", "refuse_idle", "require_device", "require_outputs", "require_plot"]
+__all__ = [
+    "DEPLOYED",
+    "OUTPUT_FILE",
+    "overwrite_option",
+    "refuse_idle",
+    "require_device",
+    "require_outputs",
+    "require_plot",
+    "require_providers",
+]
 
 
 OUTPUT_FILE = click.Path(path_type=Path)
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+# deployed.py's providers, and the packages that each needs
+DEPLOYED = {"onnxruntime": _ONNX, "onnxruntime-int8": _ONNX, "torch-int8": ()}
+
+
+def require_providers(names: Iterable[str], device: str) -> None:
+    """Fails early where a provider of deployed.py was asked for that cannot run."""
+    for name in names:
+        missing = [package for package in DEPLOYED[name] if importlib.util.find_spec(package) is None]
+        if missing:
+            raise click.ClickException(
+                f"--provider {name} needs {' and '.join(missing)}: pip install {' '.join(missing)}, or fastrnn[onnx]"
+            )
+        if device != "cpu":
+            raise click.UsageError(f"--provider {name} is measured on the CPU, and --device is {device}")
 
 
 def require_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *, overwrite: bool) -> None:

@@ -30,11 +30,13 @@ class Provider:
     """A name, and a function (case, torch.nn layer on its device) -> module that raises :class:`Unsupported`.
 
     ``padded``: the module takes a packed case's rows padded, with their lengths given at construction.
+    ``own_process``: it runs in a process of its own (own_process.py).
     """
 
     name: str
     build: Callable[[Case, nn.RNNBase], nn.Module]
     padded: bool = False
+    own_process: bool = False
 
 
 def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -> nn.RNNBase:
@@ -50,7 +52,7 @@ def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
         elif case.cell.startswith("rnn_"):
             layer = nn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
         else:
-            layer = _fastrnn_layer(replace(case, heads=1))
+            layer = _new_fastrnn_layer(replace(case, heads=1))
     if case.heads > 1:
         for name, weight in layer.named_parameters():
             if name.startswith("weight_hh"):
@@ -81,7 +83,7 @@ def _torch(case: Case, layer: nn.RNNBase) -> nn.Module:
     return layer
 
 
-def _fastrnn_layer(case: Case) -> nn.RNNBase:
+def _new_fastrnn_layer(case: Case) -> nn.RNNBase:
     import fastrnn
 
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional, "heads": case.heads}
@@ -101,8 +103,9 @@ def _fastrnn_layer(case: Case) -> nn.RNNBase:
     )
 
 
-def _fastrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
-    module = _fastrnn_layer(case)
+def fastrnn_layer(case: Case, layer: nn.RNNBase) -> nn.Module:
+    """fastrnn's layer of a case with the weights of a torch.nn layer."""
+    module = _new_fastrnn_layer(case)
     module = module.to(device=layer.weight_ih_l0.device, dtype=layer.weight_ih_l0.dtype)
     weights = layer.state_dict()
     if case.heads > 1:
@@ -177,7 +180,7 @@ class _Lengths(nn.Module):
 def _fastrnn_lengths(case: Case, layer: nn.RNNBase) -> nn.Module:
     if not case.packed:
         raise Unsupported("only for packed cases")
-    return _Lengths(_fastrnn(case, layer), torch.tensor(case.lengths, device=layer.weight_ih_l0.device))
+    return _Lengths(fastrnn_layer(case, layer), torch.tensor(case.lengths, device=layer.weight_ih_l0.device))
 
 
 def _require_cuda_single(case: Case, layer: nn.RNNBase, cells: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
@@ -227,10 +230,10 @@ def _flashrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
 
 
 def available() -> list[Provider]:
-    """torch.nn first (the one that speeds are relative to), then fastrnn, the loop, and installed peers."""
+    """torch.nn first (the one that speeds are relative to), then fastrnn, the loop, and peers for CUDA if installed."""
     providers = [
         Provider("torch.nn", _torch),
-        Provider("fastrnn", _fastrnn),
+        Provider("fastrnn", fastrnn_layer),
         Provider("fastrnn lengths", _fastrnn_lengths, padded=True),
         Provider("step loop", StepLoop),
     ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from .cases import Case
 from .machine import describe
 from .runner import BASELINE, OURS, Result, Run
 
@@ -66,6 +67,22 @@ def geometric_means(results: Iterable[Result], provider: str = OURS) -> dict[str
         }
         for name, members in groups.items()
     }
+
+
+def against_best(results: Iterable[Result], other: str) -> dict[str, float]:
+    """Geometric means of torch.nn's or ``other``'s time, the shorter, over fastrnn's, by group; and the ``lowest``."""
+    seconds: dict[Case, dict[str, float]] = {}
+    for result in results:
+        if result.timing:
+            seconds.setdefault(result.case, {})[result.provider] = result.timing.median
+    ratios = {
+        case: min(own[other], own.get(BASELINE, math.inf)) / own[OURS]
+        for case, own in seconds.items()
+        if {other, OURS} <= own.keys()
+    }
+    groups = dict.fromkeys(case.group for case in ratios)
+    means = {name: geometric_mean(ratio for case, ratio in ratios.items() if case.group == name) for name in groups}
+    return means | ({"lowest": min(ratios.values())} if ratios else {})
 
 
 def record(run: Run, result: Result) -> dict[str, object]:
@@ -188,6 +205,9 @@ def last_line(run: Run) -> str:
     lowest = min((r for r in run.results if r.provider == OURS and r.speedup is not None), key=lambda r: r.speedup)
     groups = "; ".join(text(name) for name in means)
     line = f"{OURS} against {BASELINE}, geometric means: {groups}; lowest {lowest.speedup:.2f}x ({lowest.case.name})"
+    for other in run.settings.providers:
+        best = "; ".join(f"{name} {ratio:.2f}x" for name, ratio in against_best(run.results, other).items())
+        line += f". Against the best of {BASELINE} and {other}: {best or 'no case was measured'}"
     doubts = ["the machine was busy"] if _busy(run) else []
     doubts += ["cases are missing"] if run.stopped else []
     return f"NOT TO BE QUOTED, {' and '.join(doubts)}: {line}" if doubts else line
@@ -213,6 +233,7 @@ def write_json(run: Run, path: Path) -> None:
         "peak_gflops": {dtype: peak.flops_per_second * 1e-9 for dtype, peak in run.peaks.items()},
         "results": [record(run, result) for result in run.results],
         "geometric_means": geometric_means(run.results),
+        "against_best": {other: against_best(run.results, other) for other in run.settings.providers},
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 

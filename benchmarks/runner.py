@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from . import deployed
 from .cases import Case
 from .errors import Error, ErrorCheck
 from .machine import OtherPrograms
+from .own_process import OwnProcess
 from .peak import Peak
 from .providers import Provider, Unsupported, available, torch_layer
 from .timing import Timing, calls_per_sample, measure
@@ -29,6 +31,7 @@ class Settings:
     repeats: int = 30
     budget: float = 80.0
     input_gradient: bool = False
+    providers: tuple[str, ...] = ()  # of deployed.py, beside the ordinary ones
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,20 @@ def _first_line(error: Exception) -> str:
 
 def _prepare(
     provider: Provider, case: Case, layer: torch.nn.RNNBase, check: ErrorCheck, settings: Settings
-) -> tuple[Workload, int, Error]:
-    workload = Workload(provider, case, layer, settings.input_gradient)
+) -> tuple[Workload | OwnProcess, int, Error]:
+    if provider.own_process:
+        workload = OwnProcess(provider.name, case)
+    else:
+        workload = Workload(provider, case, layer, settings.input_gradient)
     return workload, calls_per_sample(workload, torch.device(settings.device)), check(provider)
 
 
 def _timings(
-    workloads: dict[str, Workload], calls: dict[str, int], settings: Settings, budget: float, deadline: float
+    workloads: dict[str, Workload | OwnProcess],
+    calls: dict[str, int],
+    settings: Settings,
+    budget: float,
+    deadline: float,
 ) -> tuple[dict[str, Timing], int]:
     """Timings and the number of runs they were chosen from (see :class:`Result`)."""
 
@@ -119,11 +129,11 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
         check = ErrorCheck(case, layer, settings.input_gradient)
     except Exception as raised:  # no memory for the case, mostly: the other cases' results must not be lost
         return [Result(case, OURS, failure=_first_line(raised))]
-    workloads: dict[str, Workload] = {}
+    workloads: dict[str, Workload | OwnProcess] = {}
     calls: dict[str, int] = {}
     errors: dict[str, Error] = {}
     failures: dict[str, str] = {}
-    for provider in available():
+    for provider in [*available(), *(deployed.PROVIDERS[name] for name in settings.providers)]:
         try:
             workload, count, error = _prepare(provider, case, layer, check, settings)
         except Unsupported:

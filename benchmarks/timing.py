@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .own_process import OwnProcess
+
 _SHORTEST_SAMPLE = 5e-3  # s; faster calls are repeated within a sample, far above the clock's resolution
 _LONG_WARM_UP = 0.5  # s
 _ROUNDS_OF_OTHERS = 5  # samples of a workload that is not compared closely (a step loop can take 20x the time)
@@ -35,8 +37,10 @@ class Timing:
         return cls(float(median), float(lower), float(upper), len(seconds))
 
 
-def seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
+def seconds_per_call(call: Callable[[], object] | OwnProcess, calls: int, device: torch.device) -> float:
     """Time of ``calls`` calls, by CUDA events on a GPU and by the clock on the CPU, divided by their number."""
+    if isinstance(call, OwnProcess):
+        return call.seconds_per_call(calls)
     if device.type != "cuda":
         start = time.perf_counter()
         for _ in range(calls):
@@ -52,7 +56,7 @@ def seconds_per_call(call: Callable[[], object], calls: int, device: torch.devic
     return begin.elapsed_time(end) * 1e-3 / calls
 
 
-def calls_per_sample(call: Callable[[], object], device: torch.device) -> int:
+def calls_per_sample(call: Callable[[], object] | OwnProcess, device: torch.device) -> int:
     """Warms up with two or three calls and returns how many make a sample long enough to time."""
     seconds = [seconds_per_call(call, 1, device) for _ in range(2)]
     if sum(seconds) < _LONG_WARM_UP:
@@ -61,7 +65,7 @@ def calls_per_sample(call: Callable[[], object], device: torch.device) -> int:
 
 
 def measure(
-    workloads: Mapping[str, Callable[[], object]],
+    workloads: Mapping[str, Callable[[], object] | OwnProcess],
     calls: Mapping[str, int],
     device: torch.device,
     *,

@@ -14,10 +14,22 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from fastrnn.benchmarks import char_lm, command, errors, peak, providers, report, runner, timing
+from fastrnn.benchmarks import (
+    char_lm,
+    command,
+    deployed,
+    errors,
+    own_process,
+    peak,
+    providers,
+    report,
+    runner,
+    timing,
+)
 from fastrnn.benchmarks.cases import CASE_LISTS, Case
 from fastrnn.benchmarks.files import write_whole
 from fastrnn.benchmarks.machine import OtherPrograms
+from fastrnn.benchmarks.options import DEPLOYED
 
 from fastrnn.cli import _WAITING, COMMANDS, LazyGroup, main
 
@@ -119,6 +131,44 @@ def test_providers_agree_with_the_float64_loop(options, packed):
     assert ("torch.nn" in names) == (case.cell in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
     assert ("fastrnn lengths" in names) == packed
     assert "input" in check.gradients and "weight_ih_l0" in check.gradients
+
+
+@pytest.mark.parametrize(
+    "name, cells, error",  # int8 rounds by 1/255 of a row's range
+    [("onnxruntime", ("lstm", "gru_reset_before", "rnn_relu"), 1e-6), ("onnxruntime-int8", ("lstm",), 0.1),
+     ("torch-int8", ("lstm", "gru"), 0.1)],
+)  # fmt: skip
+def test_deployed_providers(name, cells, error):
+    """In a process of its own: the same numbers, its own times, and what it cannot compute said by it."""
+    for package in DEPLOYED[name]:
+        pytest.importorskip(package)
+    for cell in cells:
+        case = Case(cell, 4, 3, 5, 6, layers=2, bidirectional=True)
+        check = errors.ErrorCheck(case, providers.torch_layer(case))
+        assert check(deployed.PROVIDERS[name]).output < error, cell
+    assert 0 < own_process.OwnProcess(name, case).seconds_per_call(2) < 10
+    with pytest.raises(providers.Unsupported, match="forward of padded input"):
+        own_process.OwnProcess(name, Case("lstm", 4, 3, 5, 6, packed=True))
+
+
+def test_speed_against_the_best_of_two():
+    case, other = Case("lstm", 4, 3, 5, 6), Case("gru", 4, 3, 5, 6)
+    seconds = {case: (2.0, 1.0, 1.5), other: (4.0, 2.0, 8.0)}
+    names = ("torch.nn", "fastrnn", "onnxruntime")
+    results = [
+        runner.Result(case, name, timing.Timing.of([value] * 3))
+        for case, own in seconds.items()
+        for name, value in zip(names, own, strict=True)
+    ]
+    found = report.against_best(results, "onnxruntime")
+    assert found == pytest.approx({"LSTM forward": 1.5, "GRU forward": 2.0, "lowest": 1.5})
+
+
+def test_provider_that_cannot_run(monkeypatch):
+    assert "--provider does nothing" in run(*TINY, "--mode", "training", "--provider", "torch-int8").output
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    outcome = run(*TINY, "--mode", "forward", "--provider", "onnxruntime")
+    assert outcome.exit_code and "pip install onnx onnxscript onnxruntime" in outcome.output
 
 
 def test_error_check_shortens_large_cases_only():

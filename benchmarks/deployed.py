@@ -1,0 +1,104 @@
+"""What people deploy layers with: ONNX Runtime, in float32 and with its dynamic int8, and torch's dynamic int8.
+
+Forward only. Each runs in a process of its own (own_process.py): ONNX Runtime's threads spin after a call, on the cores
+that another library's then wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .cases import Case
+from .providers import Provider, Unsupported, fastrnn_layer, make_input
+
+
+class _Session(nn.Module):
+    """A layer as an ONNX Runtime session with as many threads as torch has."""
+
+    def __init__(self, case: Case, layer: nn.RNNBase, int8: bool) -> None:
+        super().__init__()
+        import onnxruntime
+
+        import fastrnn.onnx
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "layer.onnx")
+            with _quiet():
+                fastrnn.onnx.export(fastrnn_layer(case, layer).eval(), (make_input(case),), path)
+                if int8:
+                    path = _as_int8(path)
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.name = self.session.get_inputs()[0].name
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+        output, *final = map(torch.from_numpy, self.session.run(None, {self.name: inputs.numpy()}))
+        return output, tuple(final)
+
+
+def _as_int8(path: Path) -> Path:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    to = path.with_name("int8.onnx")
+    # Seven bits: without VNNI, sums of two 8-bit products saturate (ONNX Runtime's "Quantize ONNX Models", When to use
+    # reduce-range); errors of 0.2 become 0.02.
+    kinds = {"weight_type": QuantType.QInt8, "op_types_to_quantize": ["LSTM"]}
+    quantize_dynamic(path, to, per_channel=True, reduce_range=True, **kinds)
+    return to
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Without the progress and the advice that exporting and quantising print."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _require_forward(case: Case, layer: nn.RNNBase, dtypes: tuple[str, ...]) -> None:
+    if layer.weight_ih_l0.device.type != "cpu":
+        raise Unsupported("measured on the CPU")
+    if case.mode != "forward" or case.packed or case.dtype not in dtypes:
+        raise Unsupported(f"forward of padded input in {', '.join(dtypes)} only")
+
+
+def _onnxruntime(case: Case, layer: nn.RNNBase) -> nn.Module:
+    _require_forward(case, layer, ("float32", "float64", "float16"))
+    if case.cell.startswith(("indrnn", "slstm")):
+        raise Unsupported(f"ONNX has no {case.cell}")
+    return _Session(case, layer, int8=False)
+
+
+def _onnxruntime_int8(case: Case, layer: nn.RNNBase) -> nn.Module:
+    _require_forward(case, layer, ("float32",))
+    if case.cell != "lstm":
+        raise Unsupported("ONNX Runtime quantises the LSTM alone")
+    return _Session(case, layer, int8=True)
+
+
+def _torch_int8(case: Case, layer: nn.RNNBase) -> nn.Module:
+    _require_forward(case, layer, ("float32",))
+    kinds = {nn.LSTM: case.proj == 0, nn.GRU: case.cell == "gru"}
+    if not kinds.get(type(layer), False) or case.heads > 1:
+        raise Unsupported("torch quantises its LSTM without a projection and its GRU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), {type(layer)}, dtype=torch.qint8)[0]
+
+
+_BUILD = {"onnxruntime": _onnxruntime, "onnxruntime-int8": _onnxruntime_int8, "torch-int8": _torch_int8}
+PROVIDERS = {name: Provider(name, build, own_process=True) for name, build in _BUILD.items()}
