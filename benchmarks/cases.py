@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 MODES = ("forward", "training")
+# Beside lstm, gru and rnn_tanh, which have cases of many shapes. (A test compares with fastrnn.cells.)
+OTHER_CELLS = ("lstm_peephole", "gru_reset_before", "rnn_relu", "indrnn_tanh", "indrnn_relu", "slstm")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -147,6 +149,7 @@ def _cpu() -> list[Case]:
             *(Case(cell, 1, 1, hidden, hidden) for cell in cells for hidden in (64, 128, 512, 1024)),
             *(Case(cell, 100, 32, 256, 256, layers=2, bidirectional=True) for cell in cells),
             *(Case(cell, 100, 32, 256, 256, packed=True) for cell in cells),
+            *(Case(cell, 100, 32, 256, 256) for cell in OTHER_CELLS),
             Case("lstm", 64, 20, 512, 4096, proj=512),
             Case("lstm", 100, 32, 256, 256, heads=4),
         ]

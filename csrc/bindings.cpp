@@ -78,7 +78,8 @@ PYBIND11_MODULE(_C, m) {
   py::class_<fr::ForwardDirection> forward(m, "ForwardDirection");
   forward.def(py::init([] { return fr::ForwardDirection{}; }));
   forward.def_readwrite("reverse", &fr::ForwardDirection::reverse);
-  rows(forward, "input_gates", &fr::ForwardDirection::input_gates);
+  rows(forward, "input_gates", &fr::ForwardDirection::input_gates), rows(forward, "entering", &fr::ForwardDirection::entering);
+  address(forward, "h0_entering", &fr::ForwardDirection::h0_entering);
 
   py::class_<fr::BackwardDirection> backward(m, "BackwardDirection");
   backward.def(py::init([] {

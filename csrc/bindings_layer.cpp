@@ -146,17 +146,17 @@ struct Items {
   }
 };
 
-// What differs from call to call beside the operands: (T, B, proj_clip, batch_sizes, step_offset, lengths, resets, seed), of which the
-// last five are tensors without gaps or None (rnn.h).
+// What differs from call to call beside the operands: (T, B, proj_clip, batch_sizes, step_offset, lengths, resets, seed, state_mask), of
+// which the last six are tensors without gaps or None (rnn.h; state_mask [D, B, R]).
 struct Extent {
   int64_t steps, batch;
   double proj_clip;
-  py::handle batch_sizes, step_offset, lengths, resets, seed;
+  py::handle batch_sizes, step_offset, lengths, resets, seed, state_mask;
 
   explicit Extent(const py::tuple& of) {
-    if (of.size() != 8) throw py::value_error("extent: expected 8 values");
+    if (of.size() != 9) throw py::value_error("extent: expected 9 values");
     steps = of[0].cast<int64_t>(), batch = of[1].cast<int64_t>(), proj_clip = of[2].cast<double>();
-    batch_sizes = of[3], step_offset = of[4], lengths = of[5], resets = of[6], seed = of[7];
+    batch_sizes = of[3], step_offset = of[4], lengths = of[5], resets = of[6], seed = of[7], state_mask = of[8];
   }
   template <class Args>
   void fill(Args& args) const {
@@ -175,10 +175,10 @@ struct Extent {
 class Layer {
  public:
   Layer(int cell, std::vector<bool> reverse, int inputs, bool has_initial, const std::vector<std::string>& parameters, bool all_states,
-        double cell_clip, bool reset_to_initial, double zoneout_h, double zoneout_c, double candidate)
+        double cell_clip, bool reset_to_initial, double zoneout_h, double zoneout_c, double candidate, double gradient_clip)
       : cell_(facts_of(static_cast<Cell>(cell))), reverse_(std::move(reverse)), inputs_(inputs),
         states_(has_initial ? cell_.states() : 0), all_states_(all_states) {
-    options_.cell_clip = cell_clip, options_.reset_to_initial = reset_to_initial;
+    options_.cell_clip = cell_clip, options_.reset_to_initial = reset_to_initial, options_.gradient_clip = gradient_clip;
     options_.noise.zoneout_h = zoneout_h, options_.noise.zoneout_c = zoneout_c, options_.noise.candidate = candidate;
     for (const std::string& name : parameters)
       for (const Parameter& parameter : kParameters)
@@ -240,21 +240,24 @@ class Layer {
     begin(args, tensors(operands), Extent(extent));
     return args;
   }
-  void weights(BackwardDirection& direction, py::handle operands, int d) const { direction.weights = weights_of(tensors(operands), d); }
+  void weights(BackwardDirection& direction, py::handle operands, const py::tuple& extent, int d) const {
+    direction.weights = weights_of(tensors(operands), Extent(extent), d);
+  }
 
   // `input`: the core makes the input part of the gates itself.
   ForwardArgs forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n, py::handle gates,
                       py::handle cells, bool input) const {
     const std::vector<Tensor> all = tensors(operands);
     ForwardArgs args{};
-    begin(args, all, Extent(extent));
+    const Extent of_call(extent);
+    begin(args, all, of_call);
     const int64_t batch = args.shape.batch;
     const Tensor out(output), last_h(h_n), last_c(c_n), kept(gates), states(cells);
     const int64_t width = args.shape.width();
     for (int d = 0; d < args.directions; ++d) {
       ForwardDirection& to = args.direction[d];
       to.reverse = reverse_[d];
-      to.weights = weights_of(all, d);
+      to.weights = weights_of(all, of_call, d);
       if (input) to.input = all[input_of(d)].rows();
       to.output = out.dense_rows(batch, d * width);
       if (states_ > 0) to.h0 = all[inputs_].part(d);
@@ -280,13 +283,15 @@ class Layer {
   // `found`: where the gradients of the operands go, None for those that are not wanted. False, and nothing done, where a tensor cannot
   // be read or written as it lies.
   bool cpu_backward(py::handle operands, const py::tuple& extent, py::handle output, py::handle gates, py::handle cells,
-                    py::handle d_output, py::handle d_h_n, py::handle d_c_n, py::handle d_cells, py::handle found, int64_t range_bytes,
-                    int threads) const {
+                    py::handle entering, py::handle h0_entering, py::handle d_output, py::handle d_h_n, py::handle d_c_n,
+                    py::handle d_cells, py::handle found, int64_t range_bytes, int threads) const {
     const std::vector<Tensor> all = tensors(operands), to_all = tensors(found);
     GradientArgs args{};
-    begin(args, all, Extent(extent));
+    const Extent of_call(extent);
+    begin(args, all, of_call);
     args.range_bytes = range_bytes, args.threads = threads;
     const int64_t batch = args.shape.batch;
+    const Tensor entering_rows(entering), entering_h0(h0_entering);
     const Tensor out(output), kept(gates), states(cells), d_out(d_output), d_last_h(d_h_n), d_last_c(d_c_n), d_states(d_cells);
     bool lies = reads_all(all) && (!d_out || d_out.has_dense_last());
     for (const Tensor* t : {&out, &kept, &states, &d_last_h, &d_last_c, &d_states}) lies = lies && t->is_dense();
@@ -296,7 +301,9 @@ class Layer {
     for (int d = 0; d < args.directions; ++d) {
       GradientDirection& to = args.direction[d];
       to.reverse = reverse_[d];
-      to.weights = weights_of(all, d);
+      to.weights = weights_of(all, of_call, d);
+      if (entering_rows) to.entering = entering_rows.dense_rows(batch, d * width);
+      to.h0_entering = entering_h0.part(d);
       to.input = all[input_of(d)].rows();
       to.output = out.dense_rows(batch, d * width);
       if (states_ > 0) to.h0 = all[inputs_].part(d), to.d_h0 = to_all[inputs_].part(d);
@@ -348,8 +355,9 @@ class Layer {
   bool reads_parameter(const Tensor& t, size_t place) const {
     return parameters_[(place - first_weight()) % parameters_.size()].stride ? t.is_matrix() : t.is_dense();
   }
-  Weights weights_of(const std::vector<Tensor>& all, int d) const {
+  Weights weights_of(const std::vector<Tensor>& all, const Extent& extent, int d) const {
     Weights weights{};
+    weights.state_mask = Tensor(extent.state_mask).part(d);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const Tensor& t = all[first_of(d) + i];
       weights.*parameters_[i].data = t.of.data;
@@ -395,7 +403,7 @@ void bind_layer(py::module_& m) {
     tensor_type = tensor.inc_ref().ptr(), parameter_type = parameter.inc_ref().ptr(), to_capsule = capsule_of.inc_ref().ptr();
   });
   py::class_<Layer>(m, "Layer")
-      .def(py::init<int, std::vector<bool>, int, bool, std::vector<std::string>, bool, double, bool, double, double, double>())
+      .def(py::init<int, std::vector<bool>, int, bool, std::vector<std::string>, bool, double, bool, double, double, double, double>())
       .def("known_batch", &Layer::known_batch)
       .def("remember", &Layer::remember)
       .def("reads", &Layer::reads)

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,8 @@ struct Options {
   double proj_clip;       // likewise the projected state; 0: off
   bool reset_to_initial;  // a reset puts the initial state in place of zero
   NoiseOptions noise;     // the same in forward and backward; the seed on the kernels' device
+  // The gradient of h that a step gives to the step before is clipped to +-this. 0: cut; infinity: off.
+  double gradient_clip = std::numeric_limits<double>::infinity();
 };
 
 // Where the element (t, b, 0) of a matrix of rows lies: padded: t*step_stride + b*row_stride; packed: row(t, b)*row_stride.
@@ -68,6 +71,7 @@ struct Weights {
   const void* bias_hh;  // [G*H] storage, or null (both or none; a cell without a product has neither hh nor bias_hh)
   int64_t ih_stride, hh_stride, hr_stride;
   const void* unit;     // [kUnitWeights*H] storage, or null
+  const void* state_mask;  // [B, R] state type, or null: h times this enters the recurrence, at all steps (its dropout)
 };
 
 // One direction, forward. `gates` and `cells` may be null: inference, nothing is kept.
@@ -83,6 +87,8 @@ struct ForwardDirection {
   void* c_n;         // [B, kCells*H] state type, contiguous, written (cells with cell states only)
   Rows gates;        // [N, kSaved*H] storage, written where the row is active: what backward needs (cells/cell.h)
   Rows cells;        // [N, kCells*H] state type, written where the row is active: the cell states after each step (likewise)
+  Rows entering;     // [N, R] storage, CUDA with a state_mask and a product: written, the output times the mask; else null
+  const void* h0_entering;  // [B, R] storage, likewise, read: h0 times the mask, or null: zero
 };
 
 struct ForwardArgs {
@@ -147,6 +153,8 @@ struct GradientDirection {
   Rows cells;          // [N, kCells*H] state type: what forward wrote
   Rows d_output;       // [N, R] storage, or null: zero
   Rows d_cells;        // [N, kCells*H] state type, likewise: of the cell states after each step
+  Rows entering;       // [N, R] storage, with a state_mask and a product: the output times the mask; else null
+  const void* h0_entering;  // [B, R] storage, likewise: h0 times the mask, or null: zero
   const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
   const void* d_c_n;   // [B, kCells*H] storage, likewise
   void* d_input;       // [N, I]; directions with the same address add up

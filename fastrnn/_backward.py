@@ -21,6 +21,8 @@ from ._structs import (
     Layout,
     buffer_rows,
     cell_rows,
+    entering,
+    entering_initial,
     extent_of,
     input_gates,
     layout_of,
@@ -105,16 +107,18 @@ def _in_one_call(
     if d_output is not None:  # of a sum it is one number, expanded
         d_output = readable(d_output)
     layout = None if rows.batch_sizes is None else layout_of(config, operands, rows)
-    extent = extent_of(config, operands[0], rows, layout)
+    extent = extent_of(config, operands[0], rows, layout, config.units(operands)[1])
     found = [torch.empty_like(t) if need else None for t, need in zip(operands, needs, strict=True)]
-    after = (d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
+    dropped = entering(config, extent, output), entering_initial(config, extent, operands)
+    after = (*dropped, d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
     if backend.backward(core, operands, extent, output, gates, cells, *after):
         return found
     # Weights may be transposed, and hooks on saved tensors give these back laid out otherwise than forward wrote them.
     output, gates, cells, d_h_n, d_c_n, d_cells, *found = [
         t if t is None else t.contiguous() for t in (output, gates, cells, d_h_n, d_c_n, d_cells, *found)
     ]
-    after = (d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
+    dropped = tuple(t if t is None else t.contiguous() for t in dropped)
+    after = (*dropped, d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
     backend.backward(core, readable_operands(config, operands), extent, output, gates, cells, *after)
     return found
 
@@ -156,7 +160,7 @@ class _InRanges:
         self.result = Result(output.contiguous(), (), *kept)
         self.layout = layout = layout_of(config, operands, rows)
         x = operands[0]
-        self.extent = extent_of(config, x, rows, layout)
+        self.extent = extent_of(config, x, rows, layout, layout.width)
         self.args = config.core().backward(operands, self.extent)
         self.operands = operands = readable_operands(config, operands)
         self.initial = operands[config.first_state : config.first_weight] or None
@@ -230,7 +234,7 @@ class _InRanges:
             struct = _C.BackwardDirection()
             struct.reverse = config.reverse[d]
             struct.wants_initial = wants_initial
-            config.core().weights(struct, self.operands, d)
+            config.core().weights(struct, self.operands, self.extent, d)
             if config.spec.saved and result.gates is None:
                 rebuilding.append(input_gates(backend, config, layout, self.operands, d, *piece[2:]))
                 struct.input_gates = buffer_rows(rebuilding[-1], batch)

@@ -49,12 +49,19 @@ def check_clips(config: Config, dtype: torch.dtype) -> None:
             )
 
 
+def check_gradient_clip(config: Config) -> None:
+    """Refuse a bound that bounds nothing."""
+    if not config.gradient_clip >= 0:
+        raise ValueError(f"gradient_clip must be a number that is not negative, or None; got {config.gradient_clip}")
+
+
 def check_noise(config: Config, seed: Tensor | None, device: torch.device) -> None:
     """Refuse probabilities that are none, noise that the cell has no place for, and a seed of the wrong kind."""
     spec = config.spec
     for name, p, place in (
         ("zoneout_h", config.zoneout_h, ""),
         ("zoneout_c", config.zoneout_c, "" if spec.zones_cells else "cell state that it could keep"),
+        ("state_dropout", config.state_dropout, ""),
         ("candidate_dropout", config.candidate_dropout, "" if spec.drops_candidate else "candidate that it could drop"),
     ):
         if not 0 <= p < 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,8 @@ class Config:
     zoneout_h: float = 0.0
     zoneout_c: float = 0.0
     candidate_dropout: float = 0.0
+    state_dropout: float = 0.0
+    gradient_clip: float = inf  # of what a step gives to the h before it; 0: cut
     # Attributes and no properties: every call reads them some twenty times.
     first_state: int = field(init=False)
     first_weight: int = field(init=False)
@@ -76,6 +79,7 @@ class Config:
             self.known = _C.Layer(
                 self.spec.code, list(self.reverse), self.inputs, self.has_initial, list(self.places), self.all_states,
                 self.cell_clip, self.reset_to_initial, self.zoneout_h, self.zoneout_c, self.candidate_dropout,
+                self.gradient_clip,
             )  # fmt: skip
         return self.known
 
@@ -150,6 +154,8 @@ def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tu
         all_states=config.all_states,
         zoneout=(config.zoneout_h, config.zoneout_c),
         candidate_dropout=config.candidate_dropout,
+        state_dropout=config.state_dropout,
+        gradient_clip=config.gradient_clip,
         seed=rows.seed,
     )
     return output, (*final, *cells)

@@ -41,10 +41,14 @@ def drop_features(x: Tensor, p: float, batch_sizes: Tensor | None, batch: int) -
         return x
     mask = dropout(x.new_ones(batch, x.shape[-1]), p)
     if batch_sizes is not None:
-        rows = x.shape[0]
-        starts = torch.repeat_interleave(batch_sizes.cumsum(0) - batch_sizes, batch_sizes, output_size=rows)
-        mask = mask[(torch.arange(rows) - starts).to(x.device)]
+        mask = mask[rows_of_packed(batch_sizes, x.shape[0]).to(x.device)]
     return x * mask
+
+
+def rows_of_packed(batch_sizes: Tensor, count: int) -> Tensor:
+    """Which row of the batch each of N packed elements is of, [N] on the CPU."""
+    starts = torch.repeat_interleave(batch_sizes.cumsum(0) - batch_sizes, batch_sizes, output_size=count)
+    return torch.arange(count) - starts
 
 
 _LOW = 0xFFFFFFFF
@@ -62,12 +66,37 @@ def philox(counter: list[Tensor], key0: Tensor, key1: Tensor) -> list[Tensor]:
     return [c0, c1, c2, c3]
 
 
+def _key(seed: Tensor) -> tuple[Tensor, Tensor]:
+    return seed & _LOW, seed >> 32 & _LOW
+
+
+def state_masks(p: float, seed: Tensor, streams: range, batch: int, units: int, like: Tensor) -> Tensor:
+    """What h is times where it enters the recurrence, [streams, B, units]: 0 or 1 / (1 - p), the same at all steps.
+
+    A unit's word is one of the four of the counter (unit / 4, row, 0, stream with the second highest bit).
+
+    Args:
+        p: probability of 0.
+        seed: int64 [1].
+        streams: a direction each; of a head of a direction: `StateNoise`.
+        batch: B.
+        units: R, of a head.
+        like: type and device.
+    """
+    fours, rows = (torch.arange(n, device=like.device) for n in (-(-units // 4), batch))
+    stream = torch.arange(streams.start, streams.stop, device=like.device).view(-1, 1, 1) | 1 << 30
+    words = philox([fours, rows.view(-1, 1), torch.zeros_like(fours), stream], *_key(seed))
+    words = torch.stack([w.expand(len(streams), batch, len(fours)) for w in words], -1).flatten(2)[..., :units]
+    return (words >= int(p * 2**32)).to(like.dtype) / (1 - p)
+
+
 class StateNoise:
     """The noise in the state of one direction, as csrc/cells/noise.h has it.
 
     Args:
         zoneout: probabilities that a unit keeps its old h, and its old cell states.
         candidate_dropout: probability that what a step adds to the state is zero.
+        state_dropout: probability that a unit's h enters no step's recurrence.
         seed: int64 [1], or None: the expectation.
         direction: 0 or 1.
         heads: of the direction; each draws as a direction of its own, as the kernels run them.
@@ -77,18 +106,22 @@ class StateNoise:
         self,
         zoneout: tuple[float, float],
         candidate_dropout: float,
+        state_dropout: float,
         seed: Tensor | None,
         direction: int,
         heads: int = 1,
     ) -> None:
-        self.zoneout, self.candidate_dropout, self.seed = zoneout, candidate_dropout, seed
+        self.zoneout, self.candidate_dropout, self.state_dropout = zoneout, candidate_dropout, state_dropout
+        self.seed = seed
         self.streams = range(direction * heads, (direction + 1) * heads)
-        self.on = zoneout[0] > 0 or zoneout[1] > 0 or (candidate_dropout > 0 and seed is not None)
+        dropped = candidate_dropout > 0 or state_dropout > 0
+        self.on = zoneout[0] > 0 or zoneout[1] > 0 or (dropped and seed is not None)
 
     def draw(self, steps: int, batch: int, width: int, hidden: int, like: Tensor) -> None:
         """The masks of all steps, [T, B, R] of h and [T, B, H] of the rest; ``like``: type and device."""
         self.kept: tuple[Tensor | None, Tensor | None] = (None, None)
         self.scale: Tensor | None = None
+        self.entering: Tensor | None = None
         if not self.on or self.seed is None:
             return
         h, c, candidate = (int(p * 2**32) for p in (*self.zoneout, self.candidate_dropout))
@@ -99,6 +132,9 @@ class StateNoise:
         if candidate:
             words = self._words(steps, batch, hidden, like.device, 1 << 31)[0]
             self.scale = (words >= candidate).to(like.dtype) / (1 - self.candidate_dropout)
+        if self.state_dropout:
+            masks = state_masks(self.state_dropout, self.seed, self.streams, batch, width // len(self.streams), like)
+            self.entering = masks.movedim(0, 1).flatten(1)
 
     def _words(
         self, steps: int, batch: int, units: int, device: torch.device, kind: int = 0
@@ -108,13 +144,14 @@ class StateNoise:
         count = [torch.arange(n, device=device) for n in (steps, batch, each)]
         step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2].repeat(len(self.streams))
         stream = torch.tensor(self.streams, device=device).repeat_interleave(each) | kind
-        key0, key1 = self.seed & _LOW, self.seed >> 32 & _LOW
-        words = philox([unit // 2, row, step, stream], key0, key1)
+        words = philox([unit // 2, row, step, stream], *_key(self.seed))
         return torch.where(unit % 2 == 0, words[0], words[2]), torch.where(unit % 2 == 0, words[1], words[3])
 
     def clips(self, clips: Clips, step: int, rows: int) -> Clips:
-        """With the candidate's mask at a step."""
-        return clips if self.scale is None else replace(clips, candidate=self.scale[step, :rows])
+        """With the masks of candidate and state at a step."""
+        if self.scale is not None:
+            clips = replace(clips, candidate=self.scale[step, :rows])
+        return clips if self.entering is None else replace(clips, entering=self.entering[:rows])
 
     def mix(self, old: States, new: States, step: int, rows: int) -> States:
         """The states that a step leaves."""

@@ -15,7 +15,19 @@ from torch import Tensor
 from ._backends import Kernels, select
 from ._config import Config, Rows, call_reference
 from ._heads import apart, put_cells, put_states, take_operands
-from ._structs import Layout, buffer_rows, check_lengths, extent_of, input_gates, layout_of, readable_operands
+from ._structs import (
+    Layout,
+    buffer_rows,
+    check_lengths,
+    drops_state,
+    entering_initial,
+    extent_of,
+    input_gates,
+    layout_of,
+    part,
+    readable_operands,
+    rows_of,
+)
 from .cells import state_dtype
 
 
@@ -118,7 +130,8 @@ def forward(
         cells = allocate((*x.shape[:-1], directions * of_cells), dtype=states)
 
     backend, core = select(x.device), config.core()
-    results = (extent_of(config, x, rows, layout), output, h_n, c_n, gates, cells)
+    extent = extent_of(config, x, rows, layout, width)
+    results = (extent, output, h_n, c_n, gates, cells)
     if backend.computes_input_gates:
         if not backend.forward(core, operands, *results):
             backend.forward(core, readable_operands(config, operands), *results)
@@ -127,6 +140,12 @@ def forward(
         operands = readable_operands(config, operands)
         args = core.forward(operands, *results, False)
         structs = args.direction
+        if drops_state(config, extent):
+            dropped, h0 = torch.empty_like(output), entering_initial(config, extent, operands)
+            for d, struct in enumerate(structs):
+                struct.entering = rows_of(dropped, d * width)
+                if h0 is not None:
+                    struct.h0_entering = part(h0, d)
         for d in range(0, len(structs), 2):
             _forward_in_pieces(backend, args, config, layout, d, structs[d : d + 2], operands)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))

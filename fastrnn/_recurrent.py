@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,7 @@ from .functional import stack
 # Options of the modules that act in training (zoneout in evaluation too, as its expectation), with what is none.
 NOISE = {
     "weight_dropout": 0.0, "input_dropout": 0.0, "hidden_dropout": 0.0, "output_dropout": 0.0, "zoneout": 0.0,
-    "recurrent_dropout": 0.0,
+    "recurrent_dropout": 0.0, "state_dropout": 0.0,
 }  # fmt: skip
 
 
@@ -73,12 +74,20 @@ class Recurrent(torch.nn.RNNBase):
     output_dropout: float = 0.0
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
+    state_dropout: float = 0.0
+    recurrent_gradient_clip: float | None = None
     layer_norm = False
     _zones_cells = False  # whether the cell has states beside h that zoneout may keep
     _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
     def __init__(
-        self, mode: str | None, recompute: bool, *options, heads: int = 1, **noise: float | tuple[float, float]
+        self,
+        mode: str | None,
+        recompute: bool,
+        *options,
+        heads: int = 1,
+        recurrent_gradient_clip: float | None = None,
+        **noise: float | tuple[float, float],
     ) -> None:
         # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order.
         # noise: NOISE by name. No docstring here: help() would show it for the three constructors.
@@ -86,6 +95,9 @@ class Recurrent(torch.nn.RNNBase):
         self._set_heads(heads)
         for name, p in {**NOISE, **noise}.items():
             setattr(self, name, self._check_zoneout(p) if name == "zoneout" else check_probability(name, p))
+        clip = self.recurrent_gradient_clip = recurrent_gradient_clip
+        if clip is not None and not clip >= 0:
+            raise ValueError(f"recurrent_gradient_clip should be a number that is not negative, or None, got {clip}")
         if self.hidden_dropout and self.num_layers == 1:
             raise ValueError("hidden_dropout acts between layers and needs num_layers > 1")
         if self.hidden_dropout and self.dropout:
@@ -165,6 +177,8 @@ class Recurrent(torch.nn.RNNBase):
         for name in NOISE:
             if getattr(self, name):
                 text += f", {name}={getattr(self, name)}"
+        if self.recurrent_gradient_clip is not None:
+            text += f", recurrent_gradient_clip={self.recurrent_gradient_clip}"
         return text + ", recompute=True" if self.recompute else text
 
     def __setstate__(self, state: dict) -> None:
@@ -324,7 +338,9 @@ class Recurrent(torch.nn.RNNBase):
             all_states,
             self._zoneout() if self.zoneout else (0.0, 0.0),
             self.recurrent_dropout if self.training else 0.0,
-            bool(self.training and (self.zoneout or self.recurrent_dropout)),
+            self.state_dropout if self.training else 0.0,
+            inf if self.recurrent_gradient_clip is None else float(self.recurrent_gradient_clip),
+            bool(self.training and (self.zoneout or self.recurrent_dropout or self.state_dropout)),
         )
 
     def _zoneout(self) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._backends import Kernels
 from ._config import Config, Rows
+from ._noise import rows_of_packed, state_masks
 from .cells import state_dtype
 from .reference import storage_bound
 
@@ -96,18 +97,45 @@ def check_lengths(lengths: Tensor, steps: int) -> None:
             raise ValueError(f"lengths must lie between 0 and {steps}, the number of steps, got {low} to {high}")
 
 
-def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None) -> tuple:
+def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, width: int) -> tuple:
     """What differs from call to call beside the operands, as csrc/bindings_layer.cpp takes it; it keeps the tensors.
 
-    ``layout`` is needed for packed rows alone.
+    ``layout`` is needed for packed rows alone; ``width``: R, of a head.
     """
     steps, offsets = (x.shape[0], None) if layout is None else (layout.steps, layout.offsets)
     proj_clip = storage_bound(config.proj_clip, x.dtype) if config.proj_clip else 0.0
     batch, lengths, resets, batch_sizes, seed = rows
+    mask = None
+    if config.state_dropout and seed is not None:
+        like = x.new_empty(0, dtype=state_dtype(x.dtype))
+        mask = state_masks(config.state_dropout, seed, range(len(config.reverse)), batch, width, like)
     if lengths is resets is batch_sizes is seed is None:
-        return steps, batch, proj_clip, None, None, None, None, None
-    tensors = (batch_sizes, offsets, lengths, resets, seed)
+        return steps, batch, proj_clip, None, None, None, None, None, None
+    tensors = (batch_sizes, offsets, lengths, resets, seed, mask)
     return steps, batch, proj_clip, *[t if t is None else t.contiguous() for t in tensors]
+
+
+def drops_state(config: Config, extent: tuple) -> bool:
+    """Whether what enters the products is not the output as it is."""
+    return extent[-1] is not None and config.spec.multiplies
+
+
+def entering(config: Config, extent: tuple, output: Tensor) -> Tensor | None:
+    """The output times the mask of the state, where its dropout has one."""
+    if not drops_state(config, extent):
+        return None
+    mask, batch_sizes = extent[-1].transpose(0, 1).flatten(1), extent[3]  # [B, D*R]
+    if batch_sizes is not None:
+        mask = mask[rows_of_packed(batch_sizes, output.shape[0]).to(output.device)]
+    return (output * mask).to(output.dtype)
+
+
+def entering_initial(config: Config, extent: tuple, operands: Sequence[Tensor]) -> Tensor | None:
+    """Likewise h0."""
+    if not config.has_initial or not drops_state(config, extent):
+        return None
+    h0 = operands[config.first_state]
+    return (h0 * extent[-1]).to(h0.dtype)
 
 
 def input_gates(

@@ -45,11 +45,12 @@ Step = Callable[[Tensor, States, Parameters, "Clips"], States]
 
 @dataclass(frozen=True)
 class Clips:
-    """Bounds of the stored cell state and of the projected state, 0 means off, and what the candidate is times."""
+    """Bounds of the stored cell state and of the projected state, 0 means off; what candidate and state are times."""
 
     cell: float = 0.0
     projected: float = 0.0
     candidate: Tensor | None = None  # [B, H], or None: 1
+    entering: Tensor | None = None  # [B, R], of h where it enters the recurrence, or None: 1
 
 
 def input_part(x: Tensor, parameters: Parameters) -> Tensor:
@@ -144,9 +145,13 @@ def _dropped(candidate: Tensor, clips: Clips) -> Tensor:
     return candidate if clips.candidate is None else candidate * clips.candidate
 
 
+def _entering(h: Tensor, clips: Clips) -> Tensor:
+    return h if clips.entering is None else h * clips.entering
+
+
 def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, c = states
-    i, f, g, o = (gates + linear(h, parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
+    i, f, g, o = (gates + linear(_entering(h, clips), parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
     if parameters.weight_unit is not None:
         i, f = i + parameters.weight_unit[0] * c, f + parameters.weight_unit[1] * c
     c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
@@ -159,7 +164,7 @@ def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Cli
 
 
 def _gru_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    recurrent = linear(states[0], parameters.weight_hh, parameters.bias_hh)
+    recurrent = linear(_entering(states[0], clips), parameters.weight_hh, parameters.bias_hh)
     return _gru_update(gates, recurrent, states[0], clips)
 
 
@@ -177,31 +182,32 @@ def _gru_reset_before_step(gates: Tensor, states: States, parameters: Parameters
     weight_rz, weight_n = parameters.weight_hh.split([2 * hidden, hidden])
     bias_rz, bias_n = (None, None) if parameters.bias_hh is None else parameters.bias_hh.split([2 * hidden, hidden])
     input_rz, input_n = gates.split([2 * hidden, hidden], dim=-1)
-    r, z = (input_rz + linear(h, weight_rz, bias_rz)).sigmoid().chunk(2, dim=-1)
-    n = _dropped((input_n + linear(r * h, weight_n, bias_n)).tanh(), clips)
+    entering = _entering(h, clips)
+    r, z = (input_rz + linear(entering, weight_rz, bias_rz)).sigmoid().chunk(2, dim=-1)
+    n = _dropped((input_n + linear(r * entering, weight_n, bias_n)).tanh(), clips)
     return (n + z * (h - n),)
 
 
 def _rnn_tanh_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + linear(states[0], parameters.weight_hh, parameters.bias_hh)).tanh(),)
+    return ((gates + linear(_entering(states[0], clips), parameters.weight_hh, parameters.bias_hh)).tanh(),)
 
 
 def _rnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + linear(states[0], parameters.weight_hh, parameters.bias_hh)).relu(),)
+    return ((gates + linear(_entering(states[0], clips), parameters.weight_hh, parameters.bias_hh)).relu(),)
 
 
 def _indrnn_tanh_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + parameters.weight_unit[0] * states[0]).tanh(),)
+    return ((gates + parameters.weight_unit[0] * _entering(states[0], clips)).tanh(),)
 
 
 def _indrnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + parameters.weight_unit[0] * states[0]).relu(),)
+    return ((gates + parameters.weight_unit[0] * _entering(states[0], clips)).relu(),)
 
 
 def _slstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, cells = states
     c, n, m = cells.chunk(3, dim=-1)
-    i, f, z, o = (gates + linear(h, parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
+    i, f, z, o = (gates + linear(_entering(h, clips), parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
     a = logsigmoid(f) + m
     m = torch.where((n > 0) & (a > i), a, i)
     i, f = (i - m).exp(), (a - m).clamp(max=0).exp()
@@ -223,7 +229,7 @@ def _lstm_layer_norm_input(x: Tensor, parameters: Parameters) -> Tensor:
 
 def _lstm_layer_norm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, c = states
-    product = linear(h, parameters.weight_hh)
+    product = linear(_entering(h, clips), parameters.weight_hh)
     i, f, g, o = (gates + _normalised(product, parameters.weight_unit[4:8], parameters.bias_hh)).chunk(4, dim=-1)
     c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
     return o.sigmoid() * _normalised(c, *parameters.weight_unit[8:]).tanh(), c
@@ -242,7 +248,7 @@ def _gru_layer_norm_input(x: Tensor, parameters: Parameters) -> Tensor:
 
 
 def _gru_layer_norm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    product = linear(states[0], parameters.weight_hh)
+    product = linear(_entering(states[0], clips), parameters.weight_hh)
     recurrent = _normalised_gru_part(product, parameters.weight_unit[3:], parameters.bias_hh)
     return _gru_update(gates, recurrent, states[0], clips)
 

@@ -31,7 +31,7 @@ _EXTRAS = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None, "peephole": False, "layer_norm": False},
     modules.GRU: {"recompute": False, "reset_after": True, "layer_norm": False},
     modules.RNN: {"recompute": False},
-    Recurrent: {"heads": 1, **NOISE},
+    Recurrent: {"heads": 1, "recurrent_gradient_clip": None, **NOISE},
     step_modules.LSTMCell: {"cell_clip": None},
     step_modules.GRUCell: {"reset_after": True},
 }
@@ -295,6 +295,8 @@ def _reason_against_torch(module: torch.nn.Module, block_diagonal_weights: bool)
     for name in NOISE:
         if getattr(module, name, 0):
             return f"torch.nn has no {name}; set it to 0 first if the model is trained"
+    if getattr(module, "recurrent_gradient_clip", None) is not None:
+        return "torch.nn has no recurrent_gradient_clip; set it to None first if the model is trained"
     for name in ("peephole", "layer_norm"):
         if getattr(module, name, False):
             return f"torch.nn.{type(module).__name__} has no {name}"

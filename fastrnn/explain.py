@@ -129,6 +129,7 @@ def explain_layer(
     heads: int = 1,
     training: bool = False,
     packed: bool = False,
+    state_dropout: bool = False,
     card: str = "H100",
     strategy: str = "",
 ) -> Explanation:
@@ -146,6 +147,7 @@ def explain_layer(
         heads: of each direction, which the kernels take for directions of H/heads units, two at a time.
         training: whether backward counts.
         packed: whether the rows are those of a PackedSequence.
+        state_dropout: whether the state is dropped where it enters the recurrence.
         card: A100, H100, H200, L40S, RTX4090, B200, or cuda:N for a GPU of this machine.
         strategy: ask for one; empty: the plan chooses.
 
@@ -168,13 +170,15 @@ def explain_layer(
         return Explanation(f"{cell} H={hidden} B={batch}", "loop", "loop", (reason,), (), {}, training)
     together = min(2, directions * heads)
     plan = _C.plan(
-        code, storage, tf32, steps, batch, hidden // heads, projection, together, training, strategy, card, packed
-    )
+        code, storage, tf32, steps, batch, hidden // heads, projection, together, training, strategy, card, packed,
+        state_dropout,
+    )  # fmt: skip
     kind = "tf32" if tf32 and dtype == torch.float32 else str(dtype).removeprefix("torch.")
     title = f"{cell} {kind} H={hidden}" + (f" P={projection}" if projection else "") + f" B={batch}"
     title += f" {heads} heads of {hidden // heads}" if heads > 1 else ""
     title += " both directions" if directions == 2 else ""
     title += " packed" if packed else ""
+    title += " state dropout" if state_dropout else ""
     title += " training" if training else " inference"
     return Explanation(
         title,
@@ -211,5 +215,6 @@ def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> 
         directions=2 if module.bidirectional else 1,
         heads=getattr(module, "heads", 1),
         training=module.training,
+        state_dropout=module.training and getattr(module, "state_dropout", 0.0) > 0,
         card=card,
     )

@@ -7,12 +7,13 @@ a call (the raw kernels, an operator, the step loop) is decided in _routes.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
 
 from . import _forked
-from ._checks import check_batch_sizes, check_clips, check_masks, check_noise, check_shapes
+from ._checks import check_batch_sizes, check_clips, check_gradient_clip, check_masks, check_noise, check_shapes
 from ._config import Config, Rows, config_of, flatten
 from ._cross_entropy import linear_cross_entropy
 from ._heads import heads_of
@@ -40,6 +41,8 @@ def layer(
     all_states: bool = False,
     zoneout: tuple[float, float] = (0.0, 0.0),
     candidate_dropout: float = 0.0,
+    state_dropout: float = 0.0,
+    gradient_clip: float | None = None,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer of D = 1 or 2 directions.
@@ -71,7 +74,12 @@ def layer(
         all_states: return the cell states of every step too.
         zoneout: probabilities that a unit keeps its old h, and its old cell states, at a step (Krueger et al. 2017).
         candidate_dropout: probability that what a step adds to a unit's state is zero (Semeniuta et al. 2016).
-        seed: int64 [1] on the device of the input, from which these two draw; the same seed gives the same masks on
+        state_dropout: probability that a unit's h enters the recurrence at no step of its row (Gal and Ghahramani 2016,
+            one mask a row for all steps); the output has it. Keeps the gates for backward, whatever ``recompute`` says.
+        gradient_clip: the gradient of h that a step gives to the step before (or to h0) is clipped to +-gradient_clip,
+            elementwise. 0 cuts it: then gradients go back in time through cell states alone, as in the first LSTM
+            (Hochreiter and Schmidhuber 1997). None is off.
+        seed: int64 [1] on the device of the input, from which these three draw; the same seed gives the same masks on
             every device. None: zoneout's expectation, and no dropout.
 
     Returns:
@@ -110,6 +118,8 @@ def layer(
         all_states,
         *map(float, zoneout),
         float(candidate_dropout),
+        float(state_dropout),
+        inf if gradient_clip is None else float(gradient_clip),
     )
     if all_states and not spec.cells:
         raise ValueError(f"all_states needs a cell with a cell state; of {cell} the output has all states")
@@ -144,7 +154,11 @@ def _checked(
             return _checked(config, operands, lengths, resets, batch_sizes, seed)
     if config.candidate_dropout and config.spec.cells and config.spec.unit_weights:
         config.recompute = False  # a gate read through its peephole what the dropout made, and no rebuilding draws
-    if config.zoneout_h or config.zoneout_c or config.candidate_dropout or seed is not None:
+    if config.state_dropout:
+        config.recompute = False  # rebuilding reads the output as it is
+    if config.gradient_clip != inf:
+        check_gradient_clip(config)
+    if config.zoneout_h or config.zoneout_c or config.candidate_dropout or config.state_dropout or seed is not None:
         check_noise(config, seed, x.device)
     if config.cell_clip or config.proj_clip:
         check_clips(config, x.dtype)
@@ -186,6 +200,8 @@ def stack(
     all_states: bool = False,
     zoneout: tuple[float, float] = (0.0, 0.0),
     candidate_dropout: float = 0.0,
+    state_dropout: float = 0.0,
+    gradient_clip: float = inf,
     noisy: bool = False,
 ) -> tuple[Tensor, States] | tuple[Tensor, States, list[States]]:
     """Layers one on another, with dropout between them; what the modules and the public functions share.
@@ -210,6 +226,8 @@ def stack(
         all_states: return the states of every layer and step too.
         zoneout: see :func:`layer`.
         candidate_dropout: see :func:`layer`.
+        state_dropout: see :func:`layer`.
+        gradient_clip: see :func:`layer`; inf is off.
         noisy: draw a seed for each layer, from torch's generator of the device; else zoneout's expectation.
 
     Returns:
@@ -237,6 +255,8 @@ def stack(
         all_states and ALL_CELLS[cell].cells > 0,
         *zoneout,
         candidate_dropout,
+        state_dropout,
+        gradient_clip,
     )
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]

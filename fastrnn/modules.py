@@ -61,6 +61,13 @@ class LSTM(Recurrent):
         recurrent_dropout: probability that what a step adds to a cell's state is zero, in training (recurrent dropout
             without memory loss, Semeniuta et al. 2016: of the candidate, anew at each step; keras' option of this name
             drops the old state).
+        state_dropout: probability that a unit's h is zero where it enters the recurrence, in training, one mask a row
+            for all steps (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): keras' ``recurrent_dropout``,
+            MXNet's ``drop_states``. Outputs and final states have h undropped. Gates are kept for backward even with
+            ``recompute``.
+        recurrent_gradient_clip: the gradient of h that a step gives to the step before is clipped to +-this; 0 cuts it,
+            None is off; FlashRNN has both. With 0, gradients go back in time through c alone, as in the first LSTM
+            (Hochreiter and Schmidhuber 1997).
         layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, eq. 20 to 22):
             with N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 4*H values of a row, or the H of c,
                 i, f, g, o = N(W_ih x) * gain_ih + bias_ih + N(W_hh h) * gain_hh + bias_hh,
@@ -98,6 +105,8 @@ class LSTM(Recurrent):
         output_dropout: float = 0.0,
         zoneout: float | tuple[float, float] = 0.0,
         recurrent_dropout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
         layer_norm: bool = False,
     ) -> None:
         for name, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
@@ -108,6 +117,7 @@ class LSTM(Recurrent):
             proj_size, device, dtype,
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
             output_dropout=output_dropout, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
+            state_dropout=state_dropout, recurrent_gradient_clip=recurrent_gradient_clip,
         )  # fmt: skip
         if proj_clip is not None and not self.proj_size:
             raise ValueError("proj_clip needs proj_size > 0")
@@ -228,6 +238,8 @@ class GRU(Recurrent):
             expectation of that.
         recurrent_dropout: probability that the candidate of a unit is zero at a step, in training (recurrent dropout
             without memory loss, Semeniuta et al. 2016; keras' option of this name drops the old state).
+        state_dropout: see :class:`LSTM`.
+        recurrent_gradient_clip: see :class:`LSTM`.
         layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, their GRU): with
             N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 2*H values of r and z together, and over the H of
             n, both W_ih x and W_hh h are N(.) * gain, then come the biases. weight_unit_l{k} [6, H] has the gains of
@@ -260,6 +272,8 @@ class GRU(Recurrent):
         output_dropout: float = 0.0,
         zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
         layer_norm: bool = False,
     ) -> None:
         if proj_size:
@@ -269,6 +283,7 @@ class GRU(Recurrent):
             proj_size, device, dtype,
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
             output_dropout=output_dropout, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
+            state_dropout=state_dropout, recurrent_gradient_clip=recurrent_gradient_clip,
         )  # fmt: skip
         self.reset_after, self.layer_norm = bool(reset_after), bool(layer_norm)
         if self.layer_norm:
@@ -355,6 +370,8 @@ class RNN(Recurrent):
         output_dropout: likewise of the last layer's output.
         zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
             expectation of that.
+        state_dropout: see :class:`LSTM`.
+        recurrent_gradient_clip: see :class:`LSTM`.
     """
 
     _kind, _instead = "RNN", "tensor instead"
@@ -380,6 +397,8 @@ class RNN(Recurrent):
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
         zoneout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
     ) -> None:
         if proj_size:
             raise ValueError(_NO_PROJECTION)
@@ -390,7 +409,8 @@ class RNN(Recurrent):
             mode, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             proj_size, device, dtype,
             heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout, hidden_dropout=hidden_dropout,
-            output_dropout=output_dropout, zoneout=zoneout,
+            output_dropout=output_dropout, zoneout=zoneout, state_dropout=state_dropout,
+            recurrent_gradient_clip=recurrent_gradient_clip,
         )  # fmt: skip
         self.nonlinearity = nonlinearity
 
@@ -466,6 +486,8 @@ class IndRNN(Recurrent):
         output_dropout: likewise of the last layer's output.
         zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
             expectation of that.
+        state_dropout: see :class:`LSTM`.
+        recurrent_gradient_clip: see :class:`LSTM`.
     """
 
     _kind = "IndRNN"
@@ -487,6 +509,8 @@ class IndRNN(Recurrent):
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
         zoneout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
@@ -494,7 +518,7 @@ class IndRNN(Recurrent):
         super().__init__(
             None, False, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
             dtype, input_dropout=input_dropout, hidden_dropout=hidden_dropout, output_dropout=output_dropout,
-            zoneout=zoneout,
+            zoneout=zoneout, state_dropout=state_dropout, recurrent_gradient_clip=recurrent_gradient_clip,
         )  # fmt: skip
 
     @property
@@ -543,6 +567,8 @@ class SLSTM(Recurrent):
         output_dropout: see :class:`LSTM`.
         zoneout: probability that a unit keeps its old h at a step (Krueger et al. 2017), while its c, n and m go on; in
             evaluation the expectation of that.
+        state_dropout: see :class:`LSTM`.
+        recurrent_gradient_clip: see :class:`LSTM`.
     """
 
     _kind, cell = "SLSTM", "slstm"
@@ -566,11 +592,14 @@ class SLSTM(Recurrent):
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
         zoneout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
     ) -> None:
         super().__init__(
             None, recompute, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
             dtype, heads=heads, weight_dropout=weight_dropout, input_dropout=input_dropout,
-            hidden_dropout=hidden_dropout, output_dropout=output_dropout, zoneout=zoneout,
+            hidden_dropout=hidden_dropout, output_dropout=output_dropout, zoneout=zoneout, state_dropout=state_dropout,
+            recurrent_gradient_clip=recurrent_gradient_clip,
         )  # fmt: skip
 
     def forward(

@@ -8,6 +8,7 @@ a step.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ def reference_layer(
     all_states: bool = False,
     zoneout: tuple[float, float] = (0.0, 0.0),
     candidate_dropout: float = 0.0,
+    state_dropout: float = 0.0,
+    gradient_clip: float = inf,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer, step by step, in differentiable torch operations.
@@ -55,6 +58,8 @@ def reference_layer(
         all_states: return the cell states of every step too.
         zoneout: probabilities that a unit keeps its old h, and its old cell states.
         candidate_dropout: probability that what a step adds to the state is zero.
+        state_dropout: probability that a unit's h enters no step's recurrence.
+        gradient_clip: bound of the gradient of h that a step gives to the one before; 0 cuts it.
         seed: int64 [1] of the masks, or None: zoneout's expectation, and no dropout.
 
     Returns:
@@ -69,16 +74,39 @@ def reference_layer(
     outputs, finals, cells = [], [], []
     for d, (x, weights, backwards) in enumerate(zip(inputs, parameters, reverse, strict=True)):
         start = None if initial is None else tuple(state[d] for state in initial)
-        noise = StateNoise(zoneout, candidate_dropout, seed, d, heads_of(weights.weight_hh))
+        noise = StateNoise(zoneout, candidate_dropout, state_dropout, seed, d, heads_of(weights.weight_hh))
         output, final, of_steps = _direction(
-            spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips, all_states, noise
-        )
+            spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips, all_states, noise,
+            gradient_clip,
+        )  # fmt: skip
         outputs.append(output)
         finals.append(final)
         cells.append(of_steps)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     final = tuple(torch.stack(states) for states in zip(*finals, strict=True))
     return (output, final, torch.cat(cells, dim=-1)) if all_states else (output, final)
+
+
+class ClippedGradient(torch.autograd.Function):
+    """A value as it is, whose gradient is clipped to +-bound."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value, bound):
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-ctx.bound, ctx.bound), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return tangent.view_as(tangent)
 
 
 def storage_bound(bound: float, dtype: torch.dtype) -> float:
@@ -99,6 +127,7 @@ def _direction(
     clips: Clips,
     all_states: bool,
     noise: StateNoise,
+    gradient_clip: float,
 ) -> tuple[Tensor, States, Tensor | None]:
     storage, compute = x.dtype, state_dtype(x.dtype)
     weights = _cast(weights, compute)
@@ -132,6 +161,8 @@ def _direction(
             begin = _where(step_resets[step].unsqueeze(-1), fresh, old)
         elif step_resets is not None and step + 1 < steps:
             begin = _reverse_cut(step_resets[step + 1], lengths, step + 1, fresh, old)
+        if gradient_clip < inf:
+            begin = (ClippedGradient.apply(begin[0], gradient_clip), *begin[1:])
         if noise.on:
             new = spec.step(step_gates[step], begin, weights, noise.clips(clips, step, rows))
             new = noise.mix(begin, new, step, rows)

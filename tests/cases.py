@@ -48,12 +48,20 @@ OPTIONS: dict[str, dict] = {
     "zoneout_expected": dict(zoneout=(0.3, 0.4), expected=True, proj_clip=0.05, reverse=BOTH),
     "candidate_dropped": dict(candidate_dropout=0.4, lengths=True, reverse=BOTH, recompute=True),
     "candidate_and_zoneout": dict(candidate_dropout=0.4, zoneout=(0.0, 0.3), packed=True, resets=True, reverse=BOTH),
+    "state_dropped": dict(state_dropout=0.4, lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
+    "state_dropped_packed": dict(
+        state_dropout=0.3, zoneout=(0.3, 0.2), gradient_clip=0.0, packed=True, resets=True, recompute=True, reverse=BOTH
+    ),
+    "gradient_bounded": dict(gradient_clip=0.1, resets=True, reset_to_initial=True, lengths=True, reverse=BOTH),
     "recompute": dict(recompute=True, lengths=True, resets=True, reverse=BOTH),
     "recompute_packed": dict(recompute=True, packed=True, reverse=BOTH),
     "heads": dict(heads=3),
     "heads_two_inputs": dict(heads=2, two_inputs=True, lengths=True, bias=False, reverse=BOTH),
     "heads_recompute": dict(heads=3, recompute=True, lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
-    "heads_noise": dict(heads=3, zoneout=(0.3, 0.4), candidate_dropout=0.3, lengths=True, reverse=BOTH),
+    "heads_noise": dict(
+        heads=3, state_dropout=0.3, gradient_clip=0.3, zoneout=(0.3, 0.4), candidate_dropout=0.3, lengths=True,
+        reverse=BOTH,
+    ),  # fmt: skip
     "heads_packed": dict(heads=3, packed=True, resets=True, reverse=BOTH),
     "clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH),
     "recompute_clipped": dict(cell_clip=0.2, proj_clip=0.05, reverse=BOTH, recompute=True, resets=True),
@@ -186,7 +194,7 @@ def make_call(
         wanted.pop("candidate_dropout", None)
     if "zoneout" in wanted and not spec.zones_cells:
         wanted["zoneout"] = (wanted["zoneout"][0], 0.0)
-    if {"zoneout", "candidate_dropout"} & wanted.keys() and not wanted.pop("expected", False):
+    if {"zoneout", "candidate_dropout", "state_dropout"} & wanted.keys() and not wanted.pop("expected", False):
         wanted["seed"] = torch.randint(-(2**63), 2**63 - 1, (1,), generator=generator).to(device)
     if not spec.cells:
         wanted.pop("cell_clip", None)

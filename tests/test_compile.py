@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -172,6 +173,7 @@ def test_export_dynamic_sizes():
 
 
 CHECKED = ["plain", "lengths_resets", "packed_both", "recompute", "no_initial", "all_states_packed", "zoneout"]
+CHECKED += ["state_dropped", "gradient_bounded"]
 CHECKS = [(cell, option) for cell in CELLS for option in CHECKED if option in options_of(cell)]
 # The ordinary run takes every third, other options for the next cell.
 CHECKS = [pytest.param(*check, marks=() if place % 3 == 0 else pytest.mark.full) for place, check in enumerate(CHECKS)]
@@ -184,7 +186,8 @@ def test_opcheck(cell, option):
     config = Config(
         CELLS[cell], options["reverse"], len(made.inputs), made.initial is not None, True,
         options.get("reset_to_initial", False), 0.0, 0.0, options.get("recompute", False),
-        1, options.get("all_states", False), *options.get("zoneout", (0.0, 0.0)),
+        1, options.get("all_states", False), *options.get("zoneout", (0.0, 0.0)), 0.0,
+        options.get("state_dropout", 0.0), options.get("gradient_clip", math.inf),
     )  # fmt: skip
     operands = [*made.inputs, *(made.initial or ())]
     for own in made.parameters:

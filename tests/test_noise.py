@@ -8,7 +8,7 @@ import pickle
 import pytest
 import tolerances as tol
 import torch
-from cases import BOTH, DTYPES, SHAPES, make_call
+from cases import BOTH, DTYPES, SHAPES, make_call, options_of
 from test_layer import check
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import fastrnn
 from fastrnn import _backends, _backward, functional
 from fastrnn._device import Emulated
-from fastrnn._noise import StateNoise, philox
+from fastrnn._noise import StateNoise, philox, state_masks
 from fastrnn.cells import CELLS
 
 MODULES = {
@@ -205,11 +205,34 @@ def test_cpu_and_kernels_draw_the_same_masks(strategy, dtype, monkeypatch, emula
     kept = kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype)
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
     assert torch.equal(kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype), kept)
-    noise = StateNoise((0.4, 0.0), 0.0, torch.tensor([-(2**63) + 12345]), 0)
+    noise = StateNoise((0.4, 0.0), 0.0, 0.0, torch.tensor([-(2**63) + 12345]), 0)
     noise.draw(6, 9, 37, 37, torch.empty(0))
     mask = noise.kept[0][1:]
     # In 16 bits a unit may come to its old value by itself.
     assert kept[mask].all() and (dtype.itemsize == 2 or torch.equal(mask, kept))
+
+
+IN_KERNELS = ("zoneout", "state_dropped", "state_dropped_packed", "gradient_bounded", "heads_noise")
+OFTEN = [("lstm", "state_dropped", "grid"), ("gru_reset_before", "state_dropped_packed", "step")]
+OFTEN += [("indrnn_tanh", "state_dropped", "block"), ("slstm", "heads_noise", "grid")]
+OFTEN += [("gru", "gradient_bounded", "cluster")]
+
+
+@pytest.mark.parametrize(
+    "cell, option, strategy",
+    [
+        pytest.param(*case, marks=() if case in OFTEN else pytest.mark.full)
+        for cell in CELLS
+        for option in IN_KERNELS
+        if option in options_of(cell)
+        for strategy in ("step", "block", "cluster", "grid")
+        for case in [(cell, option, strategy)]
+    ],
+)
+def test_emulated(cell, option, strategy, monkeypatch, emulated_kernels):
+    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
+    shape = (4, 3, 5, 9, 4)
+    check(make_call(cell, option, shape, torch.float32), torch.float32, shape[0], shape[2] + shape[3] + 2)
 
 
 @pytest.mark.parametrize("option", ["zoneout", "heads_noise"])
@@ -221,10 +244,43 @@ def test_kernels_of_some_directions_draw_as_all(option, monkeypatch, emulated_ke
     check(make_call("gru", option, shape), torch.float64, shape[0], shape[2] + shape[3] + 2)
 
 
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.95])
+def test_state_masks(p):
+    """Their rate and scale; a row's does not depend on how many there are, and no two directions have the same."""
+    masks = [state_masks(p, torch.tensor([-7]), range(3), rows, 33, torch.empty(0)) for rows in (500, 20)]
+    zero = masks[0] == 0
+    for share in (zero.double().mean((0, 1)), zero.double().mean((1, 2))):
+        assert ((share - p).abs() <= tol.SIGMAS * (p * (1 - p) / (zero.numel() / share.numel())) ** 0.5).all()
+    tol.assert_close(masks[0][~zero], torch.full_like(masks[0][~zero], 1 / (1 - p)), tol.SAME_FLOAT32)
+    assert torch.equal(masks[0][:, :20], masks[1]) and not torch.equal(masks[1][0], masks[1][1])
+
+
+def test_dropout_of_the_state_is_one_mask_a_row():
+    """Unit 0 hears of another unit at all steps or at none, while what the other gives out is never zero."""
+    layer, x = fastrnn.RNN(1, 40, bias=False, state_dropout=0.5), torch.randn(5, 3, 1)
+    for row in range(3):
+        heard = []
+        for step in (1, 4):
+            torch.manual_seed(1)
+            output, _ = layer(x)
+            (of_weights,) = torch.autograd.grad(output[step, row, 0], layer.weight_hh_l0)
+            heard.append(of_weights[0] != 0)
+        assert torch.equal(heard[0], heard[1]) and 5 < heard[0].sum() < 35 and (output != 0).all()
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "IndRNN", "SLSTM"])
+def test_a_cut_gradient_goes_through_cell_states_alone(kind):
+    layer = make(kind, recurrent_gradient_clip=0.0)
+    x = torch.randn(4, 2, 6, requires_grad=True)
+    first, later = (torch.autograd.grad(layer(x)[0][t].square().sum(), x)[0] for t in (0, 3))
+    assert (first[0] != 0).all() and (later[3] != 0).all()
+    assert (later[:3] != 0).any() == ("LSTM" in kind)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_noise_does_not_depend_on_threads_or_the_batch(threads):
     def run(rows):
-        layer = make("LSTM", zoneout=(0.2, 0.3), recurrent_dropout=0.2, bidirectional=True)
+        layer = make("LSTM", zoneout=(0.2, 0.3), recurrent_dropout=0.2, state_dropout=0.2, bidirectional=True)
         torch.manual_seed(8)
         output, _ = layer(x[:, :rows])
         return output
@@ -254,7 +310,7 @@ def test_vmap_over_rows_with_one_seed():
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_modules_repeat_with_torchs_seed(kind):
-    options = dict(zoneout=0.3, bidirectional=True)
+    options = dict(zoneout=0.3, bidirectional=True, state_dropout=0.3, recurrent_gradient_clip=0.1)
     if kind not in ("RNN", "IndRNN", "SLSTM"):
         options["recurrent_dropout"] = 0.3
     layer = make(kind, **options)
@@ -269,7 +325,10 @@ def test_modules_repeat_with_torchs_seed(kind):
     assert not torch.equal(first[..., :4], first[..., -4:])
     for same in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert repr(same) == repr(layer) and "zoneout=0.3" in repr(same)
+        assert "state_dropout=0.3" in repr(same) and "recurrent_gradient_clip=0.1" in repr(same)
         assert torch.equal(same.eval()(x)[0], layer.eval()(x)[0])
+    clipped = torch.nn.Sequential(fastrnn.RNN(3, 4, recurrent_gradient_clip=0.1))
+    assert "has no recurrent_gradient_clip" in fastrnn.revert(clipped).left["0"]
     left = fastrnn.revert(torch.nn.Sequential(layer)).left["0"]
     assert type(layer).__name__ in repr(layer) and (kind if kind in ("IndRNN", "SLSTM") else "zoneout") in left
 
@@ -296,7 +355,7 @@ def test_evaluation_takes_the_expectation(kind):
 
 
 def test_checkpoint_and_change_in_place_repeat_the_masks():
-    layer = make("GRU", zoneout=0.4, recurrent_dropout=0.2)
+    layer = make("GRU", zoneout=0.4, recurrent_dropout=0.2, state_dropout=0.3)
     x = torch.randn(5, 3, 6, requires_grad=True)
 
     def gradient(run):
@@ -313,7 +372,7 @@ def test_checkpoint_and_change_in_place_repeat_the_masks():
 @pytest.mark.parametrize("kind", ["LSTM", "GRU reset-before"])
 def test_compiled_with_noise_in_the_state(kind):
     """The seed is drawn anew in each call of the compiled graph."""
-    layer = make(kind, zoneout=0.3, recurrent_dropout=0.3)
+    layer = make(kind, zoneout=0.3, recurrent_dropout=0.3, state_dropout=0.3)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     x = torch.randn(5, 3, 6)
     torch.manual_seed(6)
@@ -338,8 +397,15 @@ def test_noise_that_cannot_be_is_refused():
             fastrnn.LSTM(3, 4, zoneout=bad)
     with pytest.raises(ValueError, match="recurrent_dropout should be a number in"):
         fastrnn.GRU(3, 4, recurrent_dropout=1.5)
+    with pytest.raises(ValueError, match="state_dropout should be a number in"):
+        fastrnn.RNN(3, 4, state_dropout=1.0)
+    for clip in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="recurrent_gradient_clip should be a number that is not negative"):
+            fastrnn.LSTM(3, 4, recurrent_gradient_clip=clip)
     call = make_call("rnn_tanh")
     for options, words in (
+        (dict(gradient_clip=-1.0), "gradient_clip must be a number that is not negative"),
+        (dict(state_dropout=1.0), r"state_dropout must be a probability in \[0, 1\)"),
         (dict(zoneout=(0.1, 0.1)), "zoneout_c must be 0 for rnn_tanh, which has no cell state"),
         (dict(candidate_dropout=0.1), "candidate_dropout must be 0 for rnn_tanh, which has no candidate"),
         (dict(zoneout=(1.0, 0.0)), r"zoneout_h must be a probability in \[0, 1\)"),

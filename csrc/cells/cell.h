@@ -93,6 +93,7 @@ struct Numbers {
   static constexpr bool kMultiplies = kFirst.before == Before::kProduct;  // has W_hh
   static constexpr int kFirstGates = kFirst.gates, kFirstSaved = kFirst.saved, kFirstGradients = kFirst.gradients;
   static constexpr int kSecondRows = kProjects ? 1 : kTwoPhases ? kLast.gates : 0;  // of weights a unit, of the second product
+  static constexpr int kSecondGates = kTwoPhases && !kProjects ? kLast.gates : 0;
   static constexpr int kGates = sum_over_phases<Cell>(&CellPhase::gates), kSaved = sum_over_phases<Cell>(&CellPhase::saved);
   static constexpr int kCarried = kFirst.carried;
   static_assert(kPhases <= kMostPhases && (kMultiplies || kFirst.before == Before::kNothing) && kLast.carried * (kPhases - 1) == 0);

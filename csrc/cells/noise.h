@@ -4,7 +4,10 @@
 //     In expectation: p old + (1 - p) new.
 //   dropout of the candidate (Semeniuta et al. 2016, https://arxiv.org/abs/1603.05118): what a step adds to the state is zero
 //     with a probability p, else divided by 1 - p.
-// Every decision is a word of Philox, keyed by the call's seed: whoever comes to the unit again (backward, another thread, another
+//   dropout of the state (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): h enters the recurrence times a factor that a
+//     unit of a row has at all steps. These factors lie in memory (rnn.h: state_mask), drawn by the caller (fastrnn/_noise.py);
+//     where h enters a product the backends multiply, elsewhere (IndRNN, r*h of GRU reset-before) it is done here.
+// Every other decision is a word of Philox, keyed by the call's seed: whoever comes to the unit again (backward, another thread, another
 // device) draws it again, and no mask lies in memory. Two neighbouring units share the four words of the counter (unit / 2, row,
 // step, stream), the even one has the first two; streams are the zoneout and, with the highest bit, the candidate of each direction.
 // A head of a direction is a direction of its own here too: head k of direction d draws as direction d * heads + k.
@@ -29,8 +32,9 @@ struct NoiseParams {
   int first_direction = 0;  // of the call, is the kernel's first one
 
   NoiseParams() = default;
-  explicit NoiseParams(const NoiseOptions& options)
-      : on(options.zoneout_h > 0 || options.zoneout_c > 0 || (options.candidate > 0 && options.seed)),
+  // state_mask: rnn.h's, of any direction.
+  NoiseParams(const NoiseOptions& options, const void* state_mask)
+      : on(options.zoneout_h > 0 || options.zoneout_c > 0 || (options.candidate > 0 && options.seed) || state_mask),
         seed(options.seed),
         below_h(below(options.zoneout_h)),
         below_c(below(options.zoneout_c)),
@@ -61,9 +65,11 @@ struct UnitNoise {
   const NoiseParams& params;
   const NoisePlace place;
   const bool drawn;
+  const V entering;  // what h_prev is times where it enters the recurrence
   Draws<V> draws;
 
-  FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at) : params(p), place(at), drawn(p.on && p.seed != nullptr) {
+  FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at, V factor)
+      : params(p), place(at), drawn(p.on && p.seed != nullptr), entering(factor) {
     if (drawn && (p.below_h > 0 || p.below_c > 0)) draws = Draws<V>(*p.seed, place, place.direction);
   }
 
@@ -86,14 +92,27 @@ struct UnitNoise {
     return of_candidate.if_below(kWordOfCandidate, params.below_candidate, V(0), value(params.scale));
   }
 
+  // Whether `entering` is for this to apply: h enters outside of a product.
+  template <class Cell>
+  static constexpr bool kEntersHere = !Numbers<Cell>::kMultiplies || Numbers<Cell>::kSecondGates > 0;
+
   template <class Cell>
   FR_HD void forward0(Unit<V, Cell>& u, const Clips<V>& clips) const {
+    using N = Numbers<Cell>;
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
-    Cell::forward0(u, clips);
+    if constexpr (!N::kMultiplies) {
+      const V h_prev = u.h_prev;
+      u.h_prev = h_prev * entering;
+      Cell::forward0(u, clips);
+      u.h_prev = h_prev;
+    } else {
+      Cell::forward0(u, clips);
+    }
+    if constexpr (N::kSecondGates > 0) u.inner = u.inner * entering;
     if (!params.on) return;
     if constexpr (Cell::kZonesCells)
       for (int i = 0; i < Cell::kCells; ++i) u.c[i] = state(kWordOfCells, params.below_c, params.zoneout_c, u.c_prev[i], u.c[i]);
-    if constexpr (!Numbers<Cell>::kTwoPhases) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
+    if constexpr (!N::kTwoPhases) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
   }
   template <class Cell>
   FR_HD void forward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
@@ -110,8 +129,11 @@ struct UnitNoise {
   }
   template <class Cell>
   FR_HD void backward0(Unit<V, Cell>& u, const Clips<V>& clips) const {
-    constexpr bool kOfH = !Numbers<Cell>::kTwoPhases;
+    using N = Numbers<Cell>;
+    constexpr bool kOfH = !N::kTwoPhases;
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
+    if constexpr (!N::kMultiplies) u.h_prev = u.h_prev * entering;
+    if constexpr (N::kSecondGates > 0) u.d_inner = u.d_inner * entering;
     V kept(0);
     if constexpr (kOfH) kept = keep_h(u);
     if constexpr (Cell::kZonesCells) {
@@ -123,6 +145,8 @@ struct UnitNoise {
     } else {
       Cell::backward0(u, clips);
     }
+    if constexpr (!N::kMultiplies) u.d_h_prev = u.d_h_prev * entering;
+    if constexpr (N::kSecondGates > 0) u.inner = u.inner * entering;
     if constexpr (kOfH)
       if (params.on) u.d_h_prev = u.d_h_prev + kept;
   }

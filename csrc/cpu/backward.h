@@ -8,6 +8,8 @@
 // Sync: parts that share rows (units split) meet at the barrier after each phase; parts with rows of their own never.
 #pragma once
 
+#include <limits>
+
 #include "forward.h"
 
 namespace fr::cpu {
@@ -52,7 +54,11 @@ struct Backward {
   int64_t pending_step = 0;
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
-  const NoiseParams noise{call.options.noise};
+  const NoiseParams noise{call.options.noise, direction.weights.state_mask};
+  const T* const mask = static_cast<const T*>(direction.weights.state_mask);
+  const bool clips_gradient = call.options.gradient_clip <= std::numeric_limits<double>::max();
+  const bool cuts_gradient = call.options.gradient_clip == 0;
+  const V gradient_clip{T(call.options.gradient_clip)};
 
   template <class Element>
   static Element* at(const Rows& rows, int64_t offset) {
@@ -86,7 +92,10 @@ struct Backward {
           const int64_t unit = panel * Transposed::kUnits + group * kLanes;
           if (unit >= out_units.end) break;
           const int n = lanes_left(width - unit);
-          const V sum = load<V>(d_h(b) + unit, n) + load_full<V>(tile + row * Transposed::kColumns + group * kLanes);
+          V product = load_full<V>(tile + row * Transposed::kColumns + group * kLanes);
+          if (mask) product = product * load<V>(mask + b * width + unit, n);
+          V sum = load<V>(d_h(b) + unit, n) + product;
+          if (clips_gradient) sum = clipped(sum, gradient_clip);
           if (to_initial && work.d_h0_reset) {
             T* d_h0 = static_cast<T*>(work.d_h0_reset) + b * width + unit;
             store(d_h0, load<V>(d_h0, n) + sum, n);
@@ -136,11 +145,11 @@ struct Backward {
       }, t & 1);
     }
     if constexpr (N::kMultiplies) {
-      // Rows whose state was cut to zero before this step pass nothing on.
+      // Rows whose state was cut to zero before this step pass nothing on, nor does any where the gradient is cut.
       pending_count = 0;
       pending_step = t;
       for (int64_t row = 0; row < count; ++row) {
-        if (call.origin(direction.reverse, t, rows[row]) == Origin::kZero) continue;
+        if (cuts_gradient || call.origin(direction.reverse, t, rows[row]) == Origin::kZero) continue;
         pending[pending_count] = gradients(t, rows[row]);
         pending_rows[pending_count++] = rows[row];
       }
@@ -158,7 +167,10 @@ struct Backward {
   [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit) { first_phase<true>(t, b, unit); }
   [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) { second_phase<true>(t, b, unit, sums); }
   UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
-    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}};
+    V factor(1);
+    if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
+      if (mask) factor = load<V>(mask + b * width + unit, lanes_left(width - unit));
+    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}, factor};
   }
 
   // The last phase's backward, over R: with one phase the whole of a unit's gradient.
@@ -262,12 +274,13 @@ struct Backward {
   }
   // What reaches the old state on elementwise paths; the product's part follows with the next step.
   void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
+    if (!N::kMultiplies && clips_gradient) d_h_prev = clipped(d_h_prev, gradient_clip);  // else with the product
     const bool cut = N::kMultiplies ? call.origin(direction.reverse, t, b) == Origin::kZero : call.is_cut(direction.reverse, t, b);
     if (!N::kMultiplies && cut && work.d_h0_reset) {  // no product follows that would do it
       T* d_h0 = static_cast<T*>(work.d_h0_reset) + b * width + unit;
       store(d_h0, load<V>(d_h0, n) + d_h_prev, n);
     }
-    store(d_h(b) + unit, cut ? V(0) : d_h_prev, n);
+    store(d_h(b) + unit, cut || cuts_gradient ? V(0) : d_h_prev, n);
   }
   void pass_cells_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
     if constexpr (kCells > 0) {

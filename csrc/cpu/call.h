@@ -54,6 +54,8 @@ struct DirectionWork {
   PackedMatrix first_transposed, second_transposed, input_transposed;  // backward
   void* operands;   // [2][B][R] operand type: states in turn, where the output itself cannot serve (16 bit without native dot)
   void* initial;    // [B][R] operand type: h0 converted, likewise
+  void* entering;          // [2][B][R] operand type: states in turn times the mask, with dropout of the state
+  void* entering_initial;  // [B][R] operand type: the initial state likewise
   void* inner;      // [B][H] operand type: operand of the second product
   void* cell;       // [B][kCells*H] state type
   void* zeros;      // [max(R, H, kCells*H)] of any type

@@ -187,6 +187,10 @@ void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, con
     arena.want(work.operands, 2 * s.batch * width * backend.operand_bytes);
     arena.want(work.initial, s.batch * width * backend.operand_bytes);
   }
+  if (w.state_mask && cell.multiplies()) {
+    arena.want(work.entering, 2 * s.batch * width * backend.operand_bytes);
+    arena.want(work.entering_initial, s.batch * width * backend.operand_bytes);
+  }
   if (cell.cells) arena.want(work.cell, s.batch * cell.cells * s.hidden * backend.state_bytes);
 }
 

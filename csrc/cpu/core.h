@@ -42,6 +42,7 @@ const CellFacts& check(const Args& args) {
   require(cell.zones_cells || noise.zoneout_c == 0, "zoneout_c", "0: the cell has no state to keep");
   require(cell.drops_candidate || noise.candidate == 0, "candidate_dropout", "0: the cell has no candidate");
   check_address(noise.seed, 8, "seed", false);
+  require(args.options.gradient_clip >= 0, "gradient_clip", "a bound that is not negative, got " + std::to_string(args.options.gradient_clip));
   require(args.directions > 0 && static_cast<size_t>(args.directions) == args.direction.size(), "direction",
           "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()));
   require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");
@@ -62,6 +63,7 @@ const CellFacts& check(const Args& args) {
     check_address(x.h0, storage, "h0", false);
     check_address(x.c0, state, "c0", false);
     check_address(x.gates.data, storage, "gates", false);
+    check_address(x.weights.state_mask, state, "state_mask", false);
     require(x.output.row_stride >= s.width(), "output", "rows that do not overlap");
   }
   return cell;

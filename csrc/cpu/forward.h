@@ -64,7 +64,9 @@ struct Forward {
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
   // What is rebuilt does not depend on the noise, but through the states.
-  const NoiseParams noise = gates_only ? NoiseParams{} : NoiseParams(call.options.noise);
+  const NoiseParams noise = gates_only ? NoiseParams{} : NoiseParams(call.options.noise, direction.weights.state_mask);
+  const T* const mask = static_cast<const T*>(direction.weights.state_mask);
+  const bool drops_state = N::kMultiplies && mask;
 
   template <class Element>
   static Element* at(const Rows& rows, int64_t offset) {
@@ -80,6 +82,25 @@ struct Forward {
   O* state_buffer(int64_t t, int64_t b) const {
     return static_cast<O*>(work.operands) + ((t & 1) * batch + b) * width;
   }
+  // With dropout of the state: what enters the product, after step t of row b, and before the first.
+  O* entering(int64_t t, int64_t b) const { return static_cast<O*>(work.entering) + ((t & 1) * batch + b) * width; }
+  O* entering_initial(int64_t b) const { return static_cast<O*>(work.entering_initial) + b * width; }
+  const O* entering_before(int64_t t, int64_t b) const {
+    switch (call.origin(direction.reverse, t, b)) {
+      case Origin::kInitial: return entering_initial(b);
+      case Origin::kZero: return static_cast<const O*>(work.zeros);
+      case Origin::kStep: break;
+    }
+    return entering(direction.reverse ? t + 1 : t - 1, b);
+  }
+  void drop_initial() const {
+    for (int64_t b = part.row_begin; b < part.row_end; ++b)
+      for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) {
+        const int n = lanes_left(width - unit);
+        store_operand<S>(entering_initial(b) + unit, load<V>(initial_h(b) + unit, n) * load<V>(mask + b * width + unit, n), n);
+      }
+    work.barrier->wait(part.parts);
+  }
   int64_t step_at(int64_t index) const { return direction.reverse ? call.last_step - 1 - index : call.first_step + index; }
 
   void run() {
@@ -87,6 +108,7 @@ struct Forward {
       current[b] = initial_h(b);
       if constexpr (kCells > 0) c_current[b] = initial_c(b);
     }
+    if (drops_state) drop_initial();
     const int64_t steps = call.last_step - call.first_step;
     for (int64_t index = 0; index < steps; index += scratch.chunk_steps) {
       const int64_t end = index + scratch.chunk_steps < steps ? index + scratch.chunk_steps : steps;
@@ -141,7 +163,7 @@ struct Forward {
     for (int64_t b = part.row_begin; b < part.row_end; ++b) {
       if (b < here && call.is_active(t, b)) {
         locate_state(t, b);
-        operand[count] = current[b];
+        operand[count] = drops_state ? entering_before(t, b) : current[b];
         rows[count++] = b;
       } else if (b < here && !gates_only) {
         S* out = at<S>(direction.output, call.offset(direction.output, t, b));
@@ -246,7 +268,10 @@ struct Forward {
     second_phase<true>(t, b, unit, group, sums, input);
   }
   UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
-    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}};
+    V factor(1);
+    if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
+      if (mask) factor = load<V>(mask + b * width + unit, lanes_left(width - unit));
+    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}, factor};
   }
 
   template <bool kNoise>
@@ -270,7 +295,7 @@ struct Forward {
       if constexpr (N::kCarried > 0)
         for (int value = 0; value < N::kCarried; ++value) store_full(input + place(unit, value), u.carried[value]);
     } else {
-      finish_unit(t, b, unit, n, u.h);
+      finish_unit<kNoise>(t, b, unit, n, u.h);
     }
   }
 
@@ -295,7 +320,7 @@ struct Forward {
     if constexpr (kNoise) noise_at(t, b, unit).forward1(u, clips);
     else Cell::forward1(u, clips);
     save<N::kFirstSaved, N::kSaved>(t, b, unit, n, u);
-    finish_unit(t, b, unit, n, u.h);
+    finish_unit<kNoise>(t, b, unit, n, u.h);
   }
 
   template <int kBegin, int kEnd>
@@ -308,11 +333,14 @@ struct Forward {
     }
   }
 
+  template <bool kNoise>
   void finish_unit(int64_t t, int64_t b, int64_t unit, int n, V h) {
     if (gates_only) return;
     S* out = at<S>(direction.output, call.offset(direction.output, t, b)) + unit;
     store(out, h, n);
     if constexpr (!kOutputIsOperand) store(state_buffer(t, b) + unit, load<V>(out, n), n);
+    if constexpr (kNoise && N::kMultiplies)
+      if (mask) store_operand<S>(entering(t, b) + unit, load<V>(out, n) * load<V>(mask + b * width + unit, n), n);
   }
 
   void finish() {

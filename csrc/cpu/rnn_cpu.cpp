@@ -112,6 +112,7 @@ void list_rows(const Call& call, const GradientDirection& x, const DirectionWork
                int64_t element, RangeRows& rows) {
   const Shape& s = call.shape;
   const int64_t storage = bytes_of(s.type), width = s.width() * storage;
+  const Rows& entering = x.entering.data ? x.entering : x.output;
   const auto at = [&](const void* base, int64_t elements, int64_t size) { return static_cast<const char*>(base) + elements * size; };
   rows.count = 0;
   for (int64_t index = call.first_step; index < call.last_step; ++index) {
@@ -127,8 +128,8 @@ void list_rows(const Call& call, const GradientDirection& x, const DirectionWork
       rows.gradients[rows.count] = at(work.gradients, call.range_row(t, b) * work.columns.stride, backend.operand_bytes);
       rows.input[rows.count] = at(x.input.data, call.offset(x.input, t, b), storage);
       rows.previous[rows.count] =
-          origin == Origin::kStep ? at(x.output.data, call.offset(x.output, x.reverse ? t + 1 : t - 1, b), storage)
-          : origin == Origin::kInitial && x.h0 ? at(x.h0, b * width, 1)
+          origin == Origin::kStep ? at(entering.data, call.offset(entering, x.reverse ? t + 1 : t - 1, b), storage)
+          : origin == Origin::kInitial && x.h0 ? at(x.entering.data ? x.h0_entering : x.h0, b * width, 1)
                                                : work.zeros;
       ++rows.count;
     }
@@ -241,6 +242,7 @@ class BackwardPass {
     const int64_t batch = s_.batch, width = s_.width(), state = backend_.state_bytes;
     pack_ = most_rows_ && packs(s_.steps, batch);
     rebuild_ = cell_.saved > 0 && !args_.direction[0].gates.data;
+    require(!rebuild_ || !args_.direction[0].weights.state_mask, "gates", "those that forward kept, with state_mask");
     const Chunk chunk = rebuild_ ? chunk_of(team_, backend_, cell_, ranges_[0].last - ranges_[0].first) : Chunk{0, 0};
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];

@@ -83,15 +83,15 @@ void bind_cuda(py::module_& m) {
           return planned_registers(strategy_named(strategy), math_of(static_cast<Type>(type), tf32), gates, backward);
         }, "strategy"_a, "type"_a, "tf32"_a, "gates"_a, "backward"_a);
   m.def("plan", [](int cell, int type, bool tf32, int64_t steps, int64_t batch, int64_t hidden, int64_t projection, int directions,
-                   bool training, const std::string& strategy, const std::string& card, bool packed) {
+                   bool training, const std::string& strategy, const std::string& card, bool packed, bool state_dropout) {
           PlanRequest request;
           request.cell = static_cast<Cell>(cell), request.type = static_cast<Type>(type), request.tf32 = tf32;
           request.steps = steps, request.batch = batch, request.hidden = hidden, request.projection = projection;
           request.directions = directions, request.training = training, request.strategy = strategy;
-          request.packed = packed;
+          request.packed = packed, request.state_dropout = state_dropout;
           return plan_dict(make_plan(request, limits_of_card(card)));
         }, "cell"_a, "type"_a, "tf32"_a, "steps"_a, "batch"_a, "hidden"_a, "projection"_a, "directions"_a, "training"_a,
-        "strategy"_a, "card"_a, "packed"_a = false);
+        "strategy"_a, "card"_a, "packed"_a = false, "state_dropout"_a = false);
 }
 
 }  // namespace fr

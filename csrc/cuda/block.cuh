@@ -40,6 +40,7 @@ struct BlockKernel {
   }
 
   struct Sums {
+    static constexpr bool kDropsState = false, kStoresEntering = false;
     const State* partial;     // of this element, or null: no product yet
     unsigned char* operand;   // that the next step reads
     int row, unit, gate_slices;

@@ -21,6 +21,7 @@ struct ElementwiseKernel {
   using V = Scalar<typename Math::State>;
 
   struct NoSums {
+    static constexpr bool kDropsState = true, kStoresEntering = false;
     FR_DEVICE typename Math::State operator()(int) const { return 0; }
     FR_DEVICE void keep(int, typename Math::State) const {}
   };

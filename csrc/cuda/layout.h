@@ -70,14 +70,15 @@ struct Layout {
   bool copies(const void* data, int64_t row_stride) const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * element % 16 == 0;
   }
-  StepParams params(const Options& options) const {
+  StepParams params(const Options& options, const void* state_mask) const {
     StepParams p{};
     p.cell = shape.cell;
     p.hidden = shape.hidden, p.width = width;
     p.lengths = shape.lengths;
     p.cell_clip = options.cell_clip, p.proj_clip = options.proj_clip;
     p.reset_to_initial = options.reset_to_initial;
-    p.noise = NoiseParams(options.noise);
+    p.noise = NoiseParams(options.noise, state_mask);
+    p.gradient_clip = options.gradient_clip;
     return p;
   }
 };
@@ -105,7 +106,8 @@ inline StepProduct forward_first_product(const Layout& l, const Weights& weights
   product.operand_rows = d.here.rows;
   product.operand_is_state = true;
   product.copy_weight[0] = l.copies(weights.hh, weights.hh_stride);
-  product.copy_operand[0] = l.copies(d.output_before.data, d.output_before.row_stride) && l.copies(d.h0, l.width);
+  const Matrix& before = d.entering.data ? d.entering_before : d.output_before;
+  product.copy_operand[0] = l.copies(before.data, before.row_stride) && l.copies(d.entering.data ? d.h0_entering : d.h0, l.width);
   product.gate_rows = l.shape.hidden;
   product.bias = weights.bias_hh;
   return product;

@@ -156,6 +156,7 @@ std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   if (limits.capability < kLowestCapability)
     return "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
   if (work.r.type == Type::kFloat64 && work.cell.multiplies()) return "float64 runs in step only";
+  if (work.r.state_dropout && work.cell.multiplies()) return "dropout of the state runs in step only, other kernels read the output as it is";
   return "";
 }
 
@@ -434,7 +435,7 @@ Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
   const auto same = [&](const Answer& a) {
     const PlanRequest& r = a.request;
     return r.cell == request.cell && r.type == request.type && r.tf32 == request.tf32 && r.hidden == request.hidden &&
-           r.projection == request.projection && r.directions == request.directions && r.training == request.training && r.packed == request.packed &&
+           r.projection == request.projection && r.directions == request.directions && r.training == request.training && r.packed == request.packed && r.state_dropout == request.state_dropout &&
            a.limits.name == limits.name && a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block &&
            a.limits.max_cluster == limits.max_cluster &&
            std::equal(std::begin(a.limits.resident_clusters), std::end(a.limits.resident_clusters), limits.resident_clusters);

@@ -50,6 +50,7 @@ struct PlanRequest {
   bool training = false;
   bool packed = false;   // rows of each step as they lie, fewer and fewer (Shape::batch_sizes)
   std::string strategy;  // "": choose
+  bool state_dropout = false;  // what enters the product is not the output
 };
 
 // Parts of a step's time in us: what the strategy pays to start or synchronise, to bring the state to every SM, to multiply,

@@ -172,6 +172,7 @@ struct ProjectedKernel {
 
   // Sums of one element, those of the warps added in their order.
   struct Sums {
+    static constexpr bool kDropsState = false, kStoresEntering = false;
     const State* partial;  // null: no product, the sum is `none`
     State none;
     int gate_step, warp_step, warps;

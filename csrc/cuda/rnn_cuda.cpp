@@ -95,6 +95,7 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
   request.hidden = args.shape.hidden, request.projection = args.shape.projection;
   request.directions = args.directions, request.training = training;
   request.packed = args.shape.batch_sizes != nullptr;
+  request.state_dropout = args.direction[0].weights.state_mask != nullptr;
   request.strategy = options.strategy;
   return request;
 }

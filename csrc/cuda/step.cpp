@@ -95,6 +95,9 @@ bool serves_block(const Layout& l, const Run& run) {
   return !l.shape.batch_sizes && block_refusal(l.shape.cell, l.shape.type, run.tf32, l.shape.hidden, run.shared_limit).empty();
 }
 
+// Whether what enters the product is not the output as it is: such a call runs step by step.
+bool drops_state(const Layout& l, const Weights& weights) { return weights.state_mask && l.cell.multiplies(); }
+
 // The matrices of StepDirection in its order, with their element sizes; null rows do not move.
 struct BlockMatrix {
   Rows rows{};
@@ -202,10 +205,13 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
   const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
   Workspace workspace(run.workspace);
   const PersistentBuffers memory(l, args.directions, workspace);
-  StepParams p = l.params(args.options);
+  StepParams p = l.params(args.options, args.direction[0].weights.state_mask);
   p.noise.first_direction = args.first_direction;
+  const bool drops = drops_state(l, args.direction[0].weights);
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
+    check(!drops || (from.entering.data && !from.h0 == !from.h0_entering), "entering, h0_entering: expected with state_mask");
+    p.state_mask[i] = from.weights.state_mask;
     check((from.weights.hh || !l.cell.multiplies()) && from.input_gates.data && from.output.data && from.h_n,
           "weight_hh, input_gates, output, h_n: expected");
     check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
@@ -214,11 +220,11 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
     check((l.cell.saved == 0 || !from.gates.data) || !l.cell.cells || from.cells.data, "cells: expected with gates");
     StepDirection& d = p.direction[i];
     d.reverse = from.reverse;
-    d.h0 = from.h0, d.c0 = from.c0, d.h_n = from.h_n, d.c_n = from.c_n;
+    d.h0 = from.h0, d.c0 = from.c0, d.h_n = from.h_n, d.c_n = from.c_n, d.h0_entering = from.h0_entering;
     const InnerBuffers buffers(l, args.shape.batch, workspace);
     d.inner = buffers.inner, d.carry = buffers.carry;
   }
-  if (run.persistent && last > piece.first && persistent_forward(l, args, {piece.first, last}, run, kernels, memory, p)) return;
+  if (run.persistent && !drops && last > piece.first && persistent_forward(l, args, {piece.first, last}, run, kernels, memory, p)) return;
   for (int64_t s = piece.first; s < last; ++s) {
     for (int i = 0; i < args.directions; ++i) {
       const ForwardDirection& from = args.direction[i];
@@ -228,12 +234,13 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
       d.input_gates = l.at(from.input_gates, l.state, t, from.reverse ? args.shape.steps - last : piece.first);
       d.output = l.at(from.output, l.element, t);
       d.output_before = l.at(from.output, l.element, before);
+      d.entering = l.at(from.entering, l.element, t), d.entering_before = l.at(from.entering, l.element, before);
       d.gates = l.at(from.gates, l.element, t);
       d.cells = l.at(from.cells, l.state, t);
       d.cells_before = from.cells.data ? l.at(from.cells, l.state, before) : Matrix{from.c_n, l.cell.cells * args.shape.hidden};
       d.product = forward_first_product(l, from.weights, d);
     }
-    if (run.block && serves_block(l, run)) {
+    if (run.block && !drops && serves_block(l, run)) {
       const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
       return launch_block(launch, p, weights, {false, last - piece.first, last - piece.first - 1}, [&](int i) {
         const ForwardDirection& from = args.direction[i];
@@ -265,7 +272,7 @@ void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<
   for (int64_t row = 0; row < all; row += kMostRows) {
     const int64_t rows = std::min(all - row, kMostRows);
     GatheredStates states[2];
-    StepParams p = l.params(args.options);
+    StepParams p = l.params(args.options, nullptr);
     p.lengths = nullptr;
     p.noise = {};  // what is rebuilt does not depend on it, but through the states
     for (int i = 0; i < args.directions; ++i) {
@@ -307,10 +314,11 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
   Workspace workspace(run.workspace);
   const PersistentBuffers memory(l, args.directions, workspace);
-  const bool block = run.block && serves_block(l, run);
+  const bool drops = drops_state(l, args.direction[0].weights);
+  const bool block = run.block && serves_block(l, run) && !drops;
   std::vector<BackwardBuffers> buffers;
   for (int i = 0; i < args.directions; ++i) buffers.emplace_back(l, args, args.direction[i], workspace);
-  StepParams p = l.params(args.options);
+  StepParams p = l.params(args.options, args.direction[0].weights.state_mask);
   p.noise.first_direction = args.first_direction;
   bool rebuild = false;
   for (int i = 0; i < args.directions; ++i) {
@@ -319,13 +327,14 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
           "weight_hh, output, d_gates, d_h: expected");
     check(!l.cell.cells || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
     check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
-    p.unit_weights[i] = from.weights.unit, p.d_unit[i] = from.d_unit;
+    p.unit_weights[i] = from.weights.unit, p.d_unit[i] = from.d_unit, p.state_mask[i] = from.weights.state_mask;
     check(l.cell.split_gate < 0 || from.d_recurrent.data, "d_recurrent: expected for this cell");
     check(!l.cell.projects() || from.d_projected.data, "d_projected: expected with projection");
     const bool rebuilt = buffers[i].gates.data != nullptr;
     check(!rebuilt || from.input_gates.data, "input_gates: expected where gates are rebuilt");
     check(!rebuilt || l.shape.step_offset || args.last_step - args.first_step < 2 || from.input_gates.step_stride == l.shape.batch * from.input_gates.row_stride,
           "input_gates: expected without gaps between steps where gates are rebuilt");
+    check(!rebuilt || !drops, "gates: expected with state_mask");
     rebuild = rebuild || rebuilt;
     if (!block) buffers[i].weights.fill(l, from.weights, kernels, run.stream);
     StepDirection& d = p.direction[i];
@@ -341,7 +350,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   // reset before the last step is still to be seen to.
   bool finish = l.cell.cells && args.shape.resets;
   for (int i = 0; i < args.directions; ++i) finish = finish || args.direction[i].wants_initial;
-  if (run.persistent && count > 0 && persistent_backward(l, args, finish, run, kernels, memory, buffers, p)) return;
+  if (run.persistent && !drops && count > 0 && persistent_backward(l, args, finish, run, kernels, memory, buffers, p)) return;
   for (int64_t s = 0; s < count + (finish ? 1 : 0) && count > 0; ++s) {
     for (int i = 0; i < args.directions; ++i) {
       const BackwardDirection& from = args.direction[i];

@@ -87,7 +87,9 @@ struct StepKernel {
         if (segment < d.product.segments && b < d.product.operand_rows) {
           if (segment == 0 && d.product.operand_is_state) {
             const RowState row = row_state(d.here, d.reverse, p.lengths, b);
-            if (row.active) from = old_row<Storage>(row, p.reset_to_initial, d.output_before, d.h0, p.width, b);
+            const bool drops = d.entering.data;
+            if (row.active) from = old_row<Storage>(row, p.reset_to_initial, drops ? d.entering_before : d.output_before,
+                                                    drops ? d.h0_entering : d.h0, p.width, b);
           } else {
             const Matrix& operand = d.product.operand[segment];
             from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;
@@ -100,6 +102,7 @@ struct StepKernel {
 
   // Sums of one element: partial sums [depth group][gate][row][unit] added in the order of the groups.
   struct Sums {
+    static constexpr bool kDropsState = true, kStoresEntering = true;
     const State* partial;
     int64_t gate_step, group_step;
     int groups;

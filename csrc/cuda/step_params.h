@@ -61,6 +61,8 @@ struct StepDirection {
   Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
   Matrix inner;  // forward: [B, H] operand of the second product; backward: this step's rows of the range, or null
   Matrix d_cells;
+  Matrix entering, entering_before;  // rnn.h's, of this step's rows and of the one before; null: the output itself enters
+  const void* h0_entering = nullptr;
   const void* h0 = nullptr;
   const void* c0 = nullptr;
   void* h_n = nullptr;
@@ -87,11 +89,12 @@ struct StepParams {
   int64_t rows;            // of this launch: the largest number of rows that any of its steps has
   int64_t hidden, width;   // H, R
   const int64_t* lengths;  // [B] or null
-  double cell_clip, proj_clip;
+  double cell_clip, proj_clip, gradient_clip;
   bool reset_to_initial;
   StepDirection direction[2];
   const void* unit_weights[2];  // of each direction, [kUnitWeights*H] storage
   void* d_unit[2];              // [B, kUnitWeights*H] state type, or null
+  const void* state_mask[2];    // [B, R] state type, or null; of kernels whose Sums are of kDropsState
   NoiseParams noise;
 };
 

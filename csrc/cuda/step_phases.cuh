@@ -32,6 +32,8 @@ FR_DEVICE RowState row_state(const StepRows& rows, bool reverse, const int64_t* 
   return state;
 }
 
+constexpr double kMostFinite = 1.7976931348623157e308;  // of a double: a greater bound clips nothing
+
 template <class T>
 FR_DEVICE T& element(const Matrix& matrix, int64_t row, int64_t column) {
   return static_cast<T*>(matrix.data)[row * matrix.row_stride + column];
@@ -74,10 +76,18 @@ struct Element {
     return from ? V(to_state(from[j])) : V(0);
   }
 
+  FR_DEVICE V mask() const {
+    if constexpr (Sums::kDropsState)
+      if (const void* of = p.state_mask[block_z()]) return V(static_cast<const State*>(of)[b * p.width + j]);
+    return V(1);
+  }
+
   FR_DEVICE void store_h(const RowState& row, V h) const {
     kept = h;
     if (!d.output.data) return;  // rebuilding gates
     store(d.output, j, h);
+    if constexpr (Sums::kStoresEntering)
+      if (d.entering.data) store(d.entering, j, load(d.output, j) * mask());
     if (row.last) set(static_cast<Storage*>(d.h_n)[b * p.width + j], h.value);
   }
 
@@ -118,9 +128,12 @@ struct Element {
     return static_cast<State*>(states)[(b * Cell::kCells + i) * p.hidden + j];
   }
 
+  template <class Cell>
   FR_DEVICE UnitNoise<V> noise() const {
+    V factor(1);
+    if constexpr (UnitNoise<V>::template kEntersHere<Cell>) factor = mask();
     return {p.noise, {static_cast<uint32_t>(j), static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step),
-                      static_cast<uint32_t>(p.noise.first_direction + block_z())}};
+                      static_cast<uint32_t>(p.noise.first_direction + block_z())}, factor};
   }
 
   template <class Cell>
@@ -146,7 +159,7 @@ struct Element {
     load_unit_weights(u);
     if constexpr (!Cell::kReadsHidden && !N::kTwoPhases)
       if (p.noise.on) u.h_prev = h_prev(row);
-    noise().forward0(u, clips);
+    this->template noise<Cell>().forward0(u, clips);
     if constexpr (N::kFirstSaved > 0) {
       if (d.gates.data)
         for (int i = 0; i < N::kFirstSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -193,7 +206,7 @@ struct Element {
     }
     if constexpr (!Cell::kReadsHidden || N::kProjects)
       if (p.noise.on) u.h_prev = h_prev(row);
-    noise().forward1(u, clips);
+    this->template noise<Cell>().forward1(u, clips);
     if constexpr (N::kFirstSaved < N::kSaved) {
       if (d.gates.data)
         for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -221,12 +234,17 @@ struct Element {
 
   // The gradient that arrives at the state between the pending step and this one; a reset between them sends it to the
   // initial state, or nowhere.
+  template <bool kOfH>
   FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t place, State product) const {
     V gradient = V(static_cast<const State*>(buffer)[place]);
     if (d.pending.step < 0) return gradient;
     const RowState after = row_state(d.pending, d.reverse, p.lengths, b);
     if (!after.active) return gradient;
-    gradient = gradient + V(product);
+    if constexpr (kOfH) {
+      if constexpr (Sums::kDropsState) product = (V(product) * mask()).value;
+      gradient = gradient + V(product);
+      if (p.gradient_clip <= kMostFinite) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));
+    }
     if (!after.cut) return gradient;
     if (reset_buffer) static_cast<State*>(reset_buffer)[place] += gradient.value;
     return V(0);
@@ -256,7 +274,7 @@ struct Element {
   FR_DEVICE void arriving_at_cells(Unit<V, Cell>& u) const {
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i)
-        u.d_c[i] = arriving(d.d_c, d.d_c0_reset, (b * Cell::kCells + i) * p.hidden + j, State(0));
+        u.d_c[i] = arriving<false>(d.d_c, d.d_c0_reset, (b * Cell::kCells + i) * p.hidden + j, State(0));
   }
   template <class Cell>
   FR_DEVICE void leave_cells(const Unit<V, Cell>& u) const {
@@ -270,7 +288,7 @@ struct Element {
     using N = Numbers<Cell>;
     constexpr int kBegin = N::kTwoPhases ? N::kFirstGradients : 0;
     Unit<V, Cell> u;
-    u.d_h = arriving(d.d_h, d.d_h0_reset, b * p.width + j, sums(0));
+    u.d_h = arriving<true>(d.d_h, d.d_h0_reset, b * p.width + j, sums(0));
     if constexpr (!N::kTwoPhases) arriving_at_cells(u);
     const bool exists = d.here.step >= 0 && b < d.here.rows;
     RowState row{};
@@ -285,14 +303,14 @@ struct Element {
       return;
     }
     if (d.d_output.data) u.d_h = u.d_h + load(d.d_output, j);
-    if (d.h_prev.data) store(d.h_prev, j, h_prev(row));
+    if (d.h_prev.data) store(d.h_prev, j, h_prev(row) * mask());
     if constexpr (!N::kProjects) load_saved(u, row);
     if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.output, j);
     if constexpr (!N::kTwoPhases) {
       load_cells(u, row);
-      noise().backward0(u, clips);
+      this->template noise<Cell>().backward0(u, clips);
     } else {
-      noise().backward1(u, clips);
+      this->template noise<Cell>().backward1(u, clips);
       if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
     }
     store_gate_gradients<kBegin, N::kGates>(u);
@@ -321,7 +339,7 @@ struct Element {
     u.d_inner = V(sums(0));
     load_cells(u, row);
     if constexpr (!N::kProjects) u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
-    noise().backward0(u, clips);
+    this->template noise<Cell>().backward0(u, clips);
     store_gate_gradients<0, N::kFirstGradients>(u);
     add_unit_gradients(u);
     store_if(d.inner, u.inner);
