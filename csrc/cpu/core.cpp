@@ -87,15 +87,17 @@ constexpr int64_t kRowsPerThread = 8;
 // Recurrent weights beyond this lie far from the cores, and every thread with rows of its own reads them all at each step: until
 // rows are many, sharing units, so that each reads only its share, is worth a barrier.
 constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
-// Multiply-adds below which another thread costs more than it saves: for the whole call, and for a step with a barrier.
-constexpr int64_t kWorkPerThread = 1 << 17, kStepWorkPerThread = 1 << 14;
+// Multiply-adds below which another thread costs more than it saves: for the whole call, for one that is a single step of few rows
+// (as those of generation, between other work: the threads must be woken, and each has half of the weights in its own cache at
+// best), and for a step with a barrier.
+constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 20, kStepWorkPerThread = 1 << 14;
 // The input product's result for a few steps should stay in L2.
 constexpr int64_t kChunkBytes = 512 << 10;
 
 }  // namespace
 
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
-             const Backend& backend) {
+             const Backend& backend, bool forward) {
   const int lanes = backend.lanes;
   const int64_t batch = shape.batch;
   team.active.assign(batch, shape.steps);
@@ -125,7 +127,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
 
   const int64_t recurrent = cell.multiplies() ? cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden : 0;
   const int64_t work = directions * batch * shape.steps * (recurrent + cell.gates * shape.hidden * shape.input);
-  int64_t wanted = work / kWorkPerThread + 1;
+  int64_t wanted = work / (forward && !packs(shape.steps, batch) ? kSingleStepWorkPerThread : kWorkPerThread) + 1;
   if (wanted > threads) wanted = threads;
   if (wanted < 1) wanted = 1;
   team.sharing = {directions, false};

@@ -90,7 +90,7 @@ struct Team {
 
 // Fills the team for a call over all steps.
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
-             const Backend& backend);
+             const Backend& backend, bool forward);
 
 // The parts of thread `index` of `count`: calls work(part) for each.
 template <class Work>

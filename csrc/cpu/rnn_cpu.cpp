@@ -19,7 +19,7 @@ void cpu_forward(const ForwardArgs& args) {
   }
   const Backend& backend = choose_backend(s.cell, s.type);
   Team team;
-  prepare(team, s, args.options, args.directions, args.threads, cell, backend);
+  prepare(team, s, args.options, args.directions, args.threads, cell, backend, true);
   const bool pack = packs(s.steps, s.batch);
 
   Arena arena;
@@ -180,7 +180,7 @@ class BackwardPass {
   }
 
   void run() {
-    prepare(team_, s_, args_.options, args_.directions, args_.threads, cell_, backend_);
+    prepare(team_, s_, args_.options, args_.directions, args_.threads, cell_, backend_, false);
     want();
     arena_.allocate();
     begin();
