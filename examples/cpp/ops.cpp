@@ -16,8 +16,8 @@ namespace {
 constexpr char kSchema[] =
     "layer(Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, Tensor? seed, SymInt batch, str cell, "
     "bool[] reverse, SymInt inputs, bool has_initial, bool has_bias, bool reset_to_initial, float cell_clip, float proj_clip, "
-    "bool recompute, SymInt heads, bool all_states, float zoneout_h, float zoneout_c, float candidate_dropout, bool save) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)";
+    "bool recompute, SymInt heads, bool all_states, float zoneout_h, float zoneout_c, float candidate_dropout, "
+    "float state_dropout, float gradient_clip, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)";
 
 const fr::CellFacts& facts_of(const std::string& name) {
   for (const fr::CellFacts& cell : fr::kCells)
@@ -45,6 +45,7 @@ void layer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   };
   TORCH_CHECK(!given("save").toBool(), "fastrnn::layer without Python makes no gradients: export the model under torch.no_grad()");
   TORCH_CHECK(given("heads").toInt() == 1, "fastrnn::layer without Python runs layers without heads, got heads=", given("heads").toInt());
+  TORCH_CHECK(given("state_dropout").toDouble() == 0, "fastrnn::layer without Python drops no state: export the model in evaluation");
   const fr::CellFacts& cell = facts_of(given("cell").toStringRef());
   const c10::List<bool> reverse = given("reverse").toBoolList();
   const int64_t inputs = given("inputs").toInt(), directions = reverse.size(), batch = given("batch").toInt();
