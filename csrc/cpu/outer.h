@@ -34,7 +34,6 @@ struct OuterProduct {
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
   // What is multiplied: an element, or two of them, of rows r and r+1.
   using Packed = std::conditional_t<kPairs, uint32_t, O>;
-  using OfOperands = OuterProduct<Isa, O>;  // as in Product
   static constexpr int kLanes = V::kLanes;
   static constexpr int kVectors = Isa::kBytes == 64 ? 4 : 2, kColumns = kVectors * kLanes;
   static constexpr int kStrip = Isa::kAccumulators / kVectors;  // left columns in a strip
@@ -65,7 +64,7 @@ struct OuterProduct {
       for (int64_t row = 0; row < rows; row += kDepth) {
         const int64_t size = row + kDepth < rows ? kDepth : rows - row;
         const bool fresh = first && row == 0;
-        OfOperands::pack_left(job, row, size, m0, m1, left, share.part == 0 ? left_sums : nullptr, fresh);
+        pack_left(job, row, size, m0, m1, left, share.part == 0 ? left_sums : nullptr, fresh);
         for (const OuterRight& to : job.right) {
           if (!to.rows) continue;
           const auto [begin, end] = columns_of(to, share);
@@ -73,7 +72,7 @@ struct OuterProduct {
           for (int64_t n0 = begin; n0 < end; n0 += width) {
             const int64_t n1 = n0 + width < end ? n0 + width : end;
             pack_right(to, row, size, n0, n1, right);
-            OfOperands::multiply(to, depth(size), m0, m1, n0, n1, left, right, fresh);
+            multiply(to, depth(size), m0, m1, n0, n1, left, right, fresh);
           }
         }
       }
@@ -84,9 +83,6 @@ struct OuterProduct {
   }
 
  private:
-  template <class, class>
-  friend struct OuterProduct;
-
   static constexpr int64_t kFewColumns = 64;
   static constexpr int kFew = 8 * kStrip;
 
@@ -207,7 +203,7 @@ struct OuterProduct {
 
   // Columns [n0, n1) in panels [depth][kColumns], and what is left of them in panels [depth][kLanes], filled up with zeros.
   static void pack_right(const OuterRight& from, int64_t row, int64_t count, int64_t n0, int64_t n1, Packed* out) {
-    if (from.is_operand) OfOperands::pack_columns(reinterpret_cast<const O* const*>(from.rows) + row, from.offset, count, n0, n1, out);
+    if (from.is_operand) pack_columns(reinterpret_cast<const O* const*>(from.rows) + row, from.offset, count, n0, n1, out);
     else pack_columns(reinterpret_cast<const S* const*>(from.rows) + row, from.offset, count, n0, n1, out);
   }
   template <class From>

@@ -68,7 +68,6 @@ struct Product {
   static constexpr int64_t kLine = 64;  // of cache
 
   static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
-  using OfOperands = Product<Isa, O, kGates>;  // whose code serves all storage types that become the same operands
   // Up to so many rows, weights that are used once go from where they lie straight into the sums.
   static constexpr int kUnpackedRows = Isa::kBytes / 8;
   static constexpr int64_t kStep = 4 * kWordSize;  // operands of a row of such weights that are transposed at a time
@@ -95,7 +94,7 @@ struct Product {
   }
 
   // Packs k in [k0, k1) of one panel, slices `apart` elements from each other; k0 is even.
-  static __attribute__((noinline)) void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, O* out, int64_t apart) {
+  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, O* out, int64_t apart) {
     const S* data = static_cast<const S*>(source.data);
     const int64_t end = padded_depth(k1);
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -154,7 +153,7 @@ struct Product {
   // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth` operands
   // each. `next`: the panel that the caller wants next.
   // Not inlined: the callers' own code, the cells' mathematics, suffers from its size.
-  static __attribute__((noinline, noclone)) void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count,
+  static __attribute__((noinline)) void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count,
                                             T* out, int64_t out_stride, int64_t next) {
     const MatrixSource& source = matrix.source;
     const int64_t depth = source.depth;
@@ -172,8 +171,8 @@ struct Product {
       for (int64_t k = 0; k < depth; k += kDepthBlock) {
         const O* here = weights + k * kSliceColumns;
         const bool last = k + kDepthBlock >= depth;
-        OfOperands::block(rows, count, k, last ? depth : k + kDepthBlock, here, padded_depth(depth) * kSliceColumns, bias, out, out_stride,
-                          last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kSliceColumns));
+        block(rows, count, k, last ? depth : k + kDepthBlock, here, padded_depth(depth) * kSliceColumns, bias, out, out_stride,
+              last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kSliceColumns));
       }
     } else {
       int64_t k = 0;
@@ -195,17 +194,22 @@ struct Product {
       for (; k < depth; k += kFlyBlock) {
         const int64_t end = k + kFlyBlock < depth ? k + kFlyBlock : depth;
         pack_block(source, panel, k, end, weights, kFlyBlock * kSliceColumns);
-        OfOperands::block(rows, count, k, end, weights, kFlyBlock * kSliceColumns, bias, out, out_stride,
-                          reinterpret_cast<const char*>(weights));
+        block(rows, count, k, end, weights, kFlyBlock * kSliceColumns, bias, out, out_stride, reinterpret_cast<const char*>(weights));
       }
     }
+  }
+
+ private:
+  static void convert(O& to, S from) {
+    if constexpr (std::is_same_v<O, S>) to = from;
+    else to = to_float(from);
   }
 
   // Adds k in [k0, k1) to the sums, slice by slice, in groups of rows as even as can be. The first block starts from the bias, the
   // others from what the one before left. Meanwhile the next block comes closer, from `ahead`: each group asks for a part of it, so
   // that memory works all the time and not for the first group alone. With slices the first group's part is all of it, and the other
   // groups ask for what is near: more would push out of a small L2 what is in use.
-  static __attribute__((noinline)) void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, int64_t apart, const T* bias,
+  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, int64_t apart, const T* bias,
                     T* out, int64_t out_stride, const char* ahead) {
     if constexpr (kSlices > 1) {
       // Few rows take all slices at once: one would give too few chains of additions.
@@ -226,12 +230,6 @@ struct Product {
       }
       weights += apart, bias += kSliceColumns, out += kSliceColumns;
     }
-  }
-
- private:
-  static void convert(O& to, S from) {
-    if constexpr (std::is_same_v<O, S>) to = from;
-    else to = to_float(from);
   }
 
   template <int kRows, int kWide>
