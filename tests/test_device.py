@@ -43,7 +43,9 @@ def test_one_launch(cell, option, where, monkeypatch):
     dtype, strategy = where
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     shape = SHAPES[1] if strategy == "block" else (5, 9, 4, 40, 24)
-    check(make_call(cell, option, shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
+    # Values for which no kink (test_layer.check) lies so near that rounding decides on its side.
+    seed = 1 if cell in ("rnn_relu", "indrnn_relu", "slstm") else 0
+    check(make_call(cell, option, shape, dtype, seed=seed), dtype, shape[0], shape[2] + shape[3] + 2)
 
 
 @pytest.mark.parametrize("option", ["plain", "lengths_resets", "packed_resets", "recompute_packed"])
