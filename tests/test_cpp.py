@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,16 @@ SIMD_TESTS = {  # and the instruction set that each needs
 }
 
 
-@pytest.mark.parametrize("sanitizers", ["", "address,undefined", "thread"])
-def test_cpp(sanitizers: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sanitizers, tests",
+    [
+        ("", SIMD_TESTS),
+        ("address,undefined", ["cpu_test"]),
+        ("thread", ["cpu_test"]),
+        pytest.param("", ["cpu_test"], marks=pytest.mark.full),  # what the core computes without them, Python tests see
+    ],
+)
+def test_cpp(sanitizers: str, tests: Iterable[str], tmp_path: Path) -> None:
     """cpu_test: all ways of sharing work give the same, right bits. simd_test: errors of the vector functions."""
     if not (shutil.which("cmake") and shutil.which("ninja")):
         pytest.skip("cmake and ninja are needed to build the C++ tests")
@@ -29,7 +38,7 @@ def test_cpp(sanitizers: str, tmp_path: Path) -> None:
     if CCACHE:
         configure += [f"-DCMAKE_CXX_COMPILER_LAUNCHER={CCACHE[0]}"]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    for test in ["cpu_test"] if sanitizers else ["cpu_test", *SIMD_TESTS]:
+    for test in tests:
         if _runs_here(test):
             build = subprocess.run(["cmake", "--build", tmp_path, "--target", test], capture_output=True, text=True)
             assert build.returncode == 0, build.stdout[-4000:]
