@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +16,14 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from ..paths import PathError
-from ..text_models.checkpoint import CheckpointError, save_checkpoint
+from ..text_models.checkpoint import CheckpointError, require_same_run, save_checkpoint, taking_up
 from ..text_models.errors import Interrupted, TrainingError
 from ..text_models.files import say_bytes
 from ..text_models.loop import deterministic, stop_requests
 from ..text_models.precision import precision_warning
 from ..text_models.progress import StepTimer, TrainingProgress, summary_writer
-from ..text_models.run_folder import require_own_folder
-from ..text_models.text import Shard, TextError, find_files, read_sentences, read_shard, scan
+from ..text_models.run_folder import require_own_folder, run_folder
+from ..text_models.text import Shard, find_files, read_sentences, read_shard, scan
 from ..text_models.vocabulary import Vocabulary
 from .evaluate import Evaluation, evaluate, merge
 from .language_model import (
@@ -109,16 +106,9 @@ def _train(
     run: Run, settings: tuple[Mapping[str, Any], BiLMOptions | None, TrainingOptions | None], console: Console,
     world: World, device: torch.device,
 ) -> LanguageModel:  # fmt: skip
-    for package in ("h5py", "safetensors"):  # the end of the first epoch would be a bad time to learn this
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
+    folder = run_folder(run.folder, ("h5py", "safetensors"))
     if run.tensorboard:
         summary_writer()
-    if not run.folder:
-        raise PathError("the path of --out is empty")
-    folder = Path(run.folder)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))
     beginning = begin(folder, run.start_from, run.vocabulary, *settings)
     options, vocabulary = beginning.training, beginning.vocabulary
     if warning := precision_warning(options.precision, device):
@@ -231,22 +221,9 @@ def _identity(trainer: Trainer, shards: list[Shard], vocabulary: Vocabulary) -> 
 
 
 def _resume(trainer: Trainer, path: Path, content: Mapping[str, Any], identity: dict[str, Any]) -> None:
-    try:
-        different = run_differences(content["identity"], identity)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: its settings cannot be read ({error!r})") from error
-    if different:
-        raise TrainingError(
-            f"{path} is of a run with other settings:\n"
-            + "".join(f"  {line}\n" for line in different)
-            + "Give the old ones to go on with that run, or another --out to begin anew"
-        )
-    try:
+    require_same_run(path, content, identity, run_differences)
+    with taking_up(path):
         trainer.restore(content["trainer"])
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, TextError):  # the text changed, which says itself what to do
-            raise
-        raise CheckpointError(f"{path} is damaged: its state cannot be taken up ({error!r})") from error
 
 
 def _evaluate(model: LanguageModel, files: list[Path], world: World) -> Evaluation:

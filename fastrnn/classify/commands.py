@@ -19,7 +19,10 @@ from ..tasks.commands import (
     TRAINING,
     check_training,
     given_values,
-    held_back,
+    guard_results,
+    read_parts,
+    report_scores,
+    report_training,
     train_all,
     with_options,
 )
@@ -75,29 +78,17 @@ def train(
     with plain_errors():
         from ..lm.model import LanguageModel
         from ..tasks.encoder import Inventory
-        from ..tasks.results import print_results, results_json, write_curves
-        from ..tasks.run import Data, chosen_device
         from ..tasks.score import Accuracy, most_frequent
-        from ..tasks.sources import SOURCES, Remembered, digest_of, open_sources
+        from ..tasks.sources import digest_of
         from ..tasks.training import Examples
-        from ..text_models.report import write_json
         from .lines import read_labelled
         from .model import Classifier, ClassifierOptions, options_of
 
-        files = {"train": train_file, "dev": values["dev"], "test": values["test"]}
-        parts = {name: Examples(*read_labelled(path)) for name, path in files.items() if path is not None}
-        if "dev" not in parts:
-            parts["train"], parts["dev"] = held_back(parts["train"], values["dev_share"])
-        places = {name: values[name] for name in SOURCES}
-        reads = [("TRAIN", train_file), ("--dev", values["dev"]), ("--test", values["test"])]
-        reads += [("--start-from", start_from), *((f"--{name}", place) for name, place in places.items())]
-        reads = [(name, path) for name, path in reads if path is not None]
-        outputs = [("--json", values["json"]), ("--plot", values["plot"])]
-        guard_outputs(outputs, [*reads, ("--out", values["folder"])], overwrite=values["overwrite"])
-        data = Data(parts["train"], parts["dev"], parts.get("test"), reads)
+        data, sources = read_parts(
+            lambda path: Examples(*read_labelled(path)), train_file, values, [("--start-from", start_from)]
+        )
         inventory = Inventory.of(data.train.texts, data.train.targets)
         given = given_values(context, cells)
-        sources = {name: Remembered(own) for name, own in open_sources(places, chosen_device(values["device"])).items()}
         compared: dict[str, str] = {name: own.digest for name, own in sources.items()}
 
         def make(options: ClassifierOptions) -> Classifier:
@@ -116,15 +107,9 @@ def train(
 
         results = train_all(make, ClassifierOptions, data, values, given, cells, compared)
         default = most_frequent({label: data.train.targets.count(label) for label in inventory.labels})
-        baselines = {_MOST_FREQUENT: {
-            part: Accuracy.of(parts[part].targets, [default] * len(parts[part]))
-            for part in ("dev", "test") if part in parts
-        }}  # fmt: skip
-        print_results(results, baselines)
-        if values["json"]:
-            write_json(values["json"], results_json(results, baselines))
-        if values["plot"]:
-            write_curves(values["plot"], results, baselines)
+        report_training(
+            results, _MOST_FREQUENT, lambda own: Accuracy.of(own.targets, [default] * len(own)), data, values
+        )
 
 
 _SETTINGS_OF_LANGUAGE_MODEL = (
@@ -146,24 +131,16 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
     require_plot(values["plot"])
     require_device(values["device"])
     with plain_errors():
-        from ..tasks.results import print_scores, write_bars
         from ..tasks.score import Accuracy
-        from ..text_models.report import write_json
         from .lines import read_labelled
         from .model import Classifier
 
-        reads = [("FILE", file), *(("--model", model) for model in models)]
-        outputs = [("--json", values["json"]), ("--plot", values["plot"])]
-        guard_outputs(outputs, reads, overwrite=values["overwrite"])
+        guard_results([("FILE", file), *(("--model", model) for model in models)], values)
         texts, labels = read_labelled(file)
         scores = {
             name: Accuracy.of(labels, Classifier.load(name, values["device"]).predict(texts)) for name in models
         }
-        print_scores(scores)
-        if values["json"]:
-            write_json(values["json"], {name: score.to_json() for name, score in scores.items()})
-        if values["plot"]:
-            write_bars(values["plot"], scores)
+        report_scores(scores, values)
 
 
 @click.command("predict")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,13 +16,20 @@ from torch.nn import functional as F
 
 from .._named import cell_name, make_layer
 from ..functional import linear_cross_entropy
-from ..text_models.files import WeightsError, naming, read_tensors, replacing, require_finite, save_tensors
+from ..text_models.files import WeightsError, read_tensors
+from ..text_models.model_folder import (
+    MODEL_FILE,
+    SETTINGS_FILE,
+    build_model,
+    find_model_folder,
+    read_settings,
+    save_model,
+)
 from ..text_models.sampling import Sampling
 from ..text_models.units import Ids, Units
 
 State = Tensor | tuple[Tensor, ...] | None  # as the layer gives it: h, or (h, c); None: zero
-MODEL_FILE, SETTINGS_FILE = "model.safetensors", "settings.json"
-_FORMAT = "fastrnn.lm"
+_FORMAT, _KIND = "fastrnn.lm", "language model"
 _LARGEST, _DEEPEST = 1 << 20, 1 << 8
 # Evaluation reads long texts in rows side by side, each after units that it does not score.
 _ROWS, _ROW_LENGTH, _LEAD_IN, _STEPS = 32, 4096, 256, 128
@@ -300,16 +305,11 @@ class LanguageModel(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         """Writes ``model.safetensors`` and ``settings.json`` into a folder, each as a whole or not at all."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = {_FORMAT: 1, "model": asdict(self.options), "units": self.units.to_json()}
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in self.state_dict().items()}
+        tensors = self.state_dict()
         if self.options.tied:
             del tensors["softmax.weight"]
-        with replacing(folder / SETTINGS_FILE) as temporary, naming(folder / SETTINGS_FILE):
-            temporary.write_text(json.dumps(settings, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        with replacing(folder / MODEL_FILE) as temporary:
-            save_tensors(temporary, tensors, {"format": _FORMAT, "units": self.units.digest})
+        settings = {_FORMAT: 1, "model": asdict(self.options), "units": self.units.to_json()}
+        save_model(folder, settings, tensors, {"format": _FORMAT, "units": self.units.digest})
 
     @classmethod
     def load(cls, place: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
@@ -322,22 +322,18 @@ class LanguageModel(nn.Module):
             FileNotFoundError: a file is not there.
             WeightsError: a file is damaged, or the two do not belong together.
         """
-        place = Path(place)
-        folder = place.parent if place.name == MODEL_FILE else place
-        for name in (SETTINGS_FILE, MODEL_FILE):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(errno.ENOENT, f"holds no language model: it has no {name}", str(folder))
+        folder = find_model_folder(place, _KIND)
         tensors, head = read_tensors(folder / MODEL_FILE)
-        options, units = _read_settings(folder / SETTINGS_FILE)
+
+        def read(data: dict[str, Any]) -> tuple[LanguageModelOptions, Units]:
+            return LanguageModelOptions(**data["model"]), Units.from_json(data["units"], str(folder / SETTINGS_FILE))
+
+        options, units = read_settings(folder, _KIND, _FORMAT, read)
         if head.get("units", units.digest) != units.digest:
             raise WeightsError(f"{folder / SETTINGS_FILE} is of another model than {folder / MODEL_FILE}")
         if options.tied and "embedding.weight" in tensors:
             tensors["softmax.weight"] = tensors["embedding.weight"]
-        with torch.device("meta"):  # refuses sizes that are not the file's before memory of those sizes is asked for
-            _check_shapes(cls(options, units), tensors, folder / MODEL_FILE)
-        model = cls(options, units)
-        _fill(model, tensors, folder / MODEL_FILE)
-        return model.to(device).eval()
+        return build_model(lambda: cls(options, units), tensors, folder / MODEL_FILE).to(device).eval()
 
 
 def detach(state: State) -> State:
@@ -345,34 +341,3 @@ def detach(state: State) -> State:
     if state is None or isinstance(state, Tensor):
         return state if state is None else state.detach()
     return tuple(value.detach() for value in state)
-
-
-def _read_settings(path: Path) -> tuple[LanguageModelOptions, Units]:
-    try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
-        if data[_FORMAT] != 1:
-            raise ValueError(f"format {data[_FORMAT]!r}, this version reads 1")
-        return LanguageModelOptions(**data["model"]), Units.from_json(data["units"], str(path))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"{error!r}" if isinstance(error, KeyError) else str(error)
-        raise WeightsError(f"{path}: not the settings of a language model: {what}") from error
-
-
-@torch.no_grad()
-def _fill(model: LanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
-    for name, target in model.state_dict().items():
-        require_finite(path, f"the tensor {name}", tensors[name])
-        target.copy_(tensors[name])
-
-
-def _check_shapes(model: LanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
-    wanted = model.state_dict()
-    if different := sorted(set(wanted) ^ set(tensors)):
-        raise WeightsError(
-            f"{path}: the tensor {different[0]} is {'missing' if different[0] in wanted else 'none of this model'}"
-        )
-    for name, target in wanted.items():
-        if tensors[name].shape != target.shape:
-            raise WeightsError(
-                f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {tuple(tensors[name].shape)}"
-            )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import importlib.util
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,17 +11,16 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..paths import PathError
 from ..text_models import settings
-from ..text_models.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
-from ..text_models.errors import Interrupted, TrainingError
-from ..text_models.loop import deterministic, stop_requests
-from ..text_models.progress import StepTimer, TrainingProgress
-from ..text_models.run_folder import require_own_folder
+from ..text_models.epochs import Beginning, EpochRun, chosen_device
+from ..text_models.loop import deterministic
+from ..text_models.model_folder import MODEL_FILE, SETTINGS_FILE
+from ..text_models.progress import TrainingProgress
+from ..text_models.run_folder import require_own_folder, run_folder
 from ..text_models.text import find_files
 from ..text_models.units import Ids, Units, read_running_text
 from ..text_models.vocabulary import read_words
-from .model import MODEL_FILE, SETTINGS_FILE, Evaluation, LanguageModel, LanguageModelOptions
+from .model import Evaluation, LanguageModel, LanguageModelOptions
 from .training import Trainer, TrainingOptions
 
 MIN_COUNTS = {"characters": 1, "words": 3}
@@ -168,71 +164,65 @@ def train(
         TextError, VocabularyError: bad input, said before anything is trained.
         Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
     """
-    if importlib.util.find_spec("safetensors") is None:
-        raise ImportError("training needs the package safetensors to write its model: pip install safetensors")
-    device = torch.device(run.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if not run.folder:
-        raise PathError("the path of --out is empty")
-    folder = Path(run.folder)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))
+    folder = run_folder(run.folder, ("safetensors",))
+    device = chosen_device(run.device)
     corpus = corpus or read_corpus(run)
     require_own_folder(folder, [MODEL_FILE, SETTINGS_FILE], corpus.paths)
     with deterministic(device):
-        return _Training(run, folder, corpus, options, training, given or {}, device, console or Console()).go()
+        session = _Training(run, folder, corpus, options, training, given or {}, device, console)
+        session.go()
+        return session.result()
 
 
-class _Training:
-    """One run, its trainer and its history."""
+class _Training(EpochRun):
+    """A language model's run: the best epoch is that with the lowest held-out loss."""
+
+    aim = "lowered the held-out loss"
+    trainer: Trainer
 
     def __init__(
         self, run: Run, folder: Path, corpus: Corpus, options: LanguageModelOptions | None,
-        training: TrainingOptions | None, given: Mapping[str, Any], device: torch.device, console: Console,
+        training: TrainingOptions | None, given: Mapping[str, Any], device: torch.device, console: Console | None,
     ) -> None:  # fmt: skip
-        self.run, self.folder, self.corpus, self.console = run, folder, corpus, console
-        checkpoint = None
-        base, base_training = LanguageModelOptions(), TrainingOptions()
-        if found := list_checkpoints(folder):
-            path = found[-1][1]
-            checkpoint = load_checkpoint(path)
-            try:
-                base = LanguageModelOptions(**checkpoint["identity"]["model"])
-                base_training = TrainingOptions(**checkpoint["identity"]["training"])
-            except (TypeError, KeyError, ValueError) as error:
-                raise CheckpointError(f"{path} is damaged: its settings cannot be read ({error!r})") from error
+        self.corpus, self.units = corpus, corpus.units.kind
+        beginning = Beginning(folder)
+        base = beginning.settings("model", LanguageModelOptions)
         options = options or replace(base, **settings.among(LanguageModelOptions, given))
-        training = training or replace(base_training, **settings.among(TrainingOptions, given))
+        base = beginning.settings("training", TrainingOptions)
+        training = training or replace(base, **settings.among(TrainingOptions, given))
         torch.manual_seed(training.seed)
-        self.model = LanguageModel(options, corpus.units).to(device)
-        self.trainer = Trainer(self.model, corpus.train, training, run.epochs)
-        self.identity = {
+        model = LanguageModel(options, corpus.units).to(device)
+        trainer = Trainer(model, corpus.train, training, run.epochs)
+        identity = {
             "model": asdict(options), "training": asdict(training), "units": corpus.units.digest,
             "text": corpus.digest,
         }  # fmt: skip
-        self.epochs: list[dict[str, Any]] = []
-        self.clock, self.cpu_clock = time.monotonic(), time.process_time()
-        self.losses = [0.0, 0]  # of the present epoch: sum and number
-        if checkpoint is not None:
-            self._resume(path, checkpoint)
+        super().__init__(run, model, trainer, identity, beginning, console)
 
-    def _resume(self, path: Path, content: dict[str, Any]) -> None:
-        try:
-            different = differences(content["identity"], self.identity)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged: its settings cannot be read ({error!r})") from error
-        if different:
-            raise TrainingError(
-                f"{path} is of a run with other settings:\n"
-                + "".join(f"  {line}\n" for line in different)
-                + "Give the old ones to go on with that run, or another --out to begin anew"
-            )
-        try:
-            self.trainer.restore(content["trainer"])
-            self.epochs, self.losses = content["epochs"], content["losses"]
-            self.clock -= content["seconds"]
-            self.cpu_clock -= content["cpu_seconds"]
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: its state cannot be taken up ({error!r})") from error
+    @staticmethod
+    def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+        lines = settings.differences(before, now)
+        if before["units"] != now["units"]:
+            lines.append("other units (--units, --vocab, --min-count, or another text)")
+        elif before["text"] != now["text"]:
+            lines.append("another training text (TEXT, --held-out-share)")
+        return lines
+
+    def opening(self) -> str:
+        corpus = self.corpus
+        return (
+            f"{self.model.options.cell}: {self.parameters:,} parameters, {len(corpus.train):,} {self.units} to train "
+            f"on, {len(corpus.held_out):,} held out, {len(corpus.units):,} distinct"
+        )
+
+    def units_per_step(self) -> int:
+        return self.trainer.options.batch * self.trainer.options.window
+
+    def figures(self) -> tuple[dict[str, Any], str]:
+        if not len(self.corpus.held_out):
+            return {"held_out_loss": None}, ""
+        found = self.model.evaluate(self.corpus.held_out)
+        return {"held_out_loss": found.loss}, f", held-out text: {found}"
 
     @property
     def best(self) -> int:
@@ -240,95 +230,16 @@ class _Training:
         losses = [epoch["held_out_loss"] for epoch in self.epochs]
         return len(losses) - 1 if None in losses else losses.index(min(losses))
 
-    @property
-    def finished(self) -> bool:
-        patience = self.run.patience
-        return self.trainer.done >= self.trainer.total or (
-            bool(patience) and bool(self.epochs) and len(self.epochs) - 1 - self.best >= patience
-        )
-
-    def go(self) -> Result:
-        trainer, options = self.trainer, self.model.options
-        self.folder.mkdir(parents=True, exist_ok=True)
-        kind, parameters = self.corpus.units.kind, sum(p.numel() for p in self.model.parameters())
-        self.console.print(
-            f"{options.cell}: {parameters:,} parameters, {len(self.corpus.train):,} {kind} to train on, "
-            f"{len(self.corpus.held_out):,} held out, {len(self.corpus.units):,} distinct; {trainer.epoch:,} steps an "
-            f"epoch, {'resuming at step ' + format(trainer.done, ',') if trainer.done else 'starting'}",
-            soft_wrap=True, highlight=False,
-        )  # fmt: skip
-        progress = TrainingProgress(
-            self.folder, total=trainer.total, done=trainer.done, units=kind,
-            units_per_step=trainer.options.batch * trainer.options.window,
-            describe=lambda mean: f"loss {mean['loss']:.4f}", log_every=self.run.log_every, console=self.console,
-        )  # fmt: skip
-        with progress, stop_requests() as stop_requested:
-            timer = StepTimer()
-            while not self.finished:
-                rate = trainer.rate
-                loss, norm = trainer.step()
-                self.losses = [self.losses[0] + loss, self.losses[1] + 1]
-                progress.step(trainer.done, timer.lap(), {"loss": loss, "gradient_norm": norm, "rate": rate})
-                ended = trainer.done % trainer.epoch == 0
-                if ended:
-                    self._end_epoch(progress)
-                if ended or trainer.done % self.run.checkpoint_every == 0 or stop_requested():
-                    self._save()
-                if stop_requested() and not self.finished:
-                    raise Interrupted(f"stopped after step {trainer.done:,}; the same command goes on from there")
-                if ended:
-                    timer.restart()
-        if trainer.done < trainer.total:
-            self.console.print(
-                f"stopped early: {self.run.patience} epochs have not lowered the held-out loss", soft_wrap=True
-            )
-        return self._result(parameters)
-
     def _end_epoch(self, progress: TrainingProgress) -> None:
-        """Evaluates, and keeps the model if it is the best so far."""
-        trainer, number = self.trainer, self.trainer.done // self.trainer.epoch
-        trainer.require_finite()
-        found = self.model.evaluate(self.corpus.held_out) if len(self.corpus.held_out) else None
-        self.epochs.append({
-            "epoch": number, "step": trainer.done, "train_loss": self.losses[0] / self.losses[1],
-            "held_out_loss": found and found.loss, "seconds": time.monotonic() - self.clock,
-            "cpu_seconds": time.process_time() - self.cpu_clock,
-        })  # fmt: skip
-        self.losses = [0.0, 0]
-        if found is not None:
-            progress.note(f"epoch {number}, held-out text: {found}")
-            progress.record(trainer.done, held_out_loss=found.loss)
-        if self.best == len(self.epochs) - 1:
-            try:
-                self.model.save(self.folder)
-            except (OSError, RuntimeError) as error:
-                raise CheckpointError(f"cannot write the model to {self.folder}: {error}") from error
-        else:
-            trainer.halvings += 1
+        super()._end_epoch(progress)
+        if self.best < len(self.epochs) - 1:
+            self.trainer.halvings += 1
 
-    def _save(self) -> None:
-        self.trainer.require_finite()
-        content = {
-            "identity": self.identity, "trainer": self.trainer.state(), "epochs": self.epochs, "losses": self.losses,
-            "seconds": time.monotonic() - self.clock, "cpu_seconds": time.process_time() - self.cpu_clock,
-        }  # fmt: skip
-        save_checkpoint(self.folder, self.trainer.done, content, keep=2)
-
-    def _result(self, parameters: int) -> Result:
+    def result(self) -> Result:
         best = self.best
         held_out = None
         if len(self.corpus.held_out):
             ids, loss = self.corpus.held_out, self.epochs[best]["held_out_loss"]
             unknown = int((ids == self.corpus.units.unknown).sum())
             held_out = Evaluation(self.corpus.units.kind, len(ids), unknown, loss * len(ids))
-        return Result(self.model.options.cell, str(self.folder), parameters, self.epochs, best, held_out)
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two runs' settings, one line each, as options of the command."""
-    lines = settings.differences(before, now)
-    if before["units"] != now["units"]:
-        lines.append("other units (--units, --vocab, --min-count, or another text)")
-    elif before["text"] != now["text"]:
-        lines.append("another training text (TEXT, --held-out-share)")
-    return lines
+        return Result(self.model.options.cell, str(self.folder), self.parameters, self.epochs, best, held_out)

@@ -19,7 +19,10 @@ from ..tasks.commands import (
     TRAINING,
     check_training,
     given_values,
-    held_back,
+    guard_results,
+    read_parts,
+    report_scores,
+    report_training,
     train_all,
     with_options,
 )
@@ -69,30 +72,15 @@ def train(context: click.Context, train_file: str, cells: tuple[str, ...], **val
     check_training(train_file, values)
     with plain_errors():
         from ..tasks.encoder import Inventory
-        from ..tasks.results import print_results, results_json, write_curves
-        from ..tasks.run import Data, chosen_device
-        from ..tasks.sources import SOURCES, Remembered, open_sources
         from ..tasks.training import Examples
-        from ..text_models.report import write_json
         from .model import Tagger, TaggerOptions
         from .score import MostFrequentTag, score_tags
 
-        files = {"train": train_file, "dev": values["dev"], "test": values["test"]}
-        parts = {}
-        for name, path in files.items():
-            if path is not None:
-                read = _read(path, values)
-                parts[name] = Examples(read.sentences, read.tags)
-        if "dev" not in parts:
-            parts["train"], parts["dev"] = held_back(parts["train"], values["dev_share"])
-        places = {name: values[name] for name in SOURCES}
-        reads = [("TRAIN", train_file), ("--dev", values["dev"]), ("--test", values["test"])]
-        reads += [(f"--{name}", place) for name, place in places.items()]
-        reads = [(name, path) for name, path in reads if path is not None]
-        outputs = [("--json", values["json"]), ("--plot", values["plot"])]
-        guard_outputs(outputs, [*reads, ("--out", values["folder"])], overwrite=values["overwrite"])
-        data = Data(parts["train"], parts["dev"], parts.get("test"), reads)
-        sources = {name: Remembered(own) for name, own in open_sources(places, chosen_device(values["device"])).items()}
+        def examples(path: str) -> Examples:
+            read = _read(path, values)
+            return Examples(read.sentences, read.tags)
+
+        data, sources = read_parts(examples, train_file, values)
         inventory = Inventory.of(data.train.texts, (tag for own in data.train.targets for tag in own))
         results = train_all(
             lambda options: Tagger(options, inventory, sources), TaggerOptions, data, values,
@@ -100,15 +88,9 @@ def train(context: click.Context, train_file: str, cells: tuple[str, ...], **val
             {name: own.digest for name, own in sources.items()},
         )  # fmt: skip
         baseline = MostFrequentTag(data.train.texts, data.train.targets)
-        compared = {part: parts[part] for part in ("dev", "test") if part in parts}
-        baselines = {_MOST_FREQUENT: {
-            part: score_tags(own.targets, baseline.predict(own.texts)) for part, own in compared.items()
-        }}  # fmt: skip
-        print_results(results, baselines)
-        if values["json"]:
-            write_json(values["json"], results_json(results, baselines))
-        if values["plot"]:
-            write_curves(values["plot"], results, baselines)
+        report_training(
+            results, _MOST_FREQUENT, lambda own: score_tags(own.targets, baseline.predict(own.texts)), data, values
+        )
 
 
 def _read(path: str, values: dict[str, Any], **more: Any) -> Any:
@@ -131,16 +113,11 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
     require_plot(values["plot"])
     require_device(values["device"])
     with plain_errors():
-        from ..tasks.results import print_scores, write_bars
-        from ..text_models.report import write_json
         from .model import Tagger
         from .score import MostFrequentTag, score_tags
 
         reads = [("FILE", file), ("--baseline", values["baseline"]), *(("--model", model) for model in models)]
-        guard_outputs(
-            [("--json", values["json"]), ("--plot", values["plot"])],
-            [(name, path) for name, path in reads if path is not None], overwrite=values["overwrite"],
-        )  # fmt: skip
+        guard_results([(name, path) for name, path in reads if path is not None], values)
         read = _read(file, values)
         scores = {}
         for name in models:
@@ -150,11 +127,7 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
             seen = _read(values["baseline"], values)
             found = MostFrequentTag(seen.sentences, seen.tags).predict(read.sentences)
             scores[_MOST_FREQUENT] = score_tags(read.tags, found)
-        print_scores(scores)
-        if values["json"]:
-            write_json(values["json"], {name: score.to_json() for name, score in scores.items()})
-        if values["plot"]:
-            write_bars(values["plot"], scores)
+        report_scores(scores, values)
 
 
 @click.command("predict")

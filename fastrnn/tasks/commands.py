@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,15 @@ import click
 from click.core import ParameterSource
 
 from ..cli import cell_list, refuse_idle, require_device
-from ..paths import overwrite_option
+from ..paths import Argument, guard_outputs, overwrite_option
 from ..text_models.report import require_plot
 
 if TYPE_CHECKING:
     from .model import TaskModel
     from .run import Data, Result
+    from .score import Score
+    from .sources import Remembered
+    from .training import Examples
 
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -129,6 +132,71 @@ def given_values(context: click.Context, cells: tuple[str, ...]) -> dict[str, An
     if given.pop("cells", None) is not None:
         given["cell"] = cells[0]
     return given
+
+
+def read_parts(
+    read: Callable[[str], Examples], train_file: str, values: Mapping[str, Any], more_reads: Sequence[Argument] = ()
+) -> tuple[Data, dict[str, Remembered]]:
+    """The examples of a training command's files and the sources of its features; guards the files it will write.
+
+    Args:
+        read: of a path.
+        more_reads: further files that the command reads, with the names of their options.
+    """
+    from ..text_models.epochs import chosen_device
+    from .run import Data
+    from .sources import SOURCES, Remembered, open_sources
+
+    files = {"train": train_file, "dev": values["dev"], "test": values["test"]}
+    parts = {name: read(path) for name, path in files.items() if path is not None}
+    if "dev" not in parts:
+        parts["train"], parts["dev"] = held_back(parts["train"], values["dev_share"])
+    places = {name: values[name] for name in SOURCES}
+    reads = [("TRAIN", train_file), ("--dev", values["dev"]), ("--test", values["test"]), *more_reads]
+    reads += [(f"--{name}", place) for name, place in places.items()]
+    reads = [(name, path) for name, path in reads if path is not None]
+    guard_results([*reads, ("--out", values["folder"])], values)
+    opened = open_sources(places, chosen_device(values["device"]))
+    data = Data(parts["train"], parts["dev"], parts.get("test"), reads)
+    return data, {name: Remembered(source) for name, source in opened.items()}
+
+
+def guard_results(reads: Sequence[Argument], values: Mapping[str, Any]) -> None:
+    """Refuses results that would be written over what is read or, without --overwrite, over another file."""
+    guard_outputs([("--json", values["json"]), ("--plot", values["plot"])], reads, overwrite=values["overwrite"])
+
+
+def report_training(
+    results: Sequence[Result], baseline: str, score: Callable[[Examples], Score], data: Data, values: Mapping[str, Any]
+) -> None:
+    """Prints the results beside a baseline, and writes them where the options say.
+
+    Args:
+        baseline: its name.
+        score: the baseline's, on examples.
+    """
+    from ..text_models.report import write_json
+    from .results import print_results, results_json, write_curves
+
+    parts = {"dev": data.dev, "test": data.test}
+    baselines = {baseline: {name: score(own) for name, own in parts.items() if own is not None}}
+    print_results(results, baselines)
+    if values["json"]:
+        write_json(values["json"], results_json(results, baselines))
+    if values["plot"]:
+        write_curves(values["plot"], results, baselines)
+
+
+def report_scores(scores: Mapping[str, Score], values: Mapping[str, Any]) -> None:
+    """Prints the scores of several models, and writes them where the options say."""
+    from ..text_models.report import write_json
+    from .results import print_scores, write_bars
+
+    print_scores(scores)
+    if values["json"]:
+        write_json(values["json"], {name: score.to_json() for name, score in scores.items()})
+    if values["plot"]:
+        write_bars(values["plot"], scores)
 
 
 def train_all(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from .._named import make_layer
-from ..text_models.files import WeightsError, naming, read_tensors, replacing, require_finite, save_tensors
+from ..text_models.files import WeightsError, read_tensors
+from ..text_models.model_folder import (
+    MODEL_FILE,
+    SETTINGS_FILE,
+    build_model,
+    fill_model,
+    find_model_folder,
+    read_settings,
+    save_model,
+)
 from .encoder import Inventory, Prepared, WordEncoder
 from .options import NetworkOptions
 from .score import Score
 from .sources import Source, reopen_sources, source_settings
 
-MODEL_FILE, SETTINGS_FILE = "model.safetensors", "settings.json"
 _BATCH = 64  # sentences of a batch of predictions
 Model = TypeVar("Model", bound="TaskModel")
 
@@ -109,14 +115,7 @@ class TaskModel(nn.Module):
 
         The frozen features' own files stay where they are; the settings name them.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in self.state_dict().items()}
-        with replacing(folder / SETTINGS_FILE) as temporary, naming(folder / SETTINGS_FILE):
-            text = json.dumps(self.settings(), ensure_ascii=False, indent=1)
-            temporary.write_text(text + "\n", encoding="utf-8")
-        with replacing(folder / MODEL_FILE) as temporary:
-            save_tensors(temporary, tensors, {"format": self.format})
+        save_model(folder, self.settings(), self.state_dict(), {"format": self.format})
 
     @classmethod
     def load(
@@ -132,62 +131,26 @@ class TaskModel(nn.Module):
             FileNotFoundError: a file is not there.
             WeightsError: a file is damaged, or they do not belong together.
         """
-        place = Path(place)
-        folder = place.parent if place.name == MODEL_FILE else place
-        for name in (SETTINGS_FILE, MODEL_FILE):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(errno.ENOENT, f"holds no {cls.kind}: it has no {name}", str(folder))
-        tensors, _ = read_tensors(folder / MODEL_FILE)
+        folder = find_model_folder(place, cls.kind)
         path = folder / SETTINGS_FILE
-        try:
-            data: dict[str, Any] = json.loads(path.read_bytes())
-            if data[cls.format] != 1:
-                raise ValueError(f"format {data[cls.format]!r}, this version reads 1")
-            arguments = cls._arguments(data, path)
-            settings = {name: dict(own) for name, own in data["sources"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise WeightsError(f"{path}: not the settings of a {cls.kind}: {_say(error)}") from error
+        tensors, _ = read_tensors(folder / MODEL_FILE)
+
+        def read(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+            return cls._arguments(data, path), {name: dict(own) for name, own in data["sources"].items()}
+
+        arguments, settings = read_settings(folder, cls.kind, cls.format, read)
         sources = reopen_sources(settings, moved, device, path)
         try:
-            with torch.device("meta"):  # refuses sizes that are not the file's before memory for them is asked for
-                _check_shapes(cls(**arguments, sources=sources), tensors, folder / MODEL_FILE)
-            model = cls(**arguments, sources=sources)
+            model = build_model(lambda: cls(**arguments, sources=sources), tensors, folder / MODEL_FILE)
         except ValueError as error:
             raise error if isinstance(error, WeightsError) else WeightsError(f"{path}: {error}") from error
-        _fill(model, tensors, folder / MODEL_FILE)
         return model.to(device).eval()
 
     def restored(self: Model, folder: Path | str) -> Model:
         """This model with the parameters of a folder that :meth:`save` wrote."""
-        tensors, _ = read_tensors(Path(folder) / MODEL_FILE)
-        _check_shapes(self, tensors, Path(folder) / MODEL_FILE)
-        _fill(self, tensors, Path(folder) / MODEL_FILE)
-        return self.eval()
+        path = Path(folder) / MODEL_FILE
+        return fill_model(self, read_tensors(path)[0], path).eval()
 
     @classmethod
     def _arguments(cls, data: dict[str, Any], path: Path) -> dict[str, Any]:
         return {"options": cls.options_type(**data["model"]), "inventory": Inventory(**data["inventory"])}
-
-
-def _say(error: Exception) -> str:
-    return repr(error) if isinstance(error, KeyError) else str(error)
-
-
-@torch.no_grad()
-def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    for name, target in model.state_dict().items():
-        require_finite(path, f"the tensor {name}", tensors[name])
-        target.copy_(tensors[name])
-
-
-def _check_shapes(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    wanted = model.state_dict()
-    if different := sorted(set(wanted) ^ set(tensors)):
-        raise WeightsError(
-            f"{path}: the tensor {different[0]} is {'missing' if different[0] in wanted else 'none of this model'}"
-        )
-    for name, target in wanted.items():
-        if tensors[name].shape != target.shape:
-            raise WeightsError(
-                f"{path}: the tensor {name} should have shape {tuple(target.shape)}, found {tuple(tensors[name].shape)}"
-            )

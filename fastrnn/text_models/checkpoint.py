@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .errors import TrainingError
 from .files import save_torch
+from .text import TextError
 
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)\.pt")
@@ -66,6 +70,48 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise CheckpointError(f"{path} has format {found!r}, this version reads format {FORMAT}")
     return content
+
+
+def require_same_run(
+    path: Path, content: Mapping[str, Any], identity: Mapping[str, Any],
+    differences: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]],
+) -> None:  # fmt: skip
+    """Refuses to go on from a checkpoint of a run with other settings.
+
+    Args:
+        content: what :func:`load_checkpoint` gave; the run's settings are its "identity".
+        identity: the present settings.
+        differences: a line for each of them.
+
+    Raises:
+        TrainingError: naming what differs.
+        CheckpointError: the checkpoint's settings cannot be read.
+    """
+    try:
+        different = differences(content["identity"], identity)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: its settings cannot be read ({error!r})") from error
+    if different:
+        raise TrainingError(
+            f"{path} is of a run with other settings:\n"
+            + "".join(f"  {line}\n" for line in different)
+            + "Give the old ones to go on with that run, or another --out to begin anew"
+        )
+
+
+@contextmanager
+def taking_up(path: Path) -> Iterator[None]:
+    """Says of what a checkpoint's state cannot do that the checkpoint is damaged.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    try:
+        yield
+    except TextError:  # the training text has changed, which says itself what to do
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: its state cannot be taken up ({error!r})") from error
 
 
 def _free_space(folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import json
 import os
 from collections.abc import Iterable
@@ -10,6 +12,28 @@ from pathlib import Path
 from ..paths import Argument, PathError, guard_outputs
 from .checkpoint import list_checkpoints
 from .progress import LOG_FILE
+
+
+def run_folder(path: str, packages: Iterable[str]) -> Path:
+    """The folder of a run, which may not exist yet.
+
+    Args:
+        packages: what writing the model needs: the end of the first epoch would be a bad time to learn that it is
+            missing.
+
+    Raises:
+        ImportError: a package is missing.
+        PathError, NotADirectoryError: no folder can be there.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"training needs the package {package} to write its model: pip install {package}")
+    if not path:
+        raise PathError("the path of --out is empty")
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, and not a folder for a run", str(folder))
+    return folder
 
 
 def require_own_folder(folder: Path, files: Iterable[str], reads: Iterable[Argument]) -> None:
