@@ -4,6 +4,7 @@ FASTRNN_CUDA=auto|on|off chooses the CUDA part: auto builds it when an nvcc is f
 FASTRNN_CUDA_ARCHS overrides for which cards, e.g. "90" for one, "80;90;100;120;90-virtual" for all and those to come
 (-virtual: PTX, which the driver compiles when the kernels are first loaded). Else: the GPUs of this machine and PTX for
 newer ones, or without a GPU PTX alone.
+FASTRNN_CPU=native|all chooses the CPU kernels: AVX2, less, and what else this machine can run; or all, as in a wheel for others.
 """
 
 import os
@@ -49,6 +50,14 @@ def cuda_options() -> list[str]:
     return [f"-DFASTRNN_CUDA_COMPILER={nvcc}", f"-DFASTRNN_CUDA_VERSION={name}", f"-DFASTRNN_CUDA_ARCHS={archs}"]
 
 
+def cpu_option() -> str:
+    """CMake's option for the CPU kernels, after FASTRNN_CPU."""
+    choice = os.environ.get("FASTRNN_CPU", "native")
+    if choice not in ("native", "all"):
+        raise SystemExit(f"FASTRNN_CPU must be native or all, got {choice!r}")
+    return f"-DFASTRNN_CPU={choice}"
+
+
 class CMakeBuild(build_ext):
     """Builds every extension of this package with one CMake run."""
 
@@ -63,6 +72,7 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            cpu_option(),
             *cuda_options(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)

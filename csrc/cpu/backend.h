@@ -29,8 +29,23 @@ struct Backend {
   void (*narrow)(const void* from, const void* more, void* to, int64_t size);  // and back
 };
 
+// Of each storage type; isa_*.cpp instantiate it.
+template <class Isa, class S>
+const Backend* find_cell(Cell cell);
+
 // Null where the instruction set leaves the type to another.
 template <class Isa>
-const Backend* find_backend(Cell cell, Type type);
+const Backend* find_backend(Cell cell, Type type) {
+  if constexpr (Isa::kNativeBFloat16) return type == Type::kBFloat16 ? find_cell<Isa, BFloat16>(cell) : nullptr;
+  else {
+    switch (type) {
+      case Type::kFloat32: return find_cell<Isa, float>(cell);
+      case Type::kFloat64: return find_cell<Isa, double>(cell);
+      case Type::kBFloat16: return find_cell<Isa, BFloat16>(cell);
+      case Type::kFloat16: return find_cell<Isa, Float16>(cell);
+    }
+    return nullptr;
+  }
+}
 
 }  // namespace fr::cpu

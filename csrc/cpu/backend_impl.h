@@ -1,4 +1,4 @@
-// The definition of find_backend, included by each isa_*.cpp.
+// The definition of find_cell, included by each isa_*.cpp.
 #pragma once
 
 #include "backend.h"
@@ -45,20 +45,6 @@ const Backend* find_cell(Cell cell) {
 #undef FR_CELL
   }
   return nullptr;
-}
-
-template <class Isa>
-const Backend* find_backend(Cell cell, Type type) {
-  if constexpr (Isa::kNativeBFloat16) return type == Type::kBFloat16 ? find_cell<Isa, BFloat16>(cell) : nullptr;
-  else {
-    switch (type) {
-      case Type::kFloat32: return find_cell<Isa, float>(cell);
-      case Type::kFloat64: return find_cell<Isa, double>(cell);
-      case Type::kBFloat16: return find_cell<Isa, BFloat16>(cell);
-      case Type::kFloat16: return find_cell<Isa, Float16>(cell);
-    }
-    return nullptr;
-  }
 }
 
 }  // namespace fr::cpu

@@ -19,20 +19,28 @@ struct InstructionSet {
   const CrossEntropyBackend* (*find_cross_entropy)(Type);
 };
 
-#if defined(FASTRNN_X86)
+#if defined(FASTRNN_AVX2)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+#endif
+#if defined(FASTRNN_AVX512)
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+#endif
+#if defined(FASTRNN_AVX512_BF16)
 bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
-// Best first. One that does not serve a type leaves it to the next.
+// Best first. One that does not serve a type leaves it to the next. CMakeLists.txt says which were compiled.
 const InstructionSet kInstructionSets[] = {
-#if defined(FASTRNN_X86)
+#if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, [](Type) { return static_cast<const CrossEntropyBackend*>(nullptr); }},
+#endif
+#if defined(FASTRNN_AVX512)
     {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>},
+#endif
+#if defined(FASTRNN_AVX2)
     {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>},
 #endif
     {"baseline", [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>},

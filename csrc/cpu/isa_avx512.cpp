@@ -1,8 +1,9 @@
-// The CPU backend compiled for AVX-512 (F, BW, VL, DQ); CMakeLists.txt gives the flags.
+// float32 and float64 on the CPU compiled for AVX-512 (F, BW, VL, DQ); CMakeLists.txt gives the flags.
 #include "backend_impl.h"
 
 namespace fr::cpu {
 
-template const Backend* find_backend<Avx512>(Cell, Type);
+template const Backend* find_cell<Avx512, float>(Cell);
+template const Backend* find_cell<Avx512, double>(Cell);
 
 }  // namespace fr::cpu

@@ -3,6 +3,6 @@
 
 namespace fr::cpu {
 
-template const Backend* find_backend<Avx512BFloat16>(Cell, Type);
+template const Backend* find_cell<Avx512BFloat16, BFloat16>(Cell);
 
 }  // namespace fr::cpu

@@ -1,8 +1,9 @@
-// The CPU backend compiled for any x86-64, arm64 or other machine; CMakeLists.txt gives the flags.
+// float32 and float64 on the CPU compiled for any x86-64, arm64 or other machine; CMakeLists.txt gives the flags.
 #include "backend_impl.h"
 
 namespace fr::cpu {
 
-template const Backend* find_backend<Baseline>(Cell, Type);
+template const Backend* find_cell<Baseline, float>(Cell);
+template const Backend* find_cell<Baseline, double>(Cell);
 
 }  // namespace fr::cpu
