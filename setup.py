@@ -4,7 +4,8 @@ FASTRNN_CUDA=auto|on|off chooses the CUDA part: auto builds it when an nvcc is f
 FASTRNN_CUDA_ARCHS overrides for which cards, e.g. "90" for one, "80;90;100;120;90-virtual" for all and those to come
 (-virtual: PTX, which the driver compiles when the kernels are first loaded). Else: the GPUs of this machine and PTX for
 newer ones, or without a GPU PTX alone.
-FASTRNN_CPU=native|all chooses the CPU kernels: AVX2, less, and what else this machine can run; or all, as in a wheel for others.
+FASTRNN_CPU=native|all chooses the CPU kernels: AVX2, less, and what else this machine can run; or all of them, which a
+wheel for other machines needs.
 """
 
 import os
