@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _figure(panels: int, width: float = 5.0) -> tuple[Figure, Any]:
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of so many inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * panels, 3.6), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _figure(panels: int, width: float = 5.0) -> tuple[Figure, Any]:
+    figure = new_figure(width * panels, 3.6)
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Writes a picture as a whole or not at all."""
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)
 
@@ -39,7 +45,7 @@ def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("norm of d loss$_t$ / d h$_{t-k}$")
     axes[1].legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path: Path) -> None:
@@ -57,7 +63,7 @@ def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path:
     axis.set(xscale="log", ylim=(0, 1.03), xlabel="distance, steps", ylabel="right answers")
     axis.grid(alpha=0.3)
     axis.legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
@@ -73,4 +79,4 @@ def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -
         axis.set(xlabel="step", title=title)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("value of each unit")
-    _save(figure, path)
+    save(figure, path)

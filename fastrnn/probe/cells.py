@@ -1,0 +1,274 @@
+"""What single units of a character model follow (Karpathy, Johnson and Fei-Fei 2015, https://arxiv.org/abs/1506.02078).
+
+A unit's value after each character, tanh(c) of an LSTM, is compared with properties that can be computed from the text
+read so far: how far a line has come, whether a quotation is open. The unit that follows a property best is chosen on
+one part of the text and judged on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..lm.model import LanguageModel
+
+Values = NDArray[np.float32]
+SYNTAXES = {
+    "prose": ("position", "quotes", "brackets"),
+    "python": ("position", "quotes", "comments", "if", "brackets", "indentation"),
+}
+MEASURES = {
+    "position": "R2", "quotes": "AUC", "comments": "AUC", "if": "AUC", "brackets": "R2", "indentation": "R2",
+}  # fmt: skip
+_STEPS = 1024  # characters of a call
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+@dataclass
+class UnitFound:
+    """The unit that follows a property best.
+
+    Attributes:
+        property: a key of :data:`MEASURES`.
+        measure: "AUC", the share of pairs of a place with the property and one without that the unit's value orders
+            rightly; or "R2", the squared correlation with the property's number.
+        layer, unit: counted from 0.
+        sign: -1 where the value falls as the property rises.
+        searched, held_out: the measure on the part that the unit was chosen on, and on the other.
+        share: mean of the property on the other part: of a yes or no, how often it holds.
+    """
+
+    property: str
+    measure: str
+    layer: int
+    unit: int
+    sign: int
+    searched: float
+    held_out: float
+    share: float
+
+
+def properties(text: str, syntax: str) -> dict[str, Values]:
+    """Properties of each character's place, of the text up to and including it: [N] each.
+
+    Args:
+        text: its lines end in line feeds.
+        syntax: "prose" or "python".
+
+    Returns:
+        "position": characters of the line so far, its end being 0. "quotes": inside a quotation of double quotes, or a
+        string of Python. "brackets": how many are open. Of Python also "comments": behind a number sign; "indentation":
+        columns in front of the line; "if": in the body of an if or elif. NaN where the text so far does not tell, as
+        in the blanks that begin a line.
+
+    Raises:
+        ValueError: no such syntax.
+    """
+    if syntax not in SYNTAXES:
+        raise ValueError(f"syntax must be one of {', '.join(SYNTAXES)}; got {syntax!r}")
+    rows = _prose(text) if syntax == "prose" else _python(text)
+    table = np.array(rows, np.float32).reshape(len(text), -1)
+    return {name: table[:, place].copy() for place, name in enumerate(SYNTAXES[syntax])}
+
+
+def _prose(text: str) -> list[tuple[float, ...]]:
+    rows = []
+    column, quoted, depth, before = 0, False, 0, "\n"
+    for character in text:
+        column = 0 if character == "\n" else column + 1
+        if character == '"':
+            quoted = not quoted
+        elif character in "\u201c\u201d":
+            quoted = character == "\u201c"
+        elif character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth = max(0, depth - 1)
+        elif character == before == "\n":  # a paragraph ends: what was not closed was no quotation
+            quoted, depth = False, 0
+        before = character
+        rows.append((column, quoted, depth))
+    return rows
+
+
+def _python(text: str) -> list[tuple[float, ...]]:
+    """A scanner that any piece of a file can be given to, as a tokeniser cannot."""
+    rows: list[tuple[float, ...]] = []
+    column, depth, indent, logical = 0, 0, 0, 0  # logical: columns in front of the statement
+    quote = ""  # that ends the string
+    comment, starts, escaped = False, True, False  # starts: only blanks so far
+    bodies: list[int] = []  # columns of the ifs whose bodies may still go on
+    nan = float("nan")
+    place, size = 0, len(text)
+    while place < size:
+        character, length, opens = text[place], 1, False
+        if starts and character not in " \t\n" and not quote:
+            starts, indent = False, column
+            if not depth and character != "#":
+                logical = indent
+                while bodies and bodies[-1] >= logical:
+                    bodies.pop()
+                opens = text.startswith(("if ", "if(", "elif ", "elif("), place)
+        if quote:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif text.startswith(quote, place):
+                length, quote = len(quote), ""
+            elif character == "\n" and len(quote) == 1:
+                quote = ""
+        elif comment:
+            comment = character != "\n"
+        elif character == "#":
+            comment = True
+        elif character in "\"'":
+            quote = character * 3 if text.startswith(character * 3, place) else character
+            length = len(quote)
+        elif character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth = max(0, depth - 1)
+        for offset in range(length):
+            end = text[place + offset] == "\n"
+            column = 0 if end else column + 1
+            inside = bool(quote) or (length == 3 and offset < 2)  # a closing triple is inside up to its last
+            unclear = starts or end
+            body = nan if unclear else float(any(own < logical for own in bodies))
+            rows.append((column, inside, comment, body, depth, nan if unclear else indent))
+            starts = starts and not end or (end and not quote)
+        if opens:
+            bodies.append(logical)
+        place += length
+    return rows
+
+
+@torch.inference_mode()
+def trace_units(model: LanguageModel, text: str) -> Values:
+    """Each unit's value after each character [L, N, H]: tanh(c) of cells with one cell state, else h (R values).
+
+    Args:
+        model: of characters.
+        text: read from a zero state, behind a line's end.
+
+    Raises:
+        ValueError: a model of words.
+    """
+    if model.units.kind != "characters":
+        raise ValueError(f"cells reads models of characters, and this is one of {model.units.kind}")
+    ids = torch.from_numpy(np.concatenate([[model.units.boundary], model.units.encode(text)]).astype(np.int64))
+    state, found = None, []
+    for piece in ids.split(_STEPS):
+        x = model.embedding(piece.to(model.device)[:, None])
+        _, state, layers = model.recurrent(x, state, all_states=True)
+        found.append(torch.stack([value_of(own, model.options.hidden)[:, 0].cpu() for own in layers]))
+    return torch.cat(found, 1)[:, 1:].numpy()
+
+
+def value_of(states: torch.Tensor | Sequence[torch.Tensor], hidden: int) -> torch.Tensor:
+    """tanh(c) of a layer's states (h, c), or h where c is no single cell state or is not there."""
+    if isinstance(states, torch.Tensor):
+        return states
+    return states[1].tanh() if states[1].shape[-1] == hidden else states[0]
+
+
+def auc(values: NDArray, labels: NDArray) -> float:
+    """The share of pairs of a true place and a false one whose values are in order, ties counting half; NaN: no pair.
+
+    Args:
+        values: [N].
+        labels: bool [N].
+    """
+    true = int(labels.sum())
+    false = len(labels) - true
+    if not true or not false:
+        return float("nan")
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[labels].sum() - true * (true + 1) / 2) / (true * false))
+
+
+def correlation(values: NDArray, numbers: NDArray) -> float:
+    """Pearson's; NaN where one of them does not vary."""
+    values, numbers = (part.astype(np.float64) - part.mean(dtype=np.float64) for part in (values, numbers))
+    scale = np.sqrt((values**2).sum() * (numbers**2).sum())
+    return float((values * numbers).sum() / scale) if scale else float("nan")
+
+
+def _score(values: NDArray, labels: Values, measure: str) -> float:
+    """A number between -1 and 1 whose sign is the direction; see :func:`_measure_of`."""
+    told = ~np.isnan(labels)
+    values, labels = values[told], labels[told]
+    if not len(labels):
+        return float("nan")
+    return 2 * auc(values, labels > 0) - 1 if measure == "AUC" else correlation(values, labels)
+
+
+def _measure_of(score: float, sign: int, measure: str) -> float:
+    if measure == "AUC":
+        return (sign * score + 1) / 2
+    return max(0.0, sign * score) ** 2  # one that turned its direction follows nothing
+
+
+def find_units(values: Values, labels: dict[str, Values], wanted: Iterable[str] | None = None) -> list[UnitFound]:
+    """For each property the unit that follows it best on the first half of the text, and how well on the second.
+
+    Args:
+        values: [L, N, H], of :func:`trace_units`.
+        labels: [N] each, of :func:`properties`.
+        wanted: the properties; None: all.
+
+    Returns:
+        In the order of ``labels``; a property that does not vary in both halves is left out.
+    """
+    layers, size, hidden = values.shape
+    half = size // 2
+    found = []
+    for name in labels if wanted is None else wanted:
+        measure, own = MEASURES[name], labels[name]
+        scores = [
+            _score(values[layer, :half, unit], own[:half], measure) for layer in range(layers) for unit in range(hidden)
+        ]
+        if np.isnan(scores).all():
+            continue
+        best = int(np.nanargmax(np.abs(scores)))
+        layer, unit = divmod(best, hidden)
+        sign = 1 if scores[best] >= 0 else -1
+        other = _score(values[layer, half:, unit], own[half:], measure)
+        if np.isnan(other):
+            continue
+        measured = (_measure_of(score, sign, measure) for score in (scores[best], other))
+        found.append(UnitFound(name, measure, layer, unit, sign, *measured, float(np.nanmean(own[half:]))))
+    return found
+
+
+def passage(text: str, labels: Values | None, lines: int, after: int = 0) -> tuple[int, int]:
+    """The lines behind a place in which a property varies most: their first character and the one behind the last.
+
+    Args:
+        text: its lines end in line feeds.
+        labels: [N]; None: the first lines.
+        lines: how many.
+        after: the first line begins here or later.
+    """
+    ends = np.flatnonzero(np.array([character == "\n" for character in text], bool)) + 1
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else np.array([0])
+    ends = ends if len(ends) else np.array([len(text)])
+    first = np.flatnonzero(starts >= after)
+    if not len(first):
+        first = np.array([len(starts) - 1])
+    lasts = np.minimum(first + lines - 1, len(ends) - 1)
+    if labels is None:
+        return int(starts[first[0]]), int(ends[lasts[0]])
+    spreads = [np.nan_to_num(_spread(labels[starts[one] : ends[last]])) for one, last in zip(first, lasts, strict=True)]
+    best = int(np.argmax(spreads))
+    return int(starts[first[best]]), int(ends[lasts[best]])
+
+
+def _spread(labels: Values) -> float:
+    told = labels[~np.isnan(labels)]
+    return float(told.std()) if len(told) else 0.0
