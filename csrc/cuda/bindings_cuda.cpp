@@ -1,4 +1,4 @@
-// The part of fastrnn._C that belongs to the CUDA kernels: the GPU backend and the plan. Called by bindings.cpp.
+// The CUDA part of fastrnn._C: the GPU backend and the plan. Called by bindings.cpp.
 #include "bindings_cuda.h"
 
 #include <pybind11/stl.h>

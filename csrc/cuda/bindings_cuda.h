@@ -1,4 +1,4 @@
-// Adds the CUDA part to the Python module; bindings.cpp calls it after it has bound ForwardArgs and BackwardArgs.
+// Adds the CUDA part to the Python module. bindings.cpp calls it once ForwardArgs and BackwardArgs are bound.
 #pragma once
 
 #include <pybind11/pybind11.h>

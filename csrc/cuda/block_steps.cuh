@@ -1,5 +1,5 @@
-// The steps of a whole sequence in one launch over padded rows, whose addresses a block keeps in shared memory, two in turn: used by
-// block.cuh and elementwise.cuh.
+// The steps of a launch that runs a whole sequence of padded rows. A block keeps the addresses of two steps in shared
+// memory, in turn. Used by block.cuh and elementwise.cuh.
 #pragma once
 
 #include "step_phases.cuh"
@@ -16,12 +16,13 @@ FR_DEVICE StepRows rows_at(const BlockParams& p, int64_t t) {
   return rows;
 }
 
-// After iteration s, whose addresses are current[s % 2], those of the next; t0: the step of the first.
+// After iteration s, whose addresses are current[s % 2], computes those of the next iteration. t0: the step of the
+// first one.
 template <bool kBackward>
 FR_DEVICE void next_step(const BlockParams& p, StepDirection* current, int64_t s, int64_t t0, int thread) {
   const StepDirection& d = current[s % 2];
   StepDirection& next = current[1 - s % 2];
-  if (s == 0 && thread == kStepMatrices) {  // what does not move, once
+  if (s == 0 && thread == kStepMatrices) {  // what all steps share, once
     next.reverse = d.reverse;
     next.h0 = d.h0, next.c0 = d.c0, next.h_n = d.h_n, next.c_n = d.c_n;
     next.d_h = d.d_h, next.d_c = d.d_c, next.d_h0_reset = d.d_h0_reset, next.d_c0_reset = d.d_c0_reset;

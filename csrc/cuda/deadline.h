@@ -1,5 +1,6 @@
-// What a block that has given up waiting for others tells the host: one word, so that it is always whole. Written by the
-// persistent kernels to pinned memory (Run::status), read by the next call.
+// The timeout report of a persistent kernel: a block that stops waiting packs who waited, and where, into one 64-bit
+// word. One word, so that the host never sees it half written. The kernel writes it to pinned memory (Run::status); the
+// next call reads it.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,9 @@ namespace fr {
 
 struct GivenUp {
   bool backward;
-  int direction, phase;  // 0 or 1 each
-  int group, block;      // of the direction; of the group
-  int64_t step;          // t, or -1: the state before the first step
+  int direction, phase;  // each 0 or 1
+  int group, block;      // group within the direction, block within the group
+  int64_t step;          // t, or -1: the extra iteration for the initial state
 };
 
 FR_HD unsigned long long status_of(const GivenUp& g) {
@@ -26,7 +27,7 @@ inline GivenUp given_up(unsigned long long status) {
           static_cast<int>(bits(36, 12)), bits(0, 36) - 1};
 }
 
-// Throws std::runtime_error if a call before this one has given up, once: the word is 0 again.
+// If an earlier call timed out, clears the word and throws std::runtime_error.
 void raise_if_given_up(unsigned long long* status, unsigned long long nanoseconds);
 
 }  // namespace fr

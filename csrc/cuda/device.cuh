@@ -1,8 +1,8 @@
-// One spelling per device word: everything a kernel does beyond plain C++ goes through the fr:: functions below. This file
-// holds their CUDA body; compiled by another compiler it includes the host body, emulation/device.h, with which the same
-// kernels run on fibers. No asm, no __shared__, no threadIdx outside this file and launch.cuh.
+// The device vocabulary: kernels reach everything beyond plain C++ through the fr:: functions below. Compiled by nvcc
+// this file holds their CUDA bodies. Any other compiler gets the host bodies in emulation/device.h, which run the same
+// kernels on fibers. asm, __shared__ and threadIdx appear only here and in launch.cuh.
 //
-// FR_TARGET is the inner namespace (gpu or host), so that both builds of a kernel can live in one binary.
+// FR_TARGET is the inner namespace (gpu or host), so that one binary can hold both builds of a kernel.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,11 @@
 #if defined(__CUDACC__)
 namespace fr::FR_TARGET {
 
-// ---- where am I ----------------------------------------------------------------------------------------------------------
+// ---- indices --------------------------------------------------------------------------------------------------------
 FR_DEVICE int thread_index() { return threadIdx.x; }
 FR_DEVICE int block_threads() { return blockDim.x; }
-// The value, of which the compiler knows nothing: what is computed of it is computed where it is needed, instead of once before a
-// loop and kept in registers.
+// Hides the value from the optimiser, so expressions of it are recomputed where they are used instead of kept in
+// registers across a loop.
 FR_DEVICE int made_anew(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -36,22 +36,22 @@ FR_DEVICE int block_y() { return blockIdx.y; }
 FR_DEVICE int block_z() { return blockIdx.z; }
 FR_DEVICE int grid_x() { return gridDim.x; }
 
-// Nanoseconds since some time long ago, the same clock on all SMs (PTX ISA, "%globaltimer"): for deadlines, not for timing.
+// Nanoseconds on a clock that all SMs share (PTX ISA, "%globaltimer"). Good for timeouts, too coarse for timing.
 FR_DEVICE unsigned long long global_nanoseconds() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
 
-// ---- memory --------------------------------------------------------------------------------------------------------------
-// `bytes` at `offset` of the block's shared memory (the emulation checks them against the launched size).
+// ---- memory ---------------------------------------------------------------------------------------------------------
+// The block's shared memory at `offset`. The emulation checks that `bytes` from there lie within the launched size.
 FR_DEVICE unsigned char* shared_memory(size_t offset, size_t) {
   extern __shared__ __align__(128) unsigned char fr_shared_memory[];
   return fr_shared_memory + offset;
 }
 FR_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// Brings a line of global memory nearer, for a read some time later.
+// Prefetches the line of global memory that holds p.
 FR_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 
 FR_DEVICE void store_release(unsigned* p, unsigned value) {
@@ -62,13 +62,13 @@ FR_DEVICE unsigned load_acquire(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
 }
-// To pinned host memory, whole and at once, for a host that reads it at any time.
+// An atomic store to pinned host memory, which the host may read at any time.
 FR_DEVICE void store_system(unsigned long long* p, unsigned long long value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
-// Polls ready() until it is true. False: given up, since so many nanoseconds have passed (0: no deadline), or since another
-// has set *given_up (null: nobody can). Both are looked at once in many polls, so that a wait takes no longer for them.
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *given_up is not 0 (null:
+// no abort flag). Both are checked only every 256 polls, to keep the common wait short.
 template <class Ready>
 FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* given_up) {
   unsigned long long deadline = 0;
@@ -83,18 +83,18 @@ FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const uns
   return true;
 }
 
-FR_DEVICE void expect(bool, const char*) {}  // checked in emulation
+FR_DEVICE void expect(bool, const char*) {}  // checked in emulation only
 
-// ---- barriers and exchange -----------------------------------------------------------------------------------------------
+// ---- barriers and shuffles ------------------------------------------------------------------------------------------
 FR_DEVICE void block_sync() { __syncthreads(); }
-// A block_sync that tells all threads whether any of them came with `value`.
+// A block_sync that returns whether any thread passed true.
 FR_DEVICE bool block_sync_any(bool value) { return __syncthreads_or(value); }
 FR_DEVICE void warp_sync() { __syncwarp(); }
 FR_DEVICE float warp_shuffle(float value, int from) { return __shfl_sync(0xFFFFFFFFu, value, from); }
 
-// ---- clusters: sm_90 and newer; elsewhere every block is a cluster of its own -----------------------------------------------
+// ---- clusters: sm_90 and newer; on older cards every block is its own cluster ---------------------------------------
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Of the cluster's blocks, neighbours in x (PTX ISA, "%cluster_ctarank", "%cluster_nctarank").
+// The cluster's blocks are neighbours in x (PTX ISA, "%cluster_ctarank", "%cluster_nctarank").
 FR_DEVICE int cluster_rank() {
   int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -105,14 +105,14 @@ FR_DEVICE int cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
-// Waits for all threads of the cluster and makes what they wrote before it, in shared and global memory, visible to all of them
-// (PTX ISA, "barrier.cluster").
+// A barrier for all threads of the cluster. What they wrote before it, to shared or global memory, is visible to all
+// after it (PTX ISA, "barrier.cluster").
 FR_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// The place in block `rank`'s shared memory that `own` is in this block's: a generic address to load from and store to (PTX
-// ISA, "mapa": a generic address of shared memory gives one of the peer's). From the first cluster_sync on, when all blocks
-// have started; a block leaves only after a cluster_sync that follows the last use of its memory.
+// The address in block `rank`'s shared memory that corresponds to `own`: a generic address for loads and stores (PTX
+// ISA, "mapa"). Valid from the first cluster_sync on, when all blocks have started. A block may exit only after a
+// cluster_sync that follows the last access to its memory.
 template <class T>
 FR_DEVICE T* peer_shared(T* own, int rank) {
   T* peer;
@@ -129,21 +129,23 @@ FR_DEVICE T* peer_shared(T* own, int) {
 }
 #endif
 
-// ---- asynchronous copies -------------------------------------------------------------------------------------------------
-// 16 bytes from global to shared memory, both aligned to 16; bytes from `valid` on become zero and are not read.
+// ---- asynchronous copies --------------------------------------------------------------------------------------------
+// Copies 16 bytes from global to shared memory; both addresses are aligned to 16. Bytes from `valid` on are
+// zero-filled, not read.
 FR_DEVICE void copy_async(void* shared, const void* global, int valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid)
                : "memory");
 }
 FR_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kLeft of the newest committed groups of this thread are still under way.
+// Waits until at most kLeft of this thread's committed copy groups are still in flight.
 template <int kLeft>
 FR_DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// ---- tensor cores --------------------------------------------------------------------------------------------------------
-// ldmatrix.x4: lane i names row i % 8 (16 bytes) of matrix i / 8; lane i gets word i % 4 of row i / 4 of each.
+// ---- tensor cores ---------------------------------------------------------------------------------------------------
+// ldmatrix.x4: lane i passes the address of row i % 8 (16 bytes) of matrix i / 8, and receives word i % 4 of row i / 4
+// of each matrix.
 FR_DEVICE void load_matrix_x4(uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -168,14 +170,14 @@ FR_DEVICE void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uin
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Nearest TF32 (10 bits of mantissa), ties away from zero.
+// Rounds to the nearest TF32 (10 mantissa bits), ties away from zero.
 FR_DEVICE uint32_t round_to_tf32(uint32_t bits) {
   uint32_t rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
   return rounded;
 }
 
-// ---- storage types -------------------------------------------------------------------------------------------------------
+// ---- storage types --------------------------------------------------------------------------------------------------
 FR_DEVICE float bits_to_float(uint32_t bits) { return __uint_as_float(bits); }
 FR_DEVICE uint16_t float_to_bf16_bits(float value) {
   uint16_t bits;
@@ -211,8 +213,8 @@ FR_DEVICE void set(double& to, double value) { to = value; }
 FR_DEVICE void set(BFloat16& to, float value) { to.bits = float_to_bf16_bits(value); }
 FR_DEVICE void set(Float16& to, float value) { to.bits = float_to_fp16_bits(value); }
 
-// The scalar that the cells (cells/*.h) are instantiated with: one unit of one row on one thread. A type of its own, so that
-// the cells' functions over it are never merged with another backend's.
+// The scalar that the cells (cells/*.h) are instantiated with: one unit of one row per thread. Its own type, so that
+// the linker never merges these instantiations with another backend's.
 template <class T>
 struct Scalar {
   using Lane = T;

@@ -1,5 +1,7 @@
-// The `block` strategy of a cell without a product: a whole sequence in one launch, one thread for each unit of each row, which reads
-// no other's state. For every type; padded rows. Launched by step.cpp; shares the pointwise phases with step.cuh, and so every option.
+// The `block` strategy for cells without a product (IndRNN): a whole sequence in one launch, a thread for each unit of
+// each row. No thread reads another's state. For every type; padded rows. Packed rows take `step`, a launch without a
+// product for each time step. Launched by step.cpp. The pointwise phases are those of step_phases.cuh, so every option
+// works here too.
 #pragma once
 
 #include "block_steps.cuh"
@@ -8,10 +10,13 @@
 
 namespace fr::FR_TARGET {
 
-// work    grid (elements / 256, 1, directions), elements being batch rows times units, the units of a row side by side.
-// memory  shared: two copies of StepDirection. global, a step and element: as the phase (forward: the input part of the gates read, the
-//         output written, and the own old state read, which lies in L1).
-// sync    one block_sync a step, for the addresses of the next: no block waits for another.
+// work    grid (elements / 256, 1, directions); an element is a unit of a batch row, and the units of a row are
+//         neighbours.
+// memory  shared: two copies of StepDirection. global: what the phase reads and writes; in forward the input part of
+//         the gates, the output, and the thread's old state, which is still in L1.
+// sync    one block_sync a step, for the addresses of the next step. Blocks never wait for each other.
+// cost    a step takes the latency of its reads (the input part of the gates from L2 or DRAM) or, with many rows, their
+//         bytes. Not measured.
 template <class Math, bool kBackward>
 struct ElementwiseKernel {
   static constexpr const char* kName = "elementwise_kernel";

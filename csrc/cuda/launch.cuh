@@ -1,5 +1,6 @@
-// The one place where kernels start. A kernel is a type with kName, kMaxThreads, kCooperative, Params and run(Params); its
-// launch is plain data. CUDA: a <<<>>> launch with every result checked; host: emulation::run.
+// The one place where kernels are launched. A kernel is a type with kName, kMaxThreads, kCooperative, Params and
+// run(Params); its launch is plain data. On CUDA every launch result is checked; on the host emulation::run takes the
+// launch.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(Kernel::kMaxThreads, 1) entry(const __grid_con
 
 inline void check(cudaError_t result, const char* call, const char* kernel, const LaunchShape& shape) {
   if (result == cudaSuccess) return;
-  (void)cudaGetLastError();  // a launch error is not sticky: the next call starts clean
+  (void)cudaGetLastError();  // launch errors are not sticky: clears this one, so that the next call starts clean
   throw std::runtime_error(std::string(call) + " of " + kernel + ": " + cudaGetErrorName(result) + ": " +
                            cudaGetErrorString(result) + "; grid (" + std::to_string(shape.x) + ", " + std::to_string(shape.y) +
                            ", " + std::to_string(shape.z) + "), " + std::to_string(shape.threads) + " threads, " +
@@ -29,8 +30,8 @@ inline void check(cudaError_t result, const char* call, const char* kernel, cons
                            std::to_string(shape.cluster));
 }
 
-// More than 48 KiB of shared memory and clusters of more than 8 blocks must be asked for. Once a kernel and device, for all that
-// the device can give: asking takes longer than launching.
+// A kernel must opt in to more than 48 KiB of shared memory and to clusters of more than 8 blocks. Done once per kernel
+// and device, for all that the device has, because opting in takes longer than launching.
 template <class Kernel>
 void ask_for_limits(const LaunchShape& shape) {
   constexpr int kWithoutAsking = 48 * 1024, kDevices = 64;
@@ -60,7 +61,8 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  // Blocks of a cluster are scheduled together and wait for no other cluster (CUDA programming guide, "Thread Block Clusters").
+  // A cluster's blocks are scheduled together (CUDA programming guide, "Thread Block Clusters") and never wait for
+  // another cluster, so only launches without clusters need to be cooperative.
   if (Kernel::kCooperative && shape.cluster == 0) {
     cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
     cooperative.id = cudaLaunchAttributeCooperative;
@@ -84,15 +86,16 @@ bool has_code() {
   return false;
 }
 
-// Clusters of so many blocks, one an SM, that the current device holds at once: 0 where it has no such clusters. Runtime API,
-// cudaOccupancyMaxActiveClusters: more than 8 blocks need cudaFuncAttributeNonPortableClusterSizeAllowed, and how many fit depends on
-// how many SMs each GPC of the part has.
+// How many clusters of `blocks` blocks, one block an SM, the current device holds at once; 0 if it has no such
+// clusters. See the runtime API's cudaOccupancyMaxActiveClusters: more than 8 blocks need
+// cudaFuncAttributeNonPortableClusterSizeAllowed, and the count depends on how many SMs each GPC of the part has.
 template <class Kernel>
 int active_clusters(int blocks) {
   const LaunchShape shape{blocks, 1, 1, Kernel::kMaxThreads, INT64_MAX, blocks};
   try {
     ask_for_limits<Kernel>(shape);
-  } catch (const std::runtime_error&) {  // no clusters of more than 8 here, or no code
+  } catch (const std::runtime_error&) {  // the device has no clusters of more than 8 blocks, or the binary no code for
+                                         // it
     return 0;
   }
   int device = 0, most = 0, clusters = 0;

@@ -1,5 +1,5 @@
-// What the launchers of step.cpp and persistent.cpp share: where the rows of a step lie, the products of a cell as StepProduct
-// says them, and the pieces of the caller's scratch memory. No header of the library's surface.
+// What the launchers step.cpp and persistent.cpp share: where the rows of a step lie, a cell's products as StepProduct,
+// and the caller's scratch memory. Internal, not part of the library's interface.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace fr {
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Hands out pieces of the caller's scratch memory; with a null base it only counts.
+// A bump allocator over the caller's scratch memory. With a null base it only counts.
 class Workspace {
  public:
   explicit Workspace(void* base) : base_(static_cast<char*>(base)) {}
@@ -26,7 +26,7 @@ class Workspace {
   int64_t used_ = 0;
 };
 
-// Time, sizes and types shared by forward and backward.
+// Sizes and types of a call, as forward and backward use them.
 struct Layout {
   const Shape& shape;
   const CellFacts& cell;
@@ -43,10 +43,10 @@ struct Layout {
   int64_t rows_between(int64_t first, int64_t last) const {
     return last > first ? first_row(last - 1) + batch_at(last - 1) - first_row(first) : 0;
   }
-  // Elements a row so that every row starts 16-byte aligned.
+  // The row stride, in elements, that aligns every row to 16 bytes.
   int64_t padded(int64_t columns) const { return divide_up(columns * element, 16) * 16 / element; }
 
-  // The rows of step t; `origin`: the step whose first row is the buffer's first.
+  // The rows of step t in a buffer that begins with the rows of step `origin`.
   Matrix at(const Rows& rows, int64_t bytes, int64_t t, int64_t origin = 0) const {
     if (!rows.data || t < 0 || t >= shape.steps) return {};
     const int64_t offset = shape.step_offset ? (shape.step_offset[t] - shape.step_offset[origin]) * rows.row_stride
@@ -83,7 +83,7 @@ struct Layout {
   }
 };
 
-// Operand buffers of the second product, forward (and of rebuilt gates).
+// Operand of the second product and values carried between the phases, for forward and for rebuilt gates.
 struct InnerBuffers {
   Matrix inner;
   void* carry = nullptr;
@@ -96,7 +96,7 @@ struct InnerBuffers {
   }
 };
 
-// W_hh h_prev. Needs d.output_before and d.h0.
+// The product W_hh h_prev. Needs d.output_before and d.h0.
 inline StepProduct forward_first_product(const Layout& l, const Weights& weights, const StepDirection& d) {
   StepProduct product;
   if (!l.cell.multiplies()) return product;
@@ -113,7 +113,7 @@ inline StepProduct forward_first_product(const Layout& l, const Weights& weights
   return product;
 }
 
-// W_hn inner, or W_hr inner. Needs d.inner.
+// The second product: W_hn inner, or W_hr inner with projection. Needs d.inner.
 inline StepProduct forward_second_product(const Layout& l, const Weights& weights, const StepDirection& d) {
   StepProduct product;
   const int64_t skipped = l.cell.phase[0].gates * l.shape.hidden;
@@ -137,7 +137,7 @@ struct BackwardWeights {
     void* data = nullptr;
     int64_t stride = 0, depth = 0;
   };
-  Piece first[2];  // W_hh: gates whose gradient lies in d_gates; the split gate
+  Piece first[2];  // of W_hh: the gates whose gradients lie in d_gates; the split gate
   Piece second;    // W_hn or W_hr
 
   BackwardWeights(const Layout& l, Workspace& workspace) {
@@ -167,13 +167,14 @@ struct BackwardWeights {
   }
 };
 
-// States that rows of a range started from: [rows, R] storage, [rows, kCells*H] state type.
+// The states that a range's rows started from: h [rows, R] in the storage type, c [rows, kCells*H] in the state type.
 struct GatheredStates {
   void* h = nullptr;
   void* c = nullptr;
 };
 
-// Of one direction. Where gates are rebuilt: they, and for all rows of the range what forward has for those of a step.
+// Scratch memory of one direction. If forward kept no gates, it also holds the rebuilt gates of the range and what
+// rebuilding needs.
 struct BackwardBuffers {
   BackwardWeights weights;
   Rows gates{};

@@ -1,4 +1,4 @@
-// The CUDA backend of a build without CUDA: says so.
+// The CUDA backend of a build without CUDA: every entry point fails with the reason.
 #include <stdexcept>
 
 #include "rnn_cuda.h"

@@ -9,7 +9,7 @@
 namespace fr {
 namespace {
 
-constexpr int64_t kMostFlags = 1024;  // blocks of a launch: one an SM; and as many groups at most
+constexpr int64_t kMostFlags = 1024;  // blocks of a launch, one an SM, and its groups, of which there are no more
 
 PersistentPartition partition_of(const Layout& l, int directions, bool backward, const Run& run) {
   PersistentRequest request;
@@ -23,7 +23,7 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
   return partition;
 }
 
-// Flags at zero, and of packed steps the offsets that the steps [first, last) and their neighbours need.
+// Zeroes the flags and, for packed rows, stores the offsets that steps [first, last) and their neighbours need.
 void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, int64_t first, int64_t last, const StepKernels& kernels,
              void* stream) {
   PrepareParams params{};
@@ -40,7 +40,7 @@ void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, in
   } while (at < end);
 }
 
-// `origin`: the step whose first row is the buffer's first.
+// `origin`: the step whose rows begin the buffer.
 MovingRows moving(const Layout& l, const Rows& rows, int64_t element, int64_t origin = 0) {
   if (!rows.data) return {};
   const int64_t bytes = (l.shape.step_offset ? rows.row_stride : rows.step_stride) * element;
@@ -49,12 +49,12 @@ MovingRows moving(const Layout& l, const Rows& rows, int64_t element, int64_t or
 }
 MovingRows standing(const Matrix& matrix) { return {reinterpret_cast<uintptr_t>(matrix.data), 0, matrix.row_stride}; }
 
-// Whether rows of every step start 16-byte aligned.
+// Whether every row of every step is 16-byte aligned.
 bool aligned(const Layout& l, const MovingRows& rows) {
   return rows.base % 16 == 0 && rows.bytes % 16 == 0 && rows.row_stride * l.element % 16 == 0;
 }
 
-// The directions [first, first + directions) of a call.
+// One launch: directions [first, first + directions) of a call.
 struct Launch {
   bool backward;
   int first, directions;
@@ -82,9 +82,11 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
     phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
     phase.weights_offset = static_cast<int>(partition.weights_offset[i]);
     phase.operand_pending = call.backward && i == 0;
-    // Of forward the state comes from a step's last phase; of backward the first gate's gradient.
+    // What the pointwise part broadcasts in a cluster. Forward: the last phase gives the state. Backward: phase i gives
+    // the gradients of its gates, and backward runs the cell's phases in reverse.
     const bool last = i + 1 == partition.phases;
-    const int gradients = l.cell.phase[0].gradients;  // of the phase that backward comes to last
+    const int gradients = l.cell.phase[0].gradients;  // gate gradients of the cell's first phase, which backward runs
+                                                      // last
     if (call.backward) phase.told_first = last ? 0 : gradients, phase.told_last = last && i > 0 ? gradients : l.cell.gates;
     else phase.told_first = last ? 0 : 1, phase.told_last = phase.told_first + 1;
   }
@@ -108,7 +110,7 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
   params.sums = memory.sums, params.slots = partition.slots, params.own_offset = static_cast<int>(partition.own_offset);
 }
 
-// Streamed weights are read in pieces of 16 bytes.
+// Whether streamed weights can be read in pieces of 16 bytes.
 bool can_stream(const Layout& l, const PersistentPartition& partition, const Launch& call) {
   if (partition.streamed_bytes == 0) return true;
   for (int direction = 0; direction < call.directions; ++direction)
@@ -126,7 +128,7 @@ void run_launch(const Layout& l, const Launch& call, const PersistentPartition& 
   const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * call.directions;
   int64_t first = l.shape.steps, last = 0;
   for (int i = 0; i < call.directions; ++i) {
-    const bool down = params.step.direction[i].reverse != call.backward;  // in time
+    const bool down = params.step.direction[i].reverse != call.backward;  // whether t decreases
     const int64_t from = params.first_step[i], to = down ? from - call.count + 1 : from + call.count - 1;
     first = std::min({first, from, to}), last = std::max({last, from + 1, to + 1});
   }
@@ -137,7 +139,7 @@ void run_launch(const Layout& l, const Launch& call, const PersistentPartition& 
   launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params, run.stream);
 }
 
-// All launches of a call, or none.
+// Runs all launches of a call, or none.
 bool run_launches(const Layout& l, const std::vector<Launch>& calls, const PersistentPartition& partition, const Run& run,
                   const StepKernels& kernels) {
   for (const Launch& call : calls)
@@ -216,7 +218,7 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
 void raise_if_given_up(unsigned long long* status, unsigned long long nanoseconds) {
   if (!status || __atomic_load_n(status, __ATOMIC_ACQUIRE) == 0) return;
   const unsigned long long word = __atomic_exchange_n(status, 0ull, __ATOMIC_ACQ_REL);
-  if (word == 0) return;  // another thread raises
+  if (word == 0) return;  // another thread has taken it and throws
   const GivenUp g = given_up(word);
   const auto number = [](int64_t value) { return std::to_string(value); };
   throw std::runtime_error(

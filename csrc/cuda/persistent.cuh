@@ -1,7 +1,8 @@
-// The persistent kernel: a whole sequence in one launch, the recurrent weights of a direction spread once over a group of
-// blocks, which exchange the operand of each step (the state; in backward the gate gradients) through global memory. For
-// every arithmetic but float64. Launched by persistent.cpp as persistent_partition.h says; shares the pointwise phases with
-// step.cuh, and so every option.
+// The persistent kernel: a whole sequence in one launch. A group of blocks holds the recurrent weights of a direction
+// once, on the chip. In each step the blocks exchange the product's operand (the state; in backward the gate gradients)
+// through global memory or, in a cluster, through shared memory. For every arithmetic but float64. persistent.cpp
+// launches it as persistent_partition.h decides. The pointwise phases are those of step_phases.cuh, so every option
+// works here too.
 #pragma once
 
 #include "launch.cuh"
@@ -10,38 +11,42 @@
 
 namespace fr::FR_TARGET {
 
-// work    grid (blocks of a group, groups, directions), all resident together but for clusters. A step has one or two phases, a
-//         product and its pointwise part each. Of a product a block computes `gates` gate rows of U * unit_warps units for its group's
-//         rows, 16 at a time (a chunk); the depth is cut in slices of 128 bytes, which depth_warps warps take in turn, a slice
-//         a round, and whose sums are added in the order of the warps.
-//         forward: gates = kGates in phase 0; phase 1: one gate row; backward: one gate row, of one or two tiles of U units a warp.
-//         U: 16 on tensor cores, 8 with FMA (strict float32).
-// memory  registers: U * kGates a resident slice of weights, 8 * kGates sums (FMA: 32 * kGates of one or two gate rows, else 16). shared: addresses of two steps, row pointers;
-//         resident weights; a ring of kPersistentStages rounds of the operand; partial sums. global, a step, chunk and block:
-//         the operand's rows whole, from L2; streamed slices of weights.
-// lanes   A lane multiplies 16-byte pieces as they lie in memory: lane 4 g + t takes pieces t and t + 4 of a slice, of the
-//         weights of units g and g + 8 and of the operand's rows g. So mma's depth index means another element of the depth
-//         than in its own order, for both operands alike, and no ldmatrix is needed. Piece q of row r lies at piece
-//         q ^ (4 * (r % 2)) of its 128 bytes: the 8 lanes that read at once fall on different banks.
-//         FMA: kUnitLanes lanes share a unit (4, with one or two gate rows 8), each takes its pieces of the depth and multiplies
-//         them by all rows, 4 at a time, which all units read together: no weight is held twice. At the end of a product the
-//         lanes add up their sums with shuffles, as a tree that is the same for every row.
-// sync    flags: block i of a group publishes, after each chunk, how many it has done; a chunk waits until all blocks of the
-//         group have done the same chunk one phase earlier (store_release after a block_sync, load_acquire before one).
-//         A block whose flags do not come within p.patience, or whose group another block has given up, is lost: it tells the
-//         host and the group, and walks on without products, whose sums are NaN, waiting for nobody and publishing nothing;
-//         so all that should have followed from them is NaN. A cluster waits at hardware barriers alone, for blocks that are
-//         resident with it, and needs no deadline.
-//         block_sync: before the operand is loaded (flags seen, row pointers written); in every round if several warps share
-//         a slice, else warp_sync; before partial sums are added, and after the pointwise part.
+// work    grid (blocks of a group, groups, directions), all resident together except for clusters. A step has one or
+//         two phases, each a product and its pointwise part. A block computes `gates` gate rows of U * unit_warps units
+//         for its group's rows, 16 rows at a time (a chunk). The depth is cut in slices of 128 bytes; depth_warps warps
+//         take them in turn, a slice a round. Their sums are added in the order of the warps. Forward: kGates gate rows
+//         in phase 0, one in phase 1. Backward: one gate row, of one or two tiles of U units a warp. U is 16 on tensor
+//         cores, 8 with FMA (strict float32).
+// memory  registers: U * kGates a resident slice of weights, and 8 * kGates sums (FMA: 32 * kGates with one or two gate
+//         rows, else 16). shared: addresses of two steps, row pointers, resident weights, a ring of kPersistentStages
+//         rounds of the operand, partial sums. global: for each step and chunk a block reads the operand's whole rows
+//         from L2, and the streamed slices of weights.
+// lanes   Tensor cores: a lane loads 16-byte pieces as they lie in memory. Lane 4 g + t takes pieces t and t + 4 of a
+//         slice, for the weights of units g and g + 8 and for operand row g. This permutes the depth index of the mma,
+//         in the same way for both operands, so the product is unchanged and no ldmatrix is needed. Piece q of row r is
+//         stored at piece q ^ (4 * (r % 2)) of its 128 bytes: the 8 lanes that read at once hit different banks.
+//         FMA: kUnitLanes lanes share a unit (4; with one or two gate rows 8). Each lane multiplies its pieces of the
+//         depth by all rows, 4 at a time; all units read an operand row together, and no weight is held twice. At the
+//         end of a product the lanes add up their sums with shuffles, as a tree that is the same for every row.
+// sync    flags: after each chunk block i of a group publishes how many chunks it has done. A chunk waits until all
+//         blocks of its group have done the same chunk one phase earlier (store_release after a block_sync,
+//         load_acquire before one).
+//         timeout: a block that waits for a flag longer than p.patience, or finds its group's abort flag set, aborts.
+//         The one that timed out reports to the host and sets the abort flag. An aborted block runs on to the end with
+//         NaN in place of every sum; it waits for nobody and publishes nothing. So everything that depends on the
+//         missing sums becomes NaN, and all blocks exit. A cluster waits only at hardware barriers, for blocks that are
+//         resident with it, and needs no timeout.
+//         block_sync: before the operand is loaded (flags seen, row pointers written); in every round if several warps
+//         share a slice, else warp_sync; before partial sums are added, and after the pointwise part.
 template <class Math, int kGates, bool kBackward>
 struct PersistentKernel {
   static constexpr const char* kName = "persistent_kernel";
   static constexpr int kMaxThreads = 256;
-  static constexpr bool kCooperative = true;  // but for clusters: launch.cuh
-  // Backward has one gate row; its kGates are tiles of units, of which two serve cells with one product alone.
+  static constexpr bool kCooperative = true;  // except for clusters: launch.cuh
+  // Backward has one gate row. Its kGates counts tiles of units instead; two tiles are for cells with one product only.
   static constexpr bool kUnitTiles = kBackward && kGates > 1;
-  static constexpr bool kTwoPhases = kBackward ? kGates == 1 : kGates == 2;  // cells with two products are among those served
+  // This instantiation also runs cells with two products.
+  static constexpr bool kTwoPhases = kBackward ? kGates == 1 : kGates == 2;
   using Params = PersistentParams;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
@@ -52,7 +57,7 @@ struct PersistentKernel {
   static constexpr int kChunk = kPersistentChunk, kHalves = Product::kHalves;
   static constexpr int kRegisterSlices = Product::kRegisterSlices;
 
-  // Sums of one element, those of the depth warps added in their order.
+  // One element's sums: those of the depth warps, added in their order.
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
     const State* partial;  // null: no product, the sum is `none`
@@ -73,7 +78,7 @@ struct PersistentKernel {
 
   template <int kPhase, class Element>
   FR_DEVICE static void pointwise(const Element& element, Cell cell) {
-    switch (cell) {  // a cell that projects has a kernel of its own: projected.cuh
+    switch (cell) {  // cells that project have their own kernel: projected.cuh
 #define FR_CELL(name, Type)                                                                                             \
   case Cell::name:                                                                                                      \
     if constexpr (Numbers<Type>::kProjects || !Numbers<Type>::kMultiplies) break;                                                                      \
@@ -88,8 +93,8 @@ struct PersistentKernel {
     }
   }
 
-  // In a cluster, forward: the state that element (b, j) starts the step of `d` from, if the step before gave `kept`, goes to the
-  // operand.
+  // Forward, in a cluster: the state that (b, j) starts from at the step of `d`, which the caller writes into the
+  // operand. `kept` is the state that this thread has just computed for the step before; null: none.
   FR_DEVICE static State first_state(const PersistentParams& p, const StepDirection& d, int b, int j, const V* kept) {
     const RowState row = row_state(d.here, d.reverse, p.step.lengths, b);
     if (!row.active) return State(0);
@@ -98,8 +103,9 @@ struct PersistentKernel {
     return from ? to_state(from[j]) : State(0);
   }
 
-  // Sums, if there is a product, and the pointwise part of one chunk; all rows lie in [row0, end). In a cluster: the product's
-  // operand lies at `from`, what later ones read goes to `operand`; ends: the phase ends a step, and another follows.
+  // One chunk: its product, if any, and its pointwise part. Its rows lie in [row0, end). In a cluster `from` is where
+  // the product's operand lies, and `operand` takes what later products read. ends: this phase ends a step that another
+  // one follows.
   template <class Meanwhile>
   FR_DEVICE static void chunk(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
                               bool lost, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends, Meanwhile meanwhile,
@@ -135,7 +141,8 @@ struct PersistentKernel {
     const int row0 = block_y() * p.rows_per_group, batch = static_cast<int>(p.batch);
     const int end = row0 + p.rows_per_group < batch ? row0 + p.rows_per_group : batch;
     const int chunks = (end - row0 + kChunk - 1) / kChunk;
-    const int first_flag = (direction * p.groups + block_y()) * (blocks + 1);  // of the group: fewer registers than its address
+    // index of the group's first flag: takes fewer registers than its address
+    const int first_flag = (direction * p.groups + block_y()) * (blocks + 1);
     StepDirection* current = placed_steps();
 
     const auto part_of = [&](int index) { return Product(p, index, direction, block, thread); };
@@ -158,7 +165,7 @@ struct PersistentKernel {
     place_step<kBackward>(p, direction, current, 0, thread);
     block_sync();
 
-    if (p.cluster) {  // each block makes the first operand itself, whole; then all have started
+    if (p.cluster) {  // each block computes the whole first operand itself; cluster_sync: all blocks have started
       const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
       auto* operands = reinterpret_cast<uint32_t*>(shared_memory(p.operand_at[0][0], p.operand_bytes));
       for (int i = thread; i < p.operand_bytes / 4; i += block_threads()) operands[i] = 0;
@@ -176,7 +183,7 @@ struct PersistentKernel {
       const Operand operand{p, 1 - s % 2};
       for (int index = 0; index < p.phases; ++index) {
         const bool product = !kBackward || (index == 0 ? s > 0 : s < p.count);
-        const unsigned done = s * p.phases + index;  // phases
+        const unsigned done = s * p.phases + index;  // phases done so far
         const Product part = part_of(index);
         const int units = part.warp_units() * part.phase.unit_warps, unit0 = block * units;
         for (int c = 0; c < chunks; ++c) {
@@ -194,7 +201,7 @@ struct PersistentKernel {
           if (index == 0) prefetch_rows<Math, kBackward>(p, d[0], chunk_row0, end, unit0, units, thread);
           chunk(part, d[index], weights, product && !lost, lost, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
                 index + 1 == p.phases && s < p.last, [&] {
-            // Read from the next step on; its place was last read a step ago.
+            // Prepares the next step's addresses. Those they replace were last read a step ago.
             if (index == 0 && c == 0 && s < p.last) place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, thread);
           }, thread);
           if (thread == 0 && !p.cluster && !lost) store_release(p.flags + (first_flag + block), done * chunks + c + 1);
@@ -208,7 +215,7 @@ struct PersistentKernel {
   }
 };
 
-// gates: the first product's gate rows in forward, tiles of units in backward.
+// gates: in forward the first product's gate rows, in backward the tiles of units.
 template <class Math>
 void launch_persistent(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream) {
   if (backward && gates == 1) return launch<PersistentKernel<Math, 1, true>>(shape, params, stream);

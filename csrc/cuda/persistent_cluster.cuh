@@ -1,26 +1,34 @@
-// The operands of a step in a cluster: every block keeps those of its group's rows whole in its shared memory, and what a block
-// finds out about its own units it tells the others. Used by persistent.cuh.
+// The operands of a step in a cluster. Every block keeps the operands of all its group's rows in its own shared memory
+// and broadcasts the values of its own units to its peers. Used by persistent.cuh.
 #pragma once
 
 #include "persistent_product.cuh"
 
 namespace fr::FR_TARGET {
 
-// memory  Of each product slices of 128 bytes of depth, kPersistentChunk rows each, laid out as persistent.cuh says. The first
-//         product's operand twice, for steps of even and odd number: it is written while that of the step before is read. Once only
-//         where nothing is written before all have read: if it comes from the second phase alone (forward with two products).
-//         The second product's once: written in the first phase, read in the second.
-// sync    place: of the own block. tell_peers: after a block_sync that follows the writing, before the cluster_sync that ends the phase.
+// memory  Each product's operand is a list of slices (128 bytes of depth) of kPersistentChunk rows each, laid out as in
+//         persistent.cuh. The first product's operand is double-buffered by even and odd steps, because the next step's
+//         values are written while this step's are read. Forward with two products needs only one buffer: the state is
+//         written in the second phase, when all have read it. The second product's operand needs one as well: it is
+//         written in the first phase and read in the second.
+// stores  As 16-byte pieces: LSTM 512 on 8 blocks, 8 rows: a block sends 8 rows * 64 units * 2 bytes = 1 KiB to each of
+//         7 peers, 448 stores where single values would take 3584; backward four times that. If H * s is no multiple of
+//         16, two gates share a piece, and backward stores value by value.
+// sync    place: the block's own copy. tell_peers: call it after a block_sync that follows the writes, and before the
+//         cluster_sync that ends the phase. On sm_90 the cluster barrier's arrive.release compiles to MEMBAR.ALL.GPU,
+//         which also waits for the thread's global stores. wait.acquire compiles to CCTL.IVALL, which drops prefetched
+//         lines from L1 but not from L2. A fence of cluster scope compiles to the same, and a relaxed arrival would
+//         order nothing. st.async with an mbarrier at the receiver would need neither; it is not built.
 template <class Product>
 struct ClusterOperand {
   using Storage = typename Product::Storage;
   static constexpr int kPieceDepth = Product::kPieceDepth, kSliceDepth = Product::kSliceDepth;
 
   const PersistentParams& p;
-  int odd;  // of the step that the first product's operand is meant for
+  int odd;  // parity of the step that the first product's operand is meant for
 
-  // Where value `number` of a unit and row lies. Forward 0: the state, 1: the second product's operand. Backward the gradient of
-  // that gate; the split gate's lies in slices of its own.
+  // Where value `number` of a unit and row lies. Forward: 0 is the state, 1 the second product's operand. Backward: the
+  // gradient of that gate; the split gate's lies in slices of its own.
   FR_DEVICE Storage* place(int number, int row, int unit) const {
     const bool second = number == p.second_gate, split = number == p.split_gate;
     const int k = second || split ? unit : number * static_cast<int>(p.step.hidden) + unit;
@@ -29,8 +37,8 @@ struct ClusterOperand {
     return reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes)) + k % kPieceDepth;
   }
 
-  // What a phase wrote for the block's `units` units from unit0 on, into the other blocks' memory. Pieces of 16 bytes belong to one block
-  // and value, if gates begin with a piece.
+  // Broadcasts what a phase wrote for `units` units from unit0 on to the other blocks. It moves whole 16-byte pieces,
+  // if each gate begins with one: then a piece belongs to one block and one value.
   FR_DEVICE void tell_peers(const PersistentPhase& phase, int unit0, int units, int rows, int thread) const {
     if (unit0 + units > phase.units) units = phase.units - unit0;
     if (phase.told_last > 1 && p.step.hidden % kPieceDepth != 0) copy<Storage>(phase, unit0, units, rows, thread);
@@ -46,7 +54,8 @@ struct ClusterOperand {
       for (int i = thread; i < rows * columns; i += block_threads()) {
         Unit* const place_here = reinterpret_cast<Unit*>(place(number, i / columns, unit0 + i % columns * kDepth));
         const Unit value = *place_here;
-        for (int away = 1; away < blocks; ++away) *peer_shared(place_here, (rank + away) & (blocks - 1)) = value;  // a power of two
+        // & because the number of blocks is a power of two
+        for (int away = 1; away < blocks; ++away) *peer_shared(place_here, (rank + away) & (blocks - 1)) = value;
       }
   }
 };

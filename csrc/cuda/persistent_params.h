@@ -1,111 +1,122 @@
-// What a launch of a persistent kernel (persistent.cuh) is told: a whole sequence, or a piece of it, of one direction or two.
-// Plain data; filled by persistent.cpp. `Partition` fields are those of persistent_partition.h.
+// Parameters of one launch of a persistent kernel (persistent.cuh): a whole sequence, or a range of its steps, of one
+// or two directions. Plain data, filled by persistent.cpp. Partition fields are those of persistent_partition.h.
 #pragma once
 
 #include "step_params.h"
 
 namespace fr {
 
-constexpr int kPersistentStages = 3;       // of the operand's ring in shared memory
-constexpr int kPersistentChunk = 16;       // batch rows that a block works on at once
-constexpr int kPersistentPitch = 4;        // beyond the units, of a row of partial sums
-constexpr int kPersistentSlice = 128;      // bytes of depth
-constexpr int kPersistentPlace = 128;      // bytes of shared memory where projected.cuh keeps what a block is told of its group
-constexpr int kPersistentShare = 128;      // elements whose partial sums of all blocks a block adds up at once
-// What a device gives, and what a test takes away from it.
+constexpr int kPersistentStages = 3;       // stages of the operand's ring buffer in shared memory
+constexpr int kPersistentChunk = 16;       // batch rows that a block works on at once: a chunk
+constexpr int kPersistentPitch = 4;        // padding of a row of partial sums, in elements
+constexpr int kPersistentSlice = 128;      // bytes of depth in a slice
+constexpr int kPersistentPlace = 128;      // bytes of shared memory where projected.cuh keeps its group's addresses
+constexpr int kPersistentShare = 128;      // projected.cuh: elements whose partial sums a block adds up at once
+// What a device has, less what a test takes away.
 struct PersistentLimits {
-  int sms = 0;                          // blocks that are resident together: one an SM
+  int sms = 0;                          // also the number of blocks resident together: one an SM
   int64_t shared_per_block = 0;         // bytes
-  int max_cluster = 0;                  // blocks; not 0: a group is one thread-block cluster (sm_90 and newer, or one block)
-  int resident_clusters[5] = {};        // of 1, 2, 4, 8, 16 blocks: so many at once, 0: as many as there are SMs for
-  bool streaming = false;               // weights that fit nowhere are read from L2 each step; else they are refused
-  bool apart = false;                   // two directions run one after the other, even if they fit together
+  int max_cluster = 0;                  // in blocks; not 0: a group is one thread-block cluster (sm_90 and newer), or a
+                                        // single block
+  int resident_clusters[5] = {};        // how many clusters of 1, 2, 4, 8, 16 blocks are resident together; 0: as many
+                                        // as the SMs allow
+  bool streaming = false;               // weights that fit nowhere on the chip are read from L2 in each step; if false
+                                        // they are refused
+  bool apart = false;                   // two directions run in sequence, a launch each, even if they fit together
   int warps = 8;                        // of a block
-  int register_slices = 8;              // at most so many slices of weights in a warp's registers
-  int64_t resident_shared = INT64_MAX;  // bytes of weights at most in a block's shared memory
+  int register_slices = 8;              // most slices of weights in a warp's registers
+  int64_t resident_shared = INT64_MAX;  // most bytes of weights in a block's shared memory
 };
 
-// Units of a warp's tile, and batch rows that it multiplies together: on tensor cores, or with FMA, whose sums take twice the registers
-// and whose weights are spread over more SMs.
+// Units and batch rows of a warp's tile. With FMA there are fewer units, because the sums take twice the registers and
+// the weights should spread over more SMs.
 constexpr int persistent_units(bool tensor) { return tensor ? 16 : 8; }
 constexpr int persistent_row_tile(bool tensor) { return tensor ? 8 : 4; }
-// Lanes that share a unit: each multiplies a part of the depth. FMA, few gate rows (of the kernel): more lanes, so that a piece of
-// the operand, once read, serves two units of its lane.
+// Lanes that share a unit; each multiplies a part of the depth. FMA with one or two gate rows takes 8 lanes, so that
+// each piece of the operand that a lane reads serves two of its units.
 constexpr int persistent_unit_lanes(bool tensor, int gates) { return tensor || gates > 2 ? 4 : 8; }
 
-// Slices of weights that a warp's registers hold beside sums and addresses: 16 registers a slice and gate row; with FMA 8, as much as
-// the sums of a gate row take more.
+// Slices of weights that fit a warp's registers beside sums and addresses: 16 registers a slice and gate row. With FMA
+// it is 8, which makes up for the larger sums.
 constexpr int persistent_register_slices(int gates) { return gates == 1 ? 8 : gates == 2 ? 4 : 2; }
-// The same of projected.cuh: of the product with depth R, or of the one with partial sums, which has one gate row.
+// The same for projected.cuh: for the product of depth R, or for the partial sums, which have one gate row.
 constexpr int projected_register_slices(bool backward, bool partial) { return backward ? (partial ? 8 : 0) : (partial ? 0 : 2); }
 
-// Where the rows of step t lie: at base + position * bytes, position being t, or in packed rows the step's first row.
+// Where a step's rows lie: at base + position * bytes. position is t; for packed rows it is the step's first row.
 struct MovingRows {
-  uintptr_t base = 0;  // 0: there are none
-  int64_t bytes = 0;   // 0: all steps share them
+  uintptr_t base = 0;  // 0: no such matrix
+  int64_t bytes = 0;   // 0: all steps share one matrix
   int64_t row_stride = 0;
 };
 
 struct PersistentPhase {
   int units;                 // results of the product
-  int gates;                 // gate rows a unit, or in backward tiles of units a warp
+  int gates;                 // gate rows a unit; in backward, tiles of units a warp
   int unit_warps, depth_warps;
-  int first_slices, slices;  // slices of depth: of segment 0, of both
+  int first_slices, slices;  // slices of depth: of segment 0, of both segments
   int rounds, register_rounds, shared_rounds;
   int weights_offset;        // of the resident weights in shared memory
-  int told_first, told_last; // in a cluster: what the pointwise part tells the peers, as numbers of ClusterOperand::place
-  bool operand_pending;      // the operand's rows are those of the step processed before, else this step's
-  StepProduct product[2];    // of each direction; its operands' addresses are those of `operand`
+  int told_first, told_last; // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
+                             // as in ClusterOperand::place
+  bool operand_pending;      // the operand's rows are those of the step processed before, not of this step
+  StepProduct product[2];    // of each direction; the addresses of its operands are in `operand`
   MovingRows operand[2][2];  // [direction][segment]
 };
 
-// Bytes of the fixed part of shared memory: two steps' addresses for each phase, row pointers of both segments.
+// Bytes at the start of shared memory: the addresses of two steps for each phase, and the row pointers of both
+// segments.
 constexpr int kPersistentHeader = (4 * sizeof(StepDirection) + 2 * kPersistentChunk * 8 + 127) / 128 * 128;
 
 struct PersistentParams {
-  StepParams step;                        // direction[i]: what all steps share
+  StepParams step;                        // direction[i] holds what all steps share
   PersistentPhase phase[2];
   int phases;
-  MovingRows rows[2][kStepMatrices];      // of each direction's matrices, in the order of StepDirection
-  int first_direction;                    // of the call, is direction[0] here
+  MovingRows rows[2][kStepMatrices];      // each direction's matrices, in the order of StepDirection
+  int first_direction;                    // which direction of the call direction[0] is
   int64_t first_step[2];                  // t of the first step in processing order
   int count;                              // steps to process
-  int last;                               // last iteration: count - 1, or count in backward if the state before is wanted
+  int last;                               // last iteration: count - 1; in backward `count` if the gradient of the
+                                          // initial state is wanted
   int64_t total_steps, batch;             // T, B
   const uint8_t* resets;                  // [N] by row, or null
-  const int64_t* offsets;                 // [T + 1] first row of each step, on the device, or null: padded
+  const int64_t* offsets;                 // [T + 1] first row of each step, on the device; null: padded rows
   int groups;                             // of each direction
   int rows_per_group;
-  int prefetched;                         // blocks of H values a row that a step reads: gates, or saved values
-  bool cluster;                           // the group is a cluster: operands are exchanged through shared memory
-  int ring_offset, stage_bytes;           // of the operand's ring
-  int operand_at[2][2], operand_bytes;      // of a cluster: operands of each product in steps of even and odd number; of all
-  int split_gate, second_gate;            // values that have a place of their own in a cluster's operands, or -1
+  int prefetched;                         // blocks of H values a row to prefetch for a step: gates, or saved values
+  bool cluster;                           // a group is a cluster; operands are exchanged through shared memory
+  int ring_offset, stage_bytes;           // of the operand's ring buffer
+  int operand_at[2][2], operand_bytes;      // cluster: offsets of each product's operand for even and odd steps; bytes
+                                            // of all
+  int split_gate, second_gate;            // numbers of the values with slices of their own in a cluster's operands, or
+                                          // -1
   int partial_offset, partial_bytes;
-  unsigned* flags;                        // [directions][groups][blocks + 1], zero before the launch; last: the group is given up
-  unsigned long long patience;            // ns to wait for a flag, 0: without end
-  unsigned long long* status;             // of the host (deadline.h)
-  // projected.cuh alone:
-  float* sums;                            // partial sums: [directions][groups][slots][blocks][R / 16][kPersistentChunk][16]
-  int slots;                              // chunks of a group whose partial sums are kept at once
-  int own_offset;                         // of the own operand in shared memory
+  unsigned* flags;                        // [directions][groups][blocks + 1], zero before the launch; a group's last
+                                          // one is its abort flag
+  unsigned long long patience;            // timeout in ns of a wait for a flag; 0: none
+  unsigned long long* status;             // host memory (deadline.h)
+  // Used by projected.cuh only:
+  float* sums;                            // partial sums: [directions][groups][slots][blocks][R /
+                                          // 16][kPersistentChunk][16]
+  int slots;                              // chunks of a group whose partial sums are in memory at once
+  int own_offset;                         // of the block's own operand in shared memory
 };
 
-// Places of StepDirection's matrices that hold the states before a step.
+// Indices of the StepDirection matrices that hold the states before a step.
 constexpr int kOutputBefore = 2, kCellsBefore = 5;
 
-// Rows of a range of steps: of `call` sizes, offsets, resets, the options in `step` and the two matrices of states before count.
+// Parameters that gather the states before the rows of a range of steps. `call` is filled only in part: sizes, offsets,
+// resets, the options in `step`, and the two matrices of states before.
 struct StatesBeforeParams {
   PersistentParams call;
-  int64_t first_row, rows;  // of the range, and of the sequence the row that is its first
-  int64_t first_step, last_step;  // steps among which the rows lie
-  void* h[2];               // of each direction: [rows, R] storage
-  void* c[2];               // [rows, cells] state type, or null
-  int64_t cells;            // cell states a row: kCells*H
+  int64_t first_row, rows;  // the range's first row, counted in the sequence; number of its rows
+  int64_t first_step, last_step;  // the steps that these rows belong to: [first_step, last_step)
+  void* h[2];               // of each direction: [rows, R] in the storage type
+  void* c[2];               // [rows, cells] in the state type, or null
+  int64_t cells;            // cell state values a row: kCells*H
 };
 
-// Before a persistent launch: zeroes the flags and stores a part of the steps' offsets, which come as parameters so that no
-// host memory is read later.
+// Run before a persistent launch: zeroes the flags and stores a part of the steps' offsets. The offsets come as kernel
+// parameters, so that no host memory is read after the call returns.
 struct PrepareParams {
   static constexpr int kValues = 448;
   unsigned* flags;

@@ -1,5 +1,13 @@
-// One product of a step of a persistent launch, as a thread sees it: the weights that its warp keeps, the operand's way into shared
-// memory, and the sums, on tensor cores or with FMA. Used by persistent.cuh, whose header explains the layout.
+// One product of a step of a persistent launch, from one thread's view: the weights that its warp keeps, how the
+// operand reaches shared memory, and the sums, on tensor cores or with FMA. The layout is explained in persistent.cuh.
+//
+// Strict float32 (FMA) is bound by arithmetic: 60 TFLOP/s at 60 % are 0.14 M multiply-adds a us and SM on an H100. A
+// piece of the operand (LDS.128, counted as 512 bytes though its lanes share addresses) serves 4 FMA for each gate row
+// and unit of the lane: 16 FMA a read for an LSTM, 8 in backward, 16 with two tiles of units. A piece of weights serves
+// 16 FMA a tile of 4 rows. In bytes a multiply-add that is 1 for an LSTM, 1.3 for a GRU, 2 in backward (two tiles: 1).
+// Shared memory at 225 KB/us would feed 0.23, 0.17 and 0.11 M (two tiles: 0.23), so only backward's single tile is
+// bound by its reads. At the end of a product there are 3 shuffles a gate row and tile of rows (8 lanes: 7): 48 a lane
+// for an LSTM's 16 rows, 0.2 us an SM, 0.05 us for 4 rows. The plan's model leaves them out.
 #pragma once
 
 #include "persistent_rows.cuh"
@@ -7,25 +15,28 @@
 
 namespace fr::FR_TARGET {
 
-// kGates: gate rows of the first product of a step; kTwoPhases: there may be a second product, with one gate row. kUnitTiles: instead
-// of gate rows a warp has so many tiles of units, side by side. kHeldSlices: of weights in registers, at most.
-// kStreams: what is neither there nor in shared memory is read from L2; else there is none.
+// kGates: gate rows of a step's first product. kTwoPhases: there may be a second product, with one gate row.
+// kUnitTiles: kGates counts a warp's tiles of units, side by side, instead of gate rows. kHeldSlices: most slices of
+// weights in registers. kStreams: weights that are neither there nor in shared memory are read from L2; if false there
+// are none.
 template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles, int kHeldSlices = persistent_register_slices(kGates), bool kStreams = true>
 struct PersistentProduct {
   static constexpr bool kTensor = Math::kTensor;
   static constexpr int kChunk = kPersistentChunk, kUnits = persistent_units(kTensor), kTileRows = persistent_row_tile(kTensor);
   static constexpr int kTiles = kChunk / kTileRows;
-  // Lanes that share a unit; the parts of a slice that they take one after the other, a piece a lane; units of a lane.
+  // kUnitLanes: lanes that share a unit. kHalves: parts of a slice that they take in turn, a piece a lane. kHigh: units
+  // a lane.
   static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes, kHigh = kUnits * kUnitLanes / 32;
   static constexpr int kRegisterSlices = kHeldSlices;
-  static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;  // backward's transposed weights; the launcher streams no others that end so
+  // rows end in padding: backward's transposed weights; the launcher streams no others that end within a piece
+  static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
 
-  // A lane's weights of one gate row in one part of a slice: a piece of each of its units.
+  // A lane's weights of one gate row in one part of a slice: a piece for each of its units.
   struct Fragment { uint32_t word[kHigh][4]; };
-  // A lane's sums of a tile: as mma has them, or for FMA all rows and units of the lane's part of the depth.
+  // A lane's sums: mma's accumulators, or for FMA all rows and units over the lane's part of the depth.
   using WarpSums = State[kGates][kTiles][kTensor ? 4 : kTileRows * kHigh];
   union alignas(kPieceBytes) Piece {
     Storage value[kPieceDepth];
@@ -34,7 +45,7 @@ struct PersistentProduct {
 
   FR_DEVICE static int operand_offset(int row, int piece) { return row * kRowBytes + ((piece ^ ((row & 1) * 4)) * kPieceBytes); }
 
-  // 16 bytes of a row; elements from `left` on are zero.
+  // Loads 16 bytes of a row; elements from `left` on are zero.
   FR_DEVICE static void load_piece(Piece& piece, const Storage* from, int64_t left, bool aligned) {
     if (aligned && left >= kPieceDepth) piece = *reinterpret_cast<const Piece*>(from);
     else load_elements(piece.word, from, static_cast<int>(left < kPieceDepth ? left : kPieceDepth));
@@ -62,11 +73,12 @@ struct PersistentProduct {
   FR_DEVICE int64_t weight_row(int m, int unit) const { return kUnitTiles ? unit : m * product.gate_rows + unit; }
   FR_DEVICE int round_bytes() const { return phase.gates * kUnits * kRowBytes; }  // of a warp's weights
   FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
-  FR_DEVICE const Storage*& table(int segment, int row) const {  // operand rows, null: zero
+  FR_DEVICE const Storage*& table(int segment, int row) const {  // addresses of operand rows; null: zero
     return reinterpret_cast<const Storage**>(
         shared_memory(4 * sizeof(StepDirection), 2 * kChunk * sizeof(void*)))[segment * kChunk + row];
   }
-  // The warp's slice of the operand in a round, kChunk rows: in the ring, or in a cluster's operand at `first`.
+  // The warp's slice of the operand in a round, kChunk rows of it: in the ring, or in a cluster's operand that begins
+  // at `first`.
   FR_DEVICE unsigned char* stage(int round, int first) const {
     const int place = p.cluster ? first + slice_of(round) * kChunk * kRowBytes
                                 : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kChunk * kRowBytes;
@@ -92,8 +104,9 @@ struct PersistentProduct {
     }
   }
 
-  // The same for weights that are read in each step: rows 16-byte aligned. What units beyond the last get does not matter. The
-  // product's description is read from shared memory: addresses made of it are made anew, where kept they would take registers.
+  // The same for weights that are streamed in each step; their rows are 16-byte aligned. Units beyond the last read the
+  // last unit's row, and their sums are never used. The product's description is read from shared memory, so that the
+  // addresses are recomputed instead of kept in registers.
   FR_DEVICE void stream_weights(Fragment& to, int slice, int half, int m) const {
     const StepProduct& product = placed_steps()[number].product;
     const int segment = slice >= phase.first_slices ? 1 : 0;
@@ -108,7 +121,7 @@ struct PersistentProduct {
       if (left > 0)
         piece = *reinterpret_cast<const Piece*>(static_cast<const Storage*>(product.weight[segment]) +
                                                 row * product.weight_stride[segment] + k);
-      if (kPaddedRows && left < kPieceDepth) {  // a padded row's end
+      if (kPaddedRows && left < kPieceDepth) {  // the end of a padded row
         constexpr int kWordDepth = 4 / sizeof(Storage);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -122,7 +135,7 @@ struct PersistentProduct {
     }
   }
 
-  // The resident weights' place: lanes side by side, so that a lane reads only what it wrote itself.
+  // Where resident weights lie in shared memory. Lanes lie side by side, and a lane reads only what it wrote itself.
   FR_DEVICE Piece* resident_piece(int shared_round, int half, int m, int high) const {
     const int warp = depth_warp * phase.unit_warps + unit_warp;
     return reinterpret_cast<Piece*>(shared_memory(phase.weights_offset + (shared_round * warps() + warp) * round_bytes() +
@@ -145,7 +158,7 @@ struct PersistentProduct {
         }
   }
 
-  // The warps that share a slice load their round's operand.
+  // Loads the operand of a round; the warps that share its slice do so together.
   FR_DEVICE void issue(int round, int rows) const {
     const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
     if (slice >= phase.slices) return;
@@ -158,7 +171,7 @@ struct PersistentProduct {
       const Storage* from = table(segment, row);
       unsigned char* to = to_stage + operand_offset(row, piece);
       const int valid = !from || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
-      if (aligned) {  // a copy of no bytes may name any mapped address
+      if (aligned) {  // a copy of no bytes needs a valid address: any
         copy_async(to, valid > 0 ? static_cast<const void*>(from + k) : p.flags, valid * static_cast<int>(sizeof(Storage)));
       } else {
         Piece values;
@@ -168,8 +181,8 @@ struct PersistentProduct {
     }
   }
 
-  // A slice on tensor cores: of each half the operand's pieces of all tiles, then a gate row after the other. With FMA the weights of all
-  // gate rows, then a row of the operand after the other.
+  // Multiplies a slice. Tensor cores: for each half of the slice load the operand's pieces of all tiles, then go gate
+  // row by gate row. FMA: load the weights of all gate rows, then go row by row of the operand.
   template <class Weights>
   FR_DEVICE void multiply(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
     if constexpr (!kTensor) return multiply_fma(sums, from, tiles, weights);
@@ -241,7 +254,7 @@ struct PersistentProduct {
       if (round < phase.rounds) issue(round, loaded);
       commit_copies();
     }
-    const auto begin = [&](int round) {  // its operand has come, and all have left the stage that is filled next
+    const auto begin = [&](int round) {  // waits for the round's operand; frees the stage that is filled next
       if (p.cluster) return slice_of(round) < phase.slices;
       wait_copies<kPersistentStages - 2>();
       if (phase.unit_warps > 1) block_sync();
@@ -271,7 +284,7 @@ struct PersistentProduct {
       });
     }
     if (!kStreams || streamed == phase.rounds) return;
-    // Read ahead: on tensor cores the next fragment, with FMA the next of each gate row.
+    // Fragments read ahead: on tensor cores one, with FMA one for each gate row.
     constexpr int kAhead = kTensor ? 1 : kGates;
     Fragment next[kAhead];
 #pragma unroll
@@ -291,7 +304,7 @@ struct PersistentProduct {
     }
   }
 
-  // Where the chunk's operand rows lie.
+  // Stores the addresses of the chunk's operand rows.
   FR_DEVICE void fill_table(const StepDirection& d, int direction, int row0, int end, int thread) const {
     if (thread >= 2 * kChunk) return;
     const int segment = thread / kChunk;
@@ -313,7 +326,7 @@ struct PersistentProduct {
   FR_DEVICE State* partial() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
   FR_DEVICE int pitch() const { return warp_units() * phase.unit_warps + kPersistentPitch; }
 
-  // FMA: the sum over the lanes that share units; a lane gets the value of its number among them.
+  // FMA: adds up the values over the lanes that share units. Lane n of them gets the sum of value n.
   FR_DEVICE State shared_sum(State (&values)[kTileRows * kHigh]) const {
     static_assert(kTileRows * kHigh == kUnitLanes);
 #pragma unroll

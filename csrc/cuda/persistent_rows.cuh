@@ -1,5 +1,5 @@
-// Where the rows of a step lie for a persistent launch, which walks a whole sequence by itself. Used by persistent.cuh and
-// persistent_product.cuh.
+// Where the rows of a step lie in a persistent launch, which iterates over the steps itself. Used by persistent.cuh,
+// projected.cuh and rebuild.cuh.
 #pragma once
 
 #include "persistent_params.h"
@@ -28,11 +28,11 @@ FR_DEVICE StepRows step_rows(const PersistentParams& p, int64_t t) {
   return rows;
 }
 
-FR_DEVICE StepDirection* placed_steps() {  // [2][2] addresses: of two steps in turn, for each phase
+FR_DEVICE StepDirection* placed_steps() {  // [2][2]: addresses of two consecutive steps, for each phase
   return reinterpret_cast<StepDirection*>(shared_memory(0, 4 * sizeof(StepDirection)));
 }
 
-// The addresses and rows of iteration s, for each phase.
+// Computes the addresses and active rows of iteration s, for each phase.
 template <bool kBackward>
 FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirection* to, int64_t s, int thread) {
   const bool reverse = p.step.direction[direction].reverse;
@@ -50,7 +50,7 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
   }
 }
 
-// What the pointwise part of a chunk will read of the step's rows: the input part of the gates, or the saved values.
+// Prefetches the rows that a chunk's pointwise part will read: the input part of the gates, or the saved values.
 template <class Math, bool kBackward>
 FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0, int units, int thread) {
   const Matrix& matrix = kBackward ? d.gates : d.input_gates;

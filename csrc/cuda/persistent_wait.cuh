@@ -1,4 +1,4 @@
-// Waiting for the other blocks of a group, with a deadline. Used by persistent.cuh and projected.cuh.
+// Waits for the other blocks of a group, with a timeout. Used by persistent.cuh and projected.cuh.
 #pragma once
 
 #include "deadline.h"
@@ -7,8 +7,9 @@
 
 namespace fr::FR_TARGET {
 
-// Waits until block i of the group has published `wanted`; i beyond the blocks: whether none of the group has given up. Both are one
-// load and one branch, so that a warp's lanes wait side by side. False: given up, and the host and the group know. flags: the group's.
+// Waits until block i of the group has published `wanted`; i == blocks polls the group's abort flag instead. One load
+// and one branch serve both, so that the lanes of a warp wait together. Returns false if the group aborts; the host and
+// the group know it then. flags: the group's.
 template <bool kBackward>
 FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step) {
   const int blocks = grid_x();
@@ -23,7 +24,7 @@ FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsig
   return false;
 }
 
-// What sums are that a block has not got: see the headers of the kernels.
+// A missing sum: NaN after an abort, else zero.
 FR_DEVICE float sum_unless(bool lost) { return lost ? bits_to_float(0x7FC00000u) : 0; }
 
 }  // namespace fr::FR_TARGET

@@ -1,7 +1,7 @@
-// See plan.h. The model: a persistent step costs the exchange of the state between its SMs, the gather of the state by every
-// SM, the product on the SMs in use, the part of the weights that is read again each step, and gate mathematics; a launch per
-// step costs the launch instead of the exchange and reads all weights. All constants are assumptions until gpu_check has
-// measured them on a card; those of an H100 were gathered from public measurements:
+// The cost model. A step of a persistent launch costs the exchange of the state between its SMs, the gather of the
+// state by every SM, the product on the SMs in use, the weights that are read again each step, and gate mathematics. A
+// launch for each step costs the launch instead of the exchange, and reads all weights. All constants are assumptions
+// until `benchmarks.gpu_check` has measured them on a card. Those of an H100 come from public measurements:
 //   exchange   0.05 us within an SM; cluster barrier and peer reads about 0.4; flags across the grid about 1.0
 //   reads      L2 42 KB/us an SM, peer shared memory 25, own shared memory 225
 //   products   65 % of the dense tensor rate with mma.sync, 60 % of the vector rate
@@ -22,14 +22,14 @@ constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr double kBlockExchange = 0.05, kClusterExchange = 0.4, kGridExchange = 1.0, kLaunch = 2.2, kPointwise = 0.15;
 constexpr double kTensorShare = 0.65, kVectorShare = 0.6;
 constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest sums and addresses
-constexpr double kL2Share = 0.8;             // of L2 that keeps weights from step to step
-constexpr int kChunkBarriers = 3;            // of a block, for a chunk of rows, beside one a slice
-// Sizes up to which the counts of elements and bytes below stay within 64 bits; no card holds a layer as large.
+constexpr double kL2Share = 0.8;             // share of L2 that keeps weights from step to step
+constexpr int kChunkBarriers = 3;            // barriers of a block for each chunk of rows, besides one for each slice
+// Largest sizes for which the counts of elements and bytes below stay within 64 bits. No card holds so large a layer.
 constexpr int64_t kMostUnits = int64_t{1} << 24, kMostRows = int64_t{1} << 31;
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
-constexpr int64_t kStepRows = 32;            // rows that a warp of `step` multiplies; counted for FMA, whose arithmetic binds
+constexpr int64_t kStepRows = 32;            // batch rows of a warp's tile in `step`; FMA is counted in whole ones
 constexpr int kPersistentThreads = 256, kElementwiseRegisters = 64;
-constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all: choose
+constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all batches in choose()
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -40,7 +40,7 @@ std::string kib(int64_t bytes) {
   return text;
 }
 
-// Sizes of a request in the terms of the model.
+// The sizes of a request, as the model counts them.
 struct Work {
   const PlanRequest& r;
   const CellFacts& cell;
@@ -53,18 +53,19 @@ struct Work {
     weight_bytes = weight_elements * element;
   }
   bool tensor() const { return r.type == Type::kBFloat16 || r.type == Type::kFloat16 || (r.type == Type::kFloat32 && r.tf32); }
-  // TFLOP/s of the whole device at the share a kernel reaches.
+  // The device's TFLOP/s at the share that kernels reach.
   double rate(const DeviceLimits& limits) const {
     if (r.type == Type::kFloat64) return limits.vector64 * kVectorShare;
     if (!tensor()) return limits.vector32 * kVectorShare;
     return (r.type == Type::kFloat32 ? limits.tensor32 : limits.tensor16) * kTensorShare;
   }
-  // us to multiply `rows` rows by so many weights on `sms` of the device's SMs.
+  // us to multiply `rows` rows by `weights` weights on `sms` of the device's SMs.
   double arithmetic(const DeviceLimits& limits, int64_t weights, int64_t rows, double sms) const {
     const int64_t tile = tensor() ? kRowTile : kStepRows, counted = divide_up(rows, tile) * tile;
     return 2.0 * weights * counted / (rate(limits) * 1e6 * sms / limits.sms);
   }
-  // Bytes of a step's rows in DRAM: input part read, output written; in training gates and cells written, or read again.
+  // A step's traffic in DRAM: the input part read and the output written; in training, gates and cells written, or read
+  // back.
   double row_bytes(bool backward) const {
     const double state = state_bytes(r.type), per_unit = cell.saved * element + cell.cells * state;
     const double rows = static_cast<double>(r.batch) * r.directions;
@@ -73,7 +74,7 @@ struct Work {
   }
 };
 
-// The most registers of any kernel of a call.
+// The most registers of any kernel that the call uses.
 int most_registers(Strategy strategy, const Work& work) {
   const Math math = math_of(work.r.type, work.r.tf32);
   int most = planned_registers(strategy, math, work.cell.phase[0].gates, false);
@@ -93,7 +94,7 @@ Candidate blank(Strategy strategy, const Work& work) {
   return c;
 }
 
-// What the device does not give a block, or "".
+// The limit of the device that a block exceeds, or "".
 std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits) {
   if (c.shared_bytes > limits.shared_per_block)
     return "a block needs " + kib(c.shared_bytes) + " of shared memory, the device gives " + kib(limits.shared_per_block);
@@ -102,7 +103,7 @@ std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits)
   return "";
 }
 
-// A product of a step, which is a launch of its own in `step`.
+// One product of a step; in `step` it is a launch of its own.
 struct Product {
   int gates;
   int64_t units, depth;
@@ -115,7 +116,8 @@ std::vector<Product> products(const Work& work, bool backward) {
   return list;
 }
 
-// Every row tile reads the weights, from L2 if they stay there from step to step; every tile of units reads its rows.
+// Every row tile reads all weights, from L2 if they stay there between steps. Every tile of units reads all rows of the
+// operand.
 Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kStep, work);
   std::string refusal;
@@ -129,12 +131,13 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
       const StepTile tile = step_tile(product.gates, work.r.type, product.depth * work.element, work.r.batch, limits.shared_per_block);
       const int64_t unit_tiles = divide_up(product.units, 16 * tile.unit_warps), row_tiles = divide_up(work.r.batch, 32 * tile.row_warps);
       const int64_t blocks = unit_tiles * row_tiles * work.r.directions;
-      if (!backward && cost.launch == 0) {  // what explain prints is forward's first product
+      if (!backward && cost.launch == 0) {  // explain prints forward's first product
         c.threads = tile.threads(), c.blocks = static_cast<int>(blocks);
         c.shared_bytes = step_shared_bytes(tile, product.gates, work.r.type);
       }
       const double busy = static_cast<double>(std::min<int64_t>(blocks, limits.sms));
-      const double waves = blocks <= limits.sms ? 1 : divide_up(blocks, limits.sms) * busy / blocks;  // the last one is not full
+      // the last wave is not full
+      const double waves = blocks <= limits.sms ? 1 : divide_up(blocks, limits.sms) * busy / blocks;
       const double rate = limits.l2_per_sm * 1024 * busy / waves;  // of all SMs, bytes/us
       const double weights = product.gates * product.units * depth_bytes * work.r.directions;
       const int64_t rows = work.r.batch * work.r.directions;
@@ -151,7 +154,7 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
   return c;
 }
 
-// What every strategy but step refuses.
+// What all strategies but step refuse.
 std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   if (limits.capability < kLowestCapability)
     return "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
@@ -160,7 +163,7 @@ std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   return "";
 }
 
-// block.cuh: 8 rows a block; blocks beyond the SMs come in waves.
+// block.cuh: 8 rows a block. Blocks beyond the number of SMs run in waves.
 Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kBlock, work);
   c.rows_per_group = std::min(kRowTile, work.r.batch);
@@ -184,7 +187,8 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
     refusal = block_limits_refusal(c, limits);
   }
   c.refusal[0] = c.refusal[1] = refusal;
-  const int64_t resident = work.cell.multiplies() ? 1 : limits.registers_per_sm / (kElementwiseRegisters * kPersistentThreads);  // an SM
+  // blocks an SM
+  const int64_t resident = work.cell.multiplies() ? 1 : limits.registers_per_sm / (kElementwiseRegisters * kPersistentThreads);
   const int64_t waves = divide_up(c.blocks, limits.sms * resident);
   for (const bool backward : {false, true}) {
     StepCost& cost = c.cost[backward];
@@ -206,8 +210,9 @@ PersistentPartition partition_of(Strategy strategy, const Work& work, const Devi
   return persistent_partition(request, persistent);
 }
 
-// A step of a persistent launch: its group's rows go through it in chunks, whose work hides the exchange of the others'.
-// exchange: us from a block's results to another's reading them; read_rate: KiB/us of the operand that an SM gathers.
+// A step of a persistent launch. A group's rows go through it in chunks; the work on one chunk hides the exchange of
+// the others. exchange: us from a block's results until another can read them. read_rate: KiB/us of the operand that an
+// SM gathers.
 StepCost persistent_cost(const PersistentPartition& partition, const Work& work, const DeviceLimits& limits, bool backward,
                          double exchange, double read_rate) {
   const int64_t rows = std::min(work.r.batch, partition.rows_per_group), chunks = divide_up(rows, kPersistentChunk);
@@ -219,7 +224,7 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   for (int i = 0; i < partition.phases; ++i) {
     const PhasePartition& phase = partition.phase[i];
     const double depth = static_cast<double>(phase.slices) * kPersistentSlice;
-    if (phase.partial) {  // own operand; partial sums of all results are written, and as many read
+    if (phase.partial) {  // the operand is the block's own; it writes partial sums of all results, and reads as many
       cost.broadcast += 2.0 * rows * phase.units * sizeof(float) / (read_rate * 1024);
       cost.arithmetic += 2.0 * (phase.rounds / phase.slices) * phase.block_units() * (depth / work.element) * counted / per_sm;
     } else {
@@ -229,19 +234,20 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
     cost.pointwise += kPointwise * chunks;
     cost.exchange += kBlockExchange * chunks * ((phase.partial ? 0 : phase.rounds) + kChunkBarriers);
     shared += static_cast<double>(chunks) * phase.shared_rounds * phase.round_bytes();
-    if (!tensor)  // the lanes of a warp read the operand once for each of their units
+    if (!tensor)  // the lanes of a warp read the operand once for each unit that they hold
       shared += static_cast<double>(counted) * partition.warps * phase.rounds * kPersistentSlice * 32 /
                 persistent_unit_lanes(tensor, partition.phase[0].gates);
     streamed += static_cast<double>(chunks) * phase.streamed_rounds() * phase.round_bytes();
   }
   const double blocks = static_cast<double>(partition.blocks) * partition.groups * partition.directions;
   cost.weights = shared / (limits.shared_rate_per_sm * 1024) + streamed / (limits.l2_per_sm * 1024);
-  // Streamed weights of all blocks that do not stay in L2 come from DRAM for each chunk.
+  // Streamed weights that do not fit L2 come from DRAM, for each chunk.
   if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
   const double of_one_chunk = cost.total() / chunks / partition.phases;
-  const int64_t together = partition.slots > 0 ? std::min<int64_t>(chunks, partition.slots) : chunks;  // chunks in flight
+  // chunks in flight
+  const int64_t together = partition.slots > 0 ? std::min<int64_t>(chunks, partition.slots) : chunks;
   cost.exchange += partition.phases * std::max(0.0, exchange - (together - 1) * of_one_chunk);
-  // Clusters beyond those that are resident wait; directions that do not fit together follow each other.
+  // Clusters beyond those resident at once run in waves; directions that do not fit together run in sequence.
   const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
   const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * partition.directions, resident)
                                                            : work.r.directions / partition.directions);
@@ -256,7 +262,7 @@ StepCost persistent_cost(Strategy strategy, const PersistentPartition& partition
                          alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
 }
 
-// Choice::apart.
+// Choice::apart. Compares the two ways by the geometric mean over the fixed batches.
 bool runs_apart(Strategy strategy, const PlanRequest& request, const DeviceLimits& limits, bool backward) {
   if (request.directions == 1 || (strategy != Strategy::kGrid && strategy != Strategy::kStreaming)) return false;
   double gain = 0;
@@ -285,8 +291,8 @@ std::string describe(const PhasePartition& phase) {
          " in registers, " + number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
 }
 
-// Weights of a direction spread once over a group of blocks that exchange through global memory or, as a cluster, through shared
-// memory; what does not fit is refused, or (streaming) read from L2 in each step.
+// The weights of a direction spread once over a group of blocks, which exchange through global memory or, in a cluster,
+// through shared memory. Weights that do not fit are refused or, with streaming, read from L2 in each step.
 Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(strategy, work);
   const bool cluster = strategy == Strategy::kCluster;
@@ -343,7 +349,7 @@ Strategy strategy_named(const std::string& name) {
 }
 
 int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
-  // By gate rows, 1 to 4.
+  // Indexed by gate rows - 1.
   static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168}, kStepDouble[] = {128, 168, 200, 232};
   static constexpr int kBlockForward[] = {152, 255, 232, 248}, kPersistentForward[] = {240, 248, 248, 255},
                        kPersistentFloat[] = {248, 255, 255, 255};
@@ -359,10 +365,11 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
 }
 
 const std::vector<DeviceLimits>& known_cards() {
-  // Vendor's data sheets: capability, SMs, shared memory a block and an SM, registers, L2, cluster; dense rates. H100: tensor16
-  // and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Clusters: the portable 8, as many as there are SMs for (a part may hold
-  // one less: of 132 SMs 120 in clusters of 8 on one H100, github.com/accel-sim/gpu-app-collection/pull/87); rnn_cuda.cpp asks a
-  // device itself, for 16 too. Reads an SM: see the head of this file; scaled by clock elsewhere.
+  // From the vendor's data sheets: capability, SMs, shared memory of a block and an SM, registers, L2, cluster, dense
+  // rates. H100: tensor16 and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Clusters: the portable 8, with as many
+  // resident as the SMs allow. A part may hold fewer: one H100 of 132 SMs holds 120 blocks in clusters of 8
+  // (github.com/accel-sim/gpu-app-collection/pull/87). rnn_cuda.cpp queries the device itself, for 16 too. Reads an SM:
+  // see the head of this file; scaled by clock for other cards.
   static const std::vector<DeviceLimits> cards = {
       {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 65536, 40 * kMiB, 1, 312, 156, 19.5, 9.7, 2.0, 36, 0, 180},
       {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 3.0, 42, 25, 225},
@@ -422,9 +429,9 @@ std::vector<Candidate> make_candidates(const PlanRequest& request, const DeviceL
 Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
   const auto taken = [&](Strategy strategy) { return Choice{strategy, runs_apart(strategy, request, limits, request.training)}; };
   if (!request.strategy.empty()) return taken(strategy_named(request.strategy));
-  // A single step would load the weights for one product: step does that with more blocks.
+  // A single step would load the weights for one product; step does that with more blocks.
   if (request.steps <= 1) return taken(Strategy::kStep);
-  // Weighing takes longer than a launch, so the last few answers of this thread are kept.
+  // Comparing strategies takes longer than a launch, so each thread caches its last few answers.
   struct Answer {
     PlanRequest request;
     DeviceLimits limits;

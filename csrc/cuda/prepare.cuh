@@ -1,5 +1,6 @@
-// What a persistent launch (persistent.cuh) finds in its workspace: flags at zero, and the offsets of packed steps, which come
-// as parameters of this kernel, so that no host memory is read after the call. Launched by persistent.cpp.
+// Prepares the workspace of a persistent launch (persistent.cuh): zeroes its flags and stores the offsets of packed
+// steps. The offsets come as kernel parameters, so that no host memory is read after the call returns. Launched by
+// persistent.cpp.
 #pragma once
 
 #include "launch.cuh"
@@ -7,7 +8,7 @@
 
 namespace fr::FR_TARGET {
 
-// work    one block; threads take flags and values in turn. memory: global alone. sync: none.
+// work    one block, whose threads take flags and values in turn. memory: global only. sync: none.
 struct PrepareKernel {
   static constexpr const char* kName = "prepare_kernel";
   static constexpr int kMaxThreads = 256;

@@ -1,8 +1,14 @@
-// The persistent kernel of the LSTM with projection: a whole sequence in one launch, the weights of a direction spread once over a
-// group of blocks. Of its two products a step one has few results and a great depth (forward: the projection; backward: the
-// gradient of the state), and its operand never leaves the block that makes it: each block multiplies its own part of the depth,
-// and the blocks add up their partial sums. Launched by persistent.cpp as persistent_partition.h
-// says; shares the pointwise phases with step.cuh, and so every option.
+// The persistent kernel of the LSTM with projection: a whole sequence in one launch, the weights of a direction spread
+// once over a group of blocks. One of its two products a step has few results and a great depth: forward the
+// projection, [H] to [R]; backward the gradient of the state, [4H] to [R]. That product's operand never leaves the
+// block that computes it: each block multiplies its own units' part of the depth, and the blocks add up partial sums.
+// persistent.cpp launches it as persistent_partition.h decides. The pointwise phases are those of step_phases.cuh, so
+// every option works here too.
+//
+// Why only here: broadcasting d_gates moves G*H*s bytes a row to every block. Partial sums of d_h move R*4 bytes a row
+// written and as many read, whatever the number of blocks. For an LSTM in 16 bit that is 8*H against 8*R bytes: equal
+// without projection, where broadcast saves a barrier and keeps the order of sums. With H = 4096 and R = 512 partial
+// sums move an eighth.
 #pragma once
 
 #include "../cells/lstm.h"
@@ -12,10 +18,10 @@
 
 namespace fr::FR_TARGET {
 
-// The product of which a block has a part of the depth: its own units (backward: their four gates), times the weights of all R
-// results. The operand lies in shared memory, kChunk rows of 128 bytes a slice. A warp takes every warps()-th tile of results
-// over the block's whole depth; an item is one slice of one tile, and the items of all tiles follow each other: the first in
-// registers, the next in shared memory, the rest read from L2.
+// The product of which a block computes a part of the depth: its own units (backward: their four gates), times the
+// weights of all R results. Its operand lies in shared memory, kChunk rows of 128 bytes a slice. A warp takes every
+// warps()-th tile of results, over the block's whole depth. An item is one slice of one tile. The weights of the first
+// items are in registers, of the next in shared memory; the rest is streamed from L2.
 template <class Math, bool kBackward>
 struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)> {
   using Base = PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)>;
@@ -30,7 +36,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 
   FR_DEVICE int result0(int item) const { return (item / phase.slices * this->warps() + unit_warp) * kUnits; }
 
-  // kStreamed: rows and gates begin 16-byte aligned; the product's description as in stream_weights.
+  // kStreamed: rows and gates are 16-byte aligned, and the product's description is read as in stream_weights.
   template <bool kStreamed>
   FR_DEVICE void load_item(Fragment& to, int item, int half) const {
     const int k = item % phase.slices * Base::kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * Base::kPieceDepth;
@@ -54,7 +60,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     }
   }
 
-  // The own operand's depth beyond the units stays zero.
+  // The operand's depth beyond the block's units stays zero.
   FR_DEVICE void clear_operand(int thread) const {
     const int bytes = phase.slices * kChunk * kRowBytes;
     auto* words = reinterpret_cast<uint32_t*>(shared_memory(p.own_offset, bytes));
@@ -75,7 +81,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       }
   }
 
-  // The chunk's partial sums of all results, to `to`: in columns of kWarpUnits results, kChunk rows each.
+  // Writes the chunk's partial sums of all results to `to`, in columns of kWarpUnits results, kChunk rows each.
   FR_DEVICE void run(float* to, int rows, const Fragment (*held)[kHalves][1]) const {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
     typename Base::WarpSums sums = {};
@@ -124,7 +130,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     load_item<true>(next, streamed, 0);
 #pragma unroll 1
     for (int item = streamed; item < phase.rounds; ++item)
-      take(item, [&](int half, int) {  // one fragment ahead; warp_sync keeps the loads in this order
+      take(item, [&](int half, int) {  // reads one fragment ahead; warp_sync keeps the loads in this order
         const Fragment a = next;
         if (half + 1 < kHalves) load_item<true>(next, item, half + 1);
         else if (item + 1 < phase.rounds) load_item<true>(next, item + 1, 0);
@@ -134,30 +140,37 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
   }
 };
 
-// work    grid (blocks of a group, groups, directions), all resident together. A block owns unit_warps tiles of units of its group's
-//         rows, 16 rows at a time (a chunk). A step of a chunk:
-//         forward:  own    gates of its own units from all of h; the pointwise part gives `inner` of its units, and with it the block's
-//                          partial sums of the projection, [16, R], go to global memory
-//                   share  the block adds up the partial sums of its share of the 16 * R elements, in the order of the blocks
-//                          (each warp those of every warps-th block, then the warps' sums in their order); pointwise: h
-//         backward: share  partial sums of d_h, of the step processed before; pointwise: d_projected
-//                   own    d_inner of its own units from all of d_projected; pointwise: d_gates of its units, and their partial sums
-//                          of d_h
-//         `slots` chunks are in flight together (a wave): `own` for each, then `share` for each (backward: of the next step).
-// memory  registers: weights of the product with depth R forward, of the one with partial sums backward; 32 or 8 sums. shared: as
-//         persistent.cuh, and the own operand: 16 rows of 128 bytes a slice. global, a step, chunk and block: R values a row
-//         gathered, R floats a row written and as many read, whatever the number of blocks.
-// sync    flags as in persistent.cuh: `own` of a chunk waits for `share` of the chunk that had its slot before, which comes after
-//         the one that made its operand; `share` waits for `own` of the same chunk. block_sync: as persistent.cuh; between the own
-//         operand's writing and its use; after that, before a flag; before the warps' sums of a share are added and after.
+// work    grid (blocks of a group, groups, directions), all resident together. A block owns unit_warps tiles of units
+//         of its group's rows, 16 rows at a time (a chunk). A step of a chunk, forward:
+//           own    the gates of the block's units from all of h; the pointwise part gives `inner` of its units; times
+//                  the projection weights: partial sums [16, R] to global memory
+//           share  the block adds up its share of the 16 * R elements over all blocks in a fixed order (each warp every
+//                  warps-th block, then the warps' sums in their order); pointwise part: h
+//         backward:
+//           share  partial sums of d_h from the step processed before; pointwise part: d_projected
+//           own    d_inner of the block's units from all of d_projected; pointwise part: d_gates of its units; their
+//                  partial sums of d_h to global memory
+//         `slots` chunks are in flight together (a wave), which hides the exchanges: `own` for each, then `share` for
+//         each (backward: `share` of the next step).
+// memory  registers: weights of the product of depth R in forward, of the partial sums in backward; 32 or 8 sums.
+//         shared: as in persistent.cuh, and the block's operand, 16 rows of 128 bytes a slice. global: for each step
+//         and chunk a block gathers R values a row, and writes and reads R floats a row, whatever the number of blocks.
+//         R = 512 in 16 bit: 5 KiB a row; gathering both operands would take 9 KiB forward and 33 KiB backward.
+// sync    flags as in persistent.cuh. `own` of a chunk waits for `share` of the chunk that used its slot before, which
+//         implies that its operand is complete. `share` waits for `own` of the same chunk. block_sync: as in
+//         persistent.cuh; between writing the block's operand and using it; after that, before a flag; before and after
+//         the warps' sums of a share are added.
+// limits  forward's gate weights must fit registers and shared memory, because streaming them too would not fit the
+//         registers on sm_100 and newer. The weights of the partial sums, and all of backward's, may be streamed.
 template <class Math, bool kBackward>
 struct ProjectedKernel {
   static constexpr const char* kName = "projected_kernel";
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = true;
-  static constexpr int kGates = kBackward ? 1 : 4, kOwn = kBackward ? 1 : 0, kShared = 1 - kOwn;  // products in the order of StepParams
+  // phase numbers in the order of PersistentParams
+  static constexpr int kGates = kBackward ? 1 : 4, kOwn = kBackward ? 1 : 0, kShared = 1 - kOwn;
   using Params = PersistentParams;
-  using Cell = LstmProjected;  // the cell that projects: persistent_partition.h
+  using Cell = LstmProjected;  // the one cell that projects: persistent_partition.h refuses others
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   using V = Scalar<State>;
@@ -165,19 +178,19 @@ struct ProjectedKernel {
   using Partial = PartialProduct<Math, kBackward>;
   static constexpr int kChunk = kPersistentChunk;
   struct alignas(16) Quad { float value[4]; };
-  struct Weights {  // in registers; an array of none has one that is not used
+  struct Weights {  // in registers; where there are none an unused element, because arrays cannot be empty
     typename Product::Fragment product[Product::kRegisterSlices > 0 ? Product::kRegisterSlices : 1][Product::kHalves][kGates];
     typename Partial::Fragment partial[Partial::kRegisterSlices > 0 ? Partial::kRegisterSlices : 1][Partial::kHalves][1];
   };
 
-  // Sums of one element, those of the warps added in their order.
+  // One element's sums: those of the warps, added in their order.
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
     const State* partial;  // null: no product, the sum is `none`
     State none;
     int gate_step, warp_step, warps;
     const PersistentParams& p;
-    int own_units, row, unit;  // backward: the place in the own operand
+    int own_units, row, unit;  // backward: where in the block's operand
     FR_DEVICE void keep(int gate, State value) const {
       const int k = (kBackward ? gate : 0) * own_units + unit, slice = k / Product::kSliceDepth, depth = k % Product::kSliceDepth;
       const int offset = p.own_offset + slice * kChunk * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
@@ -191,22 +204,22 @@ struct ProjectedKernel {
     }
   };
 
-  // What a block is told of its group. In shared memory: read anew after each barrier, these take no registers from the
-  // weights.
+  // A group's addresses. They live in shared memory and are read again after each barrier, so that they take no
+  // registers from the weights.
   struct Place {
-    int row0, end, chunks, pitch;  // pitch: R in whole columns of kWarpUnits
+    int row0, end, chunks, pitch;  // pitch: R rounded up to whole columns of kWarpUnits
     unsigned* flags;
     float* sums;  // [slot][block][column][kChunk][kWarpUnits]
   };
   static_assert(sizeof(Place) <= kPersistentPlace);
   FR_DEVICE static Place& place() { return *reinterpret_cast<Place*>(shared_memory(kPersistentHeader, sizeof(Place))); }
 
-  // Forward, whose weights leave fewer registers: what is computed of the value is not kept from chunk to chunk.
+  // In forward, whose weights leave fewer registers, expressions of the value are recomputed for each chunk.
   FR_DEVICE static int own_value(int value) { return kBackward ? value : made_anew(value); }
 
   struct Block {
     const PersistentParams& p;
-    mutable bool lost = false;  // its flags did not come: persistent.cuh
+    mutable bool lost = false;  // aborted: persistent.cuh
 
     FR_DEVICE const Place& at() const { return place(); }
     FR_DEVICE float* partial_of(int c, int block) const {
@@ -223,7 +236,7 @@ struct ProjectedKernel {
       const int left = at().end - at().row0 - c * kChunk;
       return left < kChunk ? left : kChunk;
     }
-    // How many times each block has published when it has done iteration s of a chunk's `own`, or of the `share` that follows.
+    // What each block has published once it has done iteration s of a chunk's `own`, or of the `share` that follows.
     FR_DEVICE unsigned own_done(int s, int c) const {
       return (kBackward ? at().chunks : 0) + 2u * s * at().chunks + c / p.slots * p.slots + c + 1;
     }
@@ -242,7 +255,7 @@ struct ProjectedKernel {
       if (thread_index() == 0 && !lost) store_release(at().flags + block_x(), done);
     }
 
-    // Waits until `own` of iteration s may read the operand and write its slot.
+    // Waits until `own` of iteration s may read its operand and overwrite its slot.
     FR_DEVICE void wait_for_slot(int s, int c, const StepDirection& d) const {
       if (c >= p.slots) return wait(share_done(s, c - p.slots), d, kOwn);
       if (s > 0) return wait(share_done(s - 1, c + (at().chunks - 1 - c) / p.slots * p.slots), d, kOwn);
@@ -265,7 +278,7 @@ struct ProjectedKernel {
       if (product) {
         typename Product::WarpSums sums = {};
         part.run(sums, 0, rows, weights.product);
-        block_sync();  // the sums lie where the ring was
+        block_sync();  // the sums overwrite the ring
         part.store_partial(sums, rows);
       }
       meanwhile();
@@ -288,7 +301,7 @@ struct ProjectedKernel {
       publish(own_done(s, c));
     }
 
-    // d: of the step whose pointwise part this is.
+    // d: the step whose pointwise part runs.
     FR_DEVICE void share(const StepDirection& d, int c, bool product) const {
       product = product && !lost;
       const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
@@ -376,7 +389,8 @@ struct ProjectedKernel {
       for (int first = 0; first < of.at().chunks; first += p.slots) {
         const int after = first + p.slots < of.at().chunks ? first + p.slots : of.at().chunks;
         for (int c = first; c < after; ++c) {
-          const auto meanwhile = [&] {  // read from its first use on; its place was last read a step ago
+          const auto meanwhile = [&] {  // prepares the next step's addresses; those they replace were last read a step
+                                        // ago
             if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, s + 1, thread);
           };
           of.own(d[kOwn], s, c, weights, meanwhile);

@@ -1,5 +1,5 @@
-// The state that each row of a range of steps started from, gathered from what forward wrote: with these at hand gates are rebuilt
-// for all rows at once, as if they were the rows of a single first step. Launched by step.cpp.
+// Gathers the state that each row of a range of steps started from, out of what forward wrote. With these states gates
+// can be rebuilt for all rows at once, as if they belonged to a single first step. Launched by step.cpp.
 #pragma once
 
 #include "launch.cuh"
@@ -7,9 +7,9 @@
 
 namespace fr::FR_TARGET {
 
-// work    grid (rows / 8, 1, directions): a warp copies the two old states of a row, or zeros where the row rests.
-// memory  global alone: R + kCells*H elements read and written a row. sync: none.
-// H, C: unsigned integers of the size of an element of storage and of state; the bits are copied.
+// work    grid (rows / 8, 1, directions): a warp copies a row's old states h and c, or zeros if the row is inactive.
+// memory  global only: R + kCells*H elements read and written a row. sync: none.
+// H, C: unsigned integers as wide as an element of storage and of state; bits are copied.
 template <class H, class C>
 struct StatesBeforeKernel {
   static constexpr const char* kName = "states_before_kernel";
@@ -18,11 +18,11 @@ struct StatesBeforeKernel {
   static constexpr int kRows = kMaxThreads / 32;
   using Params = StatesBeforeParams;
 
-  // The step whose rows hold this position.
+  // The step that the row at this position belongs to.
   FR_DEVICE static int64_t step_of(const StatesBeforeParams& p, int64_t position) {
     const PersistentParams& call = p.call;
     if (!call.offsets) return position / call.batch;
-    int64_t low = p.first_step, high = p.last_step;  // offsets[low] <= position < offsets[high]
+    int64_t low = p.first_step, high = p.last_step;  // invariant: offsets[low] <= position < offsets[high]
     while (high - low > 1) {
       const int64_t middle = low + (high - low) / 2;
       if (call.offsets[middle] <= position) low = middle;

@@ -1,4 +1,4 @@
-// See rnn_cuda.h. Plain C++ over the CUDA runtime; the kernels are in inst/*.cu.
+// Plain C++ over the CUDA runtime; the kernels are in inst/*.cu.
 #include "rnn_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,8 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
-// A device is the current one as long as this lives. If it is so already nothing is set: to set a device makes a context on it.
+// Makes a device the current one for its lifetime. Sets nothing if it already is, because setting a device creates a
+// context on it.
 class Current {
  public:
   explicit Current(int device) : device_(device) {
@@ -43,7 +44,8 @@ class Current {
   int device_, before_ = 0;
 };
 
-// Clusters as large as the device has them, and how many at once. Which SMs are neighbours differs from part to part (MIG too).
+// The largest cluster the device has, and how many of each size are resident at once. Differs from part to part, and
+// under MIG, because SMs of a cluster must be neighbours.
 void ask_for_clusters(DeviceLimits& limits) {
   limits.max_cluster = 1;
   for (int log = 1; log < 5; ++log) {
@@ -68,7 +70,7 @@ DeviceLimits query(int device) {
   return limits;
 }
 
-// The limits of a device, asked once: they do not change, and asking costs microseconds.
+// The limits of a device, queried once: they do not change, and a query costs microseconds.
 const DeviceLimits& limits_of(int device) {
   static std::mutex mutex;
   static std::array<DeviceLimits, kMaxDevices> known;
@@ -100,7 +102,7 @@ PlanRequest request(const Args& args, const CudaOptions& options, bool training)
   return request;
 }
 
-// How the plan says to run; a strategy that was asked for and cannot run is refused there.
+// How the plan says to run. If the caller asked for a strategy that cannot run, make_plan throws.
 template <class Args>
 Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
   const PlanRequest asked = request(args, options, training);

@@ -40,14 +40,15 @@ int64_t step_shared_bytes(const StepTile& tile, int gates, Type type) {
 StepTile step_tile(int gates, Type type, int64_t depth_bytes, int64_t rows, int64_t shared_limit) {
   StepTile tile;
   const int64_t slices = divide_up(depth_bytes, kRowBytes);
-  tile.depth_warps = slices >= 8 ? 4 : slices >= 2 ? 2 : 1;  // of the depth alone: see StepTile
+  tile.depth_warps = slices >= 8 ? 4 : slices >= 2 ? 2 : 1;  // from the depth alone: see StepTile
   const auto fits = [&](int unit_warps, int row_warps) {
     StepTile wider = tile;
     wider.unit_warps = unit_warps, wider.row_warps = row_warps;
     return wider.threads() <= 256 && step_shared_bytes(wider, gates, type) <= shared_limit;
   };
   while (rows > 32 * tile.row_warps && tile.row_warps < 4 && fits(tile.unit_warps, 2 * tile.row_warps)) tile.row_warps *= 2;
-  if (rows > 64 && fits(2, tile.row_warps)) tile.unit_warps = 2;  // fewer reads of the operand; small batches want more blocks
+  if (rows > 64 && fits(2, tile.row_warps)) tile.unit_warps = 2;  // wider tiles read the operand less often; small
+                                                                  // batches need more blocks instead
   return tile;
 }
 
@@ -61,7 +62,7 @@ struct Launcher {
   void* stream;
   int directions;
 
-  // One launch of p.phase over `units`; the product's depth is that of direction 0 (all directions have the same).
+  // Launches p.phase over `units`. The product's depth is direction 0's, the same in both.
   void operator()(StepParams& p, Phase phase, int gates, int64_t units) const {
     p.phase = phase;
     p.units = units;
@@ -80,7 +81,7 @@ struct Launcher {
   }
 };
 
-// ---- the block strategy: one launch ----------------------------------------------------------------------------------------
+// ---- the block strategy: one launch ---------------------------------------------------------------------------------
 constexpr int kElementThreads = 256;  // elements of a block of elementwise.cuh
 constexpr int kBlockRows = 8, kBlockUnits = 128, kBlockStateBytes = 256;  // as in block.cuh
 
@@ -95,10 +96,10 @@ bool serves_block(const Layout& l, const Run& run) {
   return !l.shape.batch_sizes && block_refusal(l.shape.cell, l.shape.type, run.tf32, l.shape.hidden, run.shared_limit).empty();
 }
 
-// Whether what enters the product is not the output as it is: such a call runs step by step.
+// With dropout of the state the product does not read the output itself. Such a call runs step by step.
 bool drops_state(const Layout& l, const Weights& weights) { return weights.state_mask && l.cell.multiplies(); }
 
-// The matrices of StepDirection in its order, with their element sizes; null rows do not move.
+// The matrices of StepDirection, in its order, with their element sizes. Those with null rows do not advance.
 struct BlockMatrix {
   Rows rows{};
   int64_t element = 0;
@@ -110,7 +111,7 @@ struct BlockCall {
   int64_t count, last;
 };
 
-// p describes the first step in processing order; rows(i) the matrices of direction i.
+// p describes the first step in processing order; rows(i) are the matrices of direction i.
 template <class RowsOf>
 void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&weights)[2], const BlockCall& call, RowsOf rows) {
   const Layout& l = launch.layout;
@@ -128,7 +129,7 @@ void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&
     const int64_t forward = d.reverse != call.backward ? -1 : 1;
     for (int k = 0; k < kStepMatrices; ++k)
       block.advance[i][k] = of[k].rows.data ? forward * of[k].rows.step_stride * of[k].element : 0;
-    // Before the first step there may be none in memory; the address is needed only to move on from.
+    // The address one step back. It may lie outside the buffer: kernels advance it before they read it.
     const auto before = [&](const Matrix& here, int64_t bytes) {
       const auto address = reinterpret_cast<uintptr_t>(here.data) - static_cast<uintptr_t>(d.reverse ? -bytes : bytes);
       return Matrix{reinterpret_cast<void*>(address), here.row_stride};
@@ -175,7 +176,7 @@ int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
   const CellFacts& facts = facts_of(cell);
   const int64_t bytes = hidden * storage_bytes(type);
-  if (!facts.multiplies()) return "";  // elementwise.cuh: any type and size
+  if (!facts.multiplies()) return "";  // elementwise.cuh takes any type and size
   if (facts.two_phases()) return "cells with two products a step have no block kernel: a cluster of one block serves those that it can hold";
   if (facts.gates == 2) return "cells of two gates have no block kernel, a cluster of one block serves them";
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel, a cluster of one block serves them";
@@ -258,11 +259,12 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
 
 namespace {
 
-// The gates that forward did not keep, of all rows of the range at once: nothing recurs, as every row's old state is at hand. For
-// the kernels they are the rows of a first step that starts from these states; what a resting row gets nobody reads.
+// Rebuilds the gates that forward did not keep, for all rows of the range at once: every row's old state is known, so
+// nothing recurs. To the kernels they are the rows of one first step that starts from those states. Inactive rows hold
+// garbage that is never read.
 void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers, const StepParams& call,
                    const PersistentBuffers& memory, const Launcher& launch) {
-  constexpr int64_t kMostRows = int64_t{1} << 20;  // of a launch: a grid has at most 65535 tiles of them
+  constexpr int64_t kMostRows = int64_t{1} << 20;  // rows of one launch: a grid has at most 65535 tiles of them
   const int64_t first_row = l.first_row(args.first_step), all = l.rows_between(args.first_step, args.last_step);
   const auto at = [](const Matrix& matrix, int64_t row, int64_t bytes) {
     return Matrix{matrix.data ? static_cast<char*>(matrix.data) + row * matrix.row_stride * bytes : nullptr, matrix.row_stride};
@@ -274,7 +276,7 @@ void rebuild_gates(const Layout& l, const BackwardArgs& args, const std::vector<
     GatheredStates states[2];
     StepParams p = l.params(args.options, nullptr);
     p.lengths = nullptr;
-    p.noise = {};  // what is rebuilt does not depend on it, but through the states
+    p.noise = {};  // noise acts on the states, which forward stored with it applied, not on the gates
     for (int i = 0; i < args.directions; ++i) {
       const BackwardBuffers& to = buffers[i];
       states[i] = {state_at(to.states.h, row * l.width, l.element), state_at(to.states.c, row * l.cell.cells * hidden, l.state)};
@@ -346,8 +348,8 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
   if (rebuild) rebuild_gates(l, args, buffers, p, memory, launch);
 
   const int64_t count = args.last_step - args.first_step, hidden = args.shape.hidden;
-  // s == count: only what the last step left to do, for a state before it that somebody wants. d_c is wanted always: there a
-  // reset before the last step is still to be seen to.
+  // The extra iteration s == count only finishes the last step's gradients, if the gradient of the initial state is
+  // wanted. With resets it always runs for d_c: a reset at the last step processed still has to be applied.
   bool finish = l.cell.cells && args.shape.resets;
   for (int i = 0; i < args.directions; ++i) finish = finish || args.direction[i].wants_initial;
   if (run.persistent && !drops && count > 0 && persistent_backward(l, args, finish, run, kernels, memory, buffers, p)) return;
@@ -396,7 +398,7 @@ void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& 
     for (int i = 0; i < args.directions; ++i) {
       StepDirection& d = p.direction[i];
       d.product = StepProduct{};
-      if (s == count) continue;  // only the cell state's reset is left to see to
+      if (s == count) continue;  // only the reset of the cell state is left to apply
       d.product.operand_rows = d.here.rows;
       const Matrix operand = l.cell.projects() ? d.d_projected
                                                : Matrix{static_cast<char*>(d.d_gates.data) + l.cell.phase[0].gates * hidden * l.element,

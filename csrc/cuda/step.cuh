@@ -1,5 +1,5 @@
-// The `step` strategy's kernel: one product of one time step, then the pointwise phase, for any shape. Launched once or twice
-// a step by step.cpp through launch_step (end of this file; one inst/*.cu per arithmetic).
+// The `step` kernel: one product of one time step, then the pointwise phase, for any shape. step.cpp launches it once
+// or twice a step through launch_step, at the end of this file. Each arithmetic is instantiated in its own inst/*.cu.
 #pragma once
 
 #include "launch.cuh"
@@ -8,15 +8,16 @@
 
 namespace fr::FR_TARGET {
 
-// work    grid (unit tiles, row tiles, directions). A block computes kGates gate rows of 16 * unit_warps units for
-//         32 * row_warps rows over the whole depth; depth_warps groups of warps take every depth_warps-th slice of 128 bytes
-//         of depth, and their sums are added in the order of the groups. Then every thread runs the phase for its elements.
-// memory  registers: 16 * kGates accumulators a thread (double: twice). shared: 2 row tables of 8 bytes a row; then 2 stages
-//         of depth_warps * (16 * kGates * unit_warps + 32 * row_warps) rows of 128 bytes, reused for the partial sums.
-//         global: per block, its weight rows and operand rows once.
-// sync    one block_sync after the row tables; per iteration one block_sync: the stage has arrived for all, and all have left
-//         the stage that is filled next; one before the partial sums overwrite the stages, one after they are written.
-// shapes  any; rows that are not 16-byte aligned are loaded element by element instead of by asynchronous copies.
+// work    grid (unit tiles, row tiles, directions). A block computes kGates gate rows of 16 * unit_warps units for 32 *
+//         row_warps rows over the whole depth. depth_warps groups of warps take the slices (128 bytes of depth) in
+//         turn; their sums are added in the order of the groups. Then every thread runs the pointwise phase for its
+//         elements.
+// memory  registers: 16 * kGates accumulators a thread (double: twice that). shared: 2 row tables of 8 bytes a row,
+//         then 2 stages of depth_warps * (16 * kGates * unit_warps + 32 * row_warps) rows of 128 bytes; the partial
+//         sums reuse the stages. global: each block reads its weight rows and operand rows once.
+// sync    one block_sync after the row tables. One in each iteration: the stage has arrived, and all warps have left
+//         the stage that is filled next. One before the partial sums overwrite the stages, one after they are written.
+// shapes  any. Rows that are not 16-byte aligned are loaded element by element, not by asynchronous copies.
 template <class Math, int kGates>
 struct StepKernel {
   static constexpr const char* kName = "step_kernel";
@@ -26,19 +27,20 @@ struct StepKernel {
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
-  static constexpr int kPad = 4;  // of a row of partial sums: rows 2t of an accumulator fall on different banks
+  static constexpr int kPad = 4;  // padding of a row of partial sums: puts an accumulator's rows on different banks
 
   struct Block {
     const StepParams& p;
     const StepDirection& d;
-    int tile_units, tile_rows, slice_rows;  // slice_rows: rows of one slice in shared memory, weights then operands
+    int tile_units, tile_rows, slice_rows;  // slice_rows: rows of one slice in shared memory, weights first, then
+                                            // operands
     int64_t unit0, row0;
-    const Storage** table;   // [2][tile_rows] operand rows, null: zero
+    const Storage** table;   // [2][tile_rows] addresses of operand rows; null: zero
     unsigned char* stages;
-    int64_t first_slices = 0, slices = 0;  // of segment 0, of both
+    int64_t first_slices = 0, slices = 0;  // of segment 0, of both segments
 
-    // Fills one piece of a row, by asynchronous copy if `aligned`; elements from `left` on become zero. `mapped`: an address that
-    // a copy of no bytes may name.
+    // Fills one piece of a row, by asynchronous copy if `aligned`. Elements from `left` on become zero. A copy of no
+    // bytes still needs a valid address: `mapped`.
     FR_DEVICE static void fill(unsigned char* to, const Storage* from, int64_t left, bool aligned, const Storage* mapped) {
       const int valid = from == nullptr || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
       if (aligned) {
@@ -52,7 +54,7 @@ struct StepKernel {
       }
     }
 
-    // This group of warps loads its slice of an iteration.
+    // Loads the slice that this group of warps multiplies.
     FR_DEVICE void load(int64_t slice, unsigned char* to, int thread, int threads) const {
       if (slice >= slices) return;
       const int segment = slice >= first_slices ? 1 : 0;
@@ -100,7 +102,7 @@ struct StepKernel {
     }
   };
 
-  // Sums of one element: partial sums [depth group][gate][row][unit] added in the order of the groups.
+  // Adds up one element's partial sums [depth group][gate][row][unit] in the order of the groups.
   struct Sums {
     static constexpr bool kDropsState = true, kStoresEntering = true;
     const State* partial;
@@ -195,7 +197,7 @@ struct StepKernel {
   }
 };
 
-// gates: gate rows of the product: forward those of the cell's phase, else 1.
+// gates: gate rows of the product. Forward: those of the cell's phase; backward: 1.
 template <class Math>
 void launch_step(int gates, const LaunchShape& shape, const StepParams& params, void* stream) {
   switch (gates) {

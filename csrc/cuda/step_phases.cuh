@@ -1,5 +1,5 @@
-// The pointwise phases of a step on one unit of one row: loads the fields of Unit that the phase of cells/cell.h names,
-// calls the cell, stores what came out. Called by step.cuh for every element of a block's tile.
+// The pointwise phases of a step, on one unit of one row: load the fields of Unit that cells/cell.h names for the
+// phase, call the cell, store the results. All strategies share them.
 #pragma once
 
 #include "device.cuh"
@@ -7,7 +7,8 @@
 
 namespace fr::FR_TARGET {
 
-// A struct of addresses by all threads of the block, a word each in turn: an assignment by one thread takes a register for each word.
+// Copies a struct with all threads of the block, a word each in turn. An assignment by one thread would take a register
+// for each word.
 template <class T>
 FR_DEVICE void copy_words(T& to, const T& from, int thread) {
   static_assert(sizeof(T) % sizeof(uint64_t) == 0);
@@ -15,7 +16,8 @@ FR_DEVICE void copy_words(T& to, const T& from, int thread) {
     reinterpret_cast<uint64_t*>(&to)[i] = reinterpret_cast<const uint64_t*>(&from)[i];
 }
 
-// What a row does at a step. The state before the step: initial if cut (or zero), `before` if it has one, else initial.
+// A row's role in a step. Its old state: if cut, the initial state or zero; else `before` if there is a step before;
+// else the initial state.
 struct RowState {
   bool active, has_before, cut, last;
 };
@@ -32,14 +34,14 @@ FR_DEVICE RowState row_state(const StepRows& rows, bool reverse, const int64_t* 
   return state;
 }
 
-constexpr double kMostFinite = 1.7976931348623157e308;  // of a double: a greater bound clips nothing
+constexpr double kMostFinite = 1.7976931348623157e308;  // of a double; a larger bound clips nothing
 
 template <class T>
 FR_DEVICE T& element(const Matrix& matrix, int64_t row, int64_t column) {
   return static_cast<T*>(matrix.data)[row * matrix.row_stride + column];
 }
 
-// The row of the old state, or null: zero.
+// The old state's row; null means zero.
 template <class T>
 FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const Matrix& before, const void* initial, int64_t width,
                            int64_t b) {
@@ -48,8 +50,9 @@ FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const M
   return initial ? static_cast<const T*>(initial) + b * width : nullptr;
 }
 
-// One element of one phase. Sums: sums(m) is the product of gate row m, without bias; keep(i, value) gets what later products
-// read, for a kernel that keeps it on the chip: backward the gradient of gate i, forward as 1 the second product's operand.
+// One element of one phase. sums(m) is the product of gate row m, without bias. sums.keep(i, value) hands over what
+// later products read, for kernels that keep it on the chip: in backward the gradient of gate i, in forward, with i =
+// 1, the operand of the second product.
 template <class Math, class Sums>
 struct Element {
   using Storage = typename Math::Storage;
@@ -61,7 +64,7 @@ struct Element {
   const Clips<V>& clips;
   int64_t b, j;
   const Sums& sums;
-  mutable V kept{};  // the new state of an active row, for a kernel that keeps it on the chip
+  mutable V kept{};  // the new state of an active row, for kernels that keep it on the chip
 
   FR_DEVICE V load(const Matrix& matrix, int64_t column) const { return V(to_state(element<Storage>(matrix, b, column))); }
   FR_DEVICE V load_state(const Matrix& matrix, int64_t column) const { return V(element<State>(matrix, b, column)); }
@@ -84,23 +87,25 @@ struct Element {
 
   FR_DEVICE void store_h(const RowState& row, V h) const {
     kept = h;
-    if (!d.output.data) return;  // rebuilding gates
+    if (!d.output.data) return;  // null while gates are rebuilt
     store(d.output, j, h);
     if constexpr (Sums::kStoresEntering)
       if (d.entering.data) store(d.entering, j, load(d.output, j) * mask());
     if (row.last) set(static_cast<Storage*>(d.h_n)[b * p.width + j], h.value);
   }
 
-  // An inactive row: its output is zero; inactive at step 0 means length 0, and its final state is the initial one.
+  // An inactive row has a zero output. If it is inactive even at step 0, its length is 0, and its final state is the
+  // initial one.
   FR_DEVICE void rest_h() const {
-    if (!d.output.data || b >= d.here.rows) return;  // packed: the other direction's step may have more rows
+    if (!d.output.data || b >= d.here.rows) return;  // packed: the launch covers the other direction's step too, which
+                                                     // may have more rows
     store(d.output, j, V(0));
     if (d.here.step != 0) return;
     const int64_t i = b * p.width + j;
     set(static_cast<Storage*>(d.h_n)[i], d.h0 ? to_state(static_cast<const Storage*>(d.h0)[i]) : State(0));
   }
 
-  // Cell states of the unit in a row of them.
+  // Cell states of this unit.
   template <class Cell>
   FR_DEVICE void load_old_cells(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Cell::kCells > 0) {
@@ -172,7 +177,7 @@ struct Element {
     if constexpr (!N::kTwoPhases) {
       store_h(row, u.h);
     } else {
-      store_if(d.inner, u.inner);  // null: not wanted in memory
+      store_if(d.inner, u.inner);  // null: needed on the chip only
       sums.keep(1, u.inner.value);
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) carried<Cell>(i) = u.carried[i].value;
@@ -214,7 +219,8 @@ struct Element {
     store_h(row, u.h);
   }
 
-  // The gradients of the gates [kBegin, kEnd). The split gate's is not what the product reads: its recurrent part's is.
+  // Stores the gradients of gates [kBegin, kEnd). For the split gate the product reads the gradient of the recurrent
+  // part instead.
   template <int kBegin, int kEnd, class Cell>
   FR_DEVICE void store_gate_gradients(const Unit<V, Cell>& u) const {
     for (int gate = kBegin; gate < kEnd; ++gate) {
@@ -232,8 +238,8 @@ struct Element {
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(d.d_recurrent, j, V(0));
   }
 
-  // The gradient that arrives at the state between the pending step and this one; a reset between them sends it to the
-  // initial state, or nowhere.
+  // The gradient that reaches the state between the pending step and this one. If a reset cuts between the two, it goes
+  // to the initial state, or nowhere.
   template <bool kOfH>
   FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t place, State product) const {
     V gradient = V(static_cast<const State*>(buffer)[place]);
@@ -282,7 +288,7 @@ struct Element {
       for (int i = 0; i < Cell::kCells; ++i) cell_of<Cell>(d.d_c, i) = u.d_c[i].value;
   }
 
-  // The last phase's backward, over R; the cell states are the first phase's.
+  // Backward of the last phase, over R. With two phases the first phase's backward handles the cell states.
   template <class Cell>
   FR_DEVICE void backward_first() const {
     using N = Numbers<Cell>;
@@ -319,7 +325,7 @@ struct Element {
     leave_h(u.d_h_prev);
   }
 
-  // The first of two phases, once d_inner is known.
+  // Backward of the first of two phases, once d_inner is known.
   template <class Cell>
   FR_DEVICE void backward_second() const {
     using N = Numbers<Cell>;

@@ -1,9 +1,9 @@
-// The product of a tile: sums[m][unit][row] += sum over k of weight[m][unit][k] * operand[row][k], for kGates gate rows of 16
-// units and 32 rows a warp, from shared memory. One accumulator layout (that of mma.sync) for every arithmetic.
+// The tile product: sums[m][unit][row] += sum over k of weight[m][unit][k] * operand[row][k]. A warp covers kGates gate
+// rows of 16 units and 32 batch rows, read from shared memory. Every arithmetic uses mma.sync's accumulator layout.
 //
-// A tile in shared memory is a list of rows of 128 bytes, cut in 8 pieces of 16; piece p of row r lies at piece p ^ (r % 8), so
-// that eight rows' equal pieces fall on different banks. One mma takes two pieces (32 bytes of depth): 16 values of 16 bit or
-// 8 of TF32, with the same byte geometry.
+// A tile in shared memory is a list of rows of 128 bytes, each cut in 8 pieces of 16 bytes. Piece p of row r is stored
+// at piece p ^ (r % 8), so that the same piece of eight rows falls on different banks. One mma consumes two pieces (32
+// bytes of depth): 16 values of a 16-bit type or 8 of TF32, with the same byte geometry.
 #pragma once
 
 #include <type_traits>
@@ -19,8 +19,8 @@ constexpr int kStages = 2;
 
 FR_HD int piece_offset(int row, int piece) { return row * kRowBytes + ((piece ^ (row & 7)) * kPieceBytes); }
 
-// A piece element by element; those from `valid` on are zero. Put together from words: a compiler that writes elements into a union
-// takes twice as many instructions, and each fragment of weights in registers has a copy of this.
+// Loads a piece element by element, with zeros from `valid` on. It assembles words by shifts, because writing elements
+// into a union compiles to twice as many instructions, and this is inlined once for each weight fragment in registers.
 template <class Storage>
 FR_DEVICE void load_elements(uint32_t (&word)[4], const Storage* from, int valid) {
   using Bits = std::conditional_t<sizeof(Storage) == 2, uint16_t, uint32_t>;
@@ -78,24 +78,25 @@ struct Accumulators {
   State value[kGates][kRowTiles][4];
 };
 
-// One slice of 128 bytes of depth. weights: rows m * tile_units + unit; operands: rows of the batch. unit0, row0: the warp's.
+// Multiplies one slice (128 bytes of depth). weights has rows m * tile_units + unit, operands has the batch rows; unit0
+// and row0 are the warp's first.
 template <class Math, int kGates>
 FR_DEVICE void multiply_slice(Accumulators<typename Math::State, kGates>& sums, const unsigned char* weights, int tile_units,
                               int unit0, const unsigned char* operands, int row0, int lane) {
   if constexpr (Math::kTensor) {
-    const int matrix = lane / 8, line = lane % 8;  // what this lane names to load_matrix_x4
+    const int matrix = lane / 8, line = lane % 8;  // the address that this lane passes to load_matrix_x4
 #pragma unroll
     for (int piece = 0; piece < kRowPieces; piece += 2) {
       uint32_t b[kRowTiles][2];
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; tile += 2) {  // matrices: rows 0-7 both pieces, rows 8-15 both pieces
+      for (int tile = 0; tile < kRowTiles; tile += 2) {  // matrices: rows 0-7, both pieces; rows 8-15, both pieces
         uint32_t words[4];
         load_matrix_x4(words, operands + piece_offset(row0 + 8 * tile + matrix / 2 * 8 + line, piece + matrix % 2));
         Math::prepare(words);
         b[tile][0] = words[0], b[tile][1] = words[1], b[tile + 1][0] = words[2], b[tile + 1][1] = words[3];
       }
 #pragma unroll
-      for (int m = 0; m < kGates; ++m) {  // matrices: units 0-7, units 8-15 of the first piece, then of the second
+      for (int m = 0; m < kGates; ++m) {  // matrices: the first piece of units 0-7 and 8-15, then the second
         uint32_t a[4];
         load_matrix_x4(a, weights + piece_offset(m * tile_units + unit0 + matrix % 2 * 8 + line, piece + matrix / 2));
         Math::prepare(a);

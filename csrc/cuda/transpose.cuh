@@ -1,5 +1,5 @@
-// Transposes a matrix of elements of 2, 4 or 8 bytes: the backward products read W_hh, W_hr by columns, and a transposed copy
-// made once a call lets them use the forward tile. Launched by step.cpp.
+// Transposes a matrix of elements of 2, 4 or 8 bytes. The backward products read W_hh and W_hr by columns; transposing
+// them once a call lets backward use the forward tile. Launched by step.cpp.
 #pragma once
 
 #include "launch.cuh"
@@ -7,8 +7,8 @@
 namespace fr::FR_TARGET {
 
 // work    grid (column tiles, row tiles): a block of 256 threads moves a tile of 32 x 32, 4 elements a thread.
-// memory  shared: 32 rows of 33 elements (the odd pitch keeps columns on different banks).
-// sync    one block_sync between the write of the tile and its read by columns.
+// memory  shared: 32 rows of 33 elements; the odd pitch puts the elements of a column on different banks.
+// sync    one block_sync, after the tile is written and before its columns are read.
 template <class T>
 struct TransposeKernel {
   static constexpr const char* kName = "transpose_kernel";
