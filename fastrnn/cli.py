@@ -8,8 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 # name: (module:attribute, help in one line)
 COMMANDS = {
@@ -151,6 +153,15 @@ def require_device(device: str) -> None:
         raise click.ClickException(f"no {device}: torch sees {torch.cuda.device_count()} GPUs on this machine")
 
 
+def given_values() -> dict[str, Any]:
+    """The running command's options that were given, and not left to their defaults."""
+    context = click.get_current_context()
+    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in _GIVEN}
+
+
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+
+
 def refuse_idle(when: str, *names: str) -> None:
     """Refuses options of the running command that were given and do nothing.
 
@@ -163,7 +174,7 @@ def refuse_idle(when: str, *names: str) -> None:
     """
     context = click.get_current_context()
     for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+        given = context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
         if given and parameter.name in names:
             raise click.UsageError(f"{parameter.opts[0]} does nothing {when}: leave it out")
 

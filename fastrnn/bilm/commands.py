@@ -8,9 +8,8 @@ from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from ..cli import refuse_idle, require_device
+from ..cli import given_values, refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
 from ..text_models.errors import plain_errors
 
@@ -257,8 +256,7 @@ def _options(*groups: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 
 @click.command("train-bilm")
 @_options(_RUN_OPTIONS, _MODEL_OPTIONS, _TRAINING_OPTIONS)
-@click.pass_context
-def train_bilm(context: click.Context, **values: Any) -> None:
+def train_bilm(**values: Any) -> None:
     """Train a biLM on text, or go on where the same command stopped.
 
     Options of the model and of training that are left out are those of the run in --out, or of the model that
@@ -280,14 +278,10 @@ def train_bilm(context: click.Context, **values: Any) -> None:
         refuse_idle("with --steps", "epochs")
     if values["device"] is not None:
         require_device(values["device"])
-    given = {name: value for name, value in values.items() if context.get_parameter_source(name) in _GIVEN}
     with plain_errors():
         from .run import Run, train
 
-        train(Run(**{field.name: values[field.name] for field in fields(Run)}), given=given)
-
-
-_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+        train(Run(**{field.name: values[field.name] for field in fields(Run)}), given=given_values())
 
 
 def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from ..tasks.commands import (
     RESULTS,
     TRAINING,
     check_training,
-    given_values,
+    given_settings,
     guard_results,
     read_parts,
     report_scores,
@@ -61,9 +61,8 @@ def classify() -> None:
     help="What is read of the last layer: its last step (of each direction), or mean or maximum of each unit.",
 )  # fmt: skip
 @with_options(TRAINING, RESULTS)
-@click.pass_context
 def train(
-    context: click.Context, train_file: str, cells: tuple[str, ...], start_from: str | None, **values: Any
+    train_file: str, cells: tuple[str, ...], start_from: str | None, **values: Any
 ) -> None:
     """Train classifiers on TRAIN, or go on where the same command stopped.
 
@@ -88,7 +87,7 @@ def train(
             lambda path: Examples(*read_labelled(path)), train_file, values, [("--start-from", start_from)]
         )
         inventory = Inventory.of(data.train.texts, data.train.targets)
-        given = given_values(context, cells)
+        given = given_settings(cells)
         compared: dict[str, str] = {name: own.digest for name, own in sources.items()}
 
         def make(options: ClassifierOptions) -> Classifier:

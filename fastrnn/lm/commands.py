@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from ..cli import LazyGroup, cell_list, refuse_idle, require_device
+from ..cli import LazyGroup, cell_list, given_values, refuse_idle, require_device
 from ..paths import guard_outputs, overwrite_option
 from ..text_models.errors import plain_errors
 from ..text_models.report import require_plot
@@ -26,7 +25,6 @@ COMMANDS = {
 }
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 _SIZE = click.IntRange(1)
-_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 @click.group("lm", cls=LazyGroup, commands_by_name=COMMANDS)
@@ -114,8 +112,7 @@ def _results(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--log-every", default=100, show_default=True, type=_SIZE, metavar="STEPS")
 @click.option("--device", help="cpu, cuda or cuda:N.  [default: a GPU if there is one]")
 @_results
-@click.pass_context
-def train(context: click.Context, text: tuple[str, ...], cells: tuple[str, ...], **values: Any) -> None:
+def train(text: tuple[str, ...], cells: tuple[str, ...], **values: Any) -> None:
     """Train language models on TEXT (paths, folders or patterns), or go on where the same command stopped.
 
     \b
@@ -137,8 +134,8 @@ def train(context: click.Context, text: tuple[str, ...], cells: tuple[str, ...],
     require_plot(values["plot"])
     if values["device"] is not None:
         require_device(values["device"])
-    given = {name: value for name, value in values.items() if context.get_parameter_source(name) in _GIVEN}
-    if context.get_parameter_source("cells") in _GIVEN or len(cells) > 1:
+    given = given_values()
+    if "cells" in given:
         given["cell"] = cells[0]
     with plain_errors():
         from ..text_models.report import write_json

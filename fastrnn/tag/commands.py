@@ -18,7 +18,7 @@ from ..tasks.commands import (
     RESULTS,
     TRAINING,
     check_training,
-    given_values,
+    given_settings,
     guard_results,
     read_parts,
     report_scores,
@@ -59,8 +59,7 @@ def tag() -> None:
 @with_options(DATA, _FORMAT, _COLUMN, FEATURES, NETWORK)
 @click.option("--crf", is_flag=True, help="A linear-chain CRF over the tags, in place of a softmax for each word.")
 @with_options(TRAINING, RESULTS)
-@click.pass_context
-def train(context: click.Context, train_file: str, cells: tuple[str, ...], **values: Any) -> None:
+def train(train_file: str, cells: tuple[str, ...], **values: Any) -> None:
     """Train taggers on TRAIN (CoNLL or CoNLL-U), or go on where the same command stopped.
 
     Tags that mark entities (O, B-person, I-person, ...) are scored by F1 of entities, as conlleval counts them, others
@@ -84,7 +83,7 @@ def train(context: click.Context, train_file: str, cells: tuple[str, ...], **val
         inventory = Inventory.of(data.train.texts, (tag for own in data.train.targets for tag in own))
         results = train_all(
             lambda options: Tagger(options, inventory, sources), TaggerOptions, data, values,
-            given_values(context, cells), cells,
+            given_settings(cells), cells,
             {name: own.digest for name, own in sources.items()},
         )  # fmt: skip
         baseline = MostFrequentTag(data.train.texts, data.train.targets)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from ..cli import cell_list, refuse_idle, require_device
+from ..cli import cell_list, given_values, refuse_idle, require_device
 from ..paths import Argument, guard_outputs, overwrite_option
 from ..text_models.report import require_plot
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from .sources import Remembered
     from .training import Examples
 
-_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 _SIZE = click.IntRange(1)
 Options = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -126,9 +124,9 @@ def check_training(train_file: str, values: Mapping[str, Any]) -> None:
         require_device(values["device"])
 
 
-def given_values(context: click.Context, cells: tuple[str, ...]) -> dict[str, Any]:
+def given_settings(cells: tuple[str, ...]) -> dict[str, Any]:
     """The options that were given, by the names of their settings; of several cells the caller takes one at a time."""
-    given = {name: value for name, value in context.params.items() if context.get_parameter_source(name) in _GIVEN}
+    given = given_values()
     if given.pop("cells", None) is not None:
         given["cell"] = cells[0]
     return given
