@@ -15,6 +15,7 @@
 #include "build_info.h"
 #include "cross_entropy.h"
 #include "cuda/bindings_cuda.h"
+#include "layer_norm.h"
 #include "rnn.h"
 
 namespace py = pybind11;
@@ -133,6 +134,28 @@ PYBIND11_MODULE(_C, m) {
   address(cross_entropy, "target", &fr::CrossEntropyArgs::target);
   cross_entropy.def_readwrite("mean", &fr::CrossEntropyArgs::mean).def_readwrite("threads", &fr::CrossEntropyArgs::threads);
   m.def("cpu_cross_entropy", &fr::cpu_cross_entropy, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<fr::LayerNormArgs> layer_norm(m, "LayerNormArgs");
+  layer_norm.def(py::init([](int type, bool gru, int64_t rows, int64_t hidden, double cell_clip, int threads) {
+    fr::LayerNormArgs args{};
+    args.type = static_cast<fr::Type>(type), args.gru = gru, args.rows = rows, args.hidden = hidden;
+    args.cell_clip = cell_clip, args.threads = threads;
+    return args;
+  }));
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, const void* fr::LayerNormArgs::*>>{
+           {"input", &fr::LayerNormArgs::input}, {"units", &fr::LayerNormArgs::units}, {"shift", &fr::LayerNormArgs::shift},
+           {"state", &fr::LayerNormArgs::state}, {"candidate", &fr::LayerNormArgs::candidate}, {"d_h", &fr::LayerNormArgs::d_h},
+           {"d_c", &fr::LayerNormArgs::d_c}})
+    address(layer_norm, name, field);
+  for (auto [name, field] : std::initializer_list<std::pair<const char*, void* fr::LayerNormArgs::*>>{
+           {"product", &fr::LayerNormArgs::product}, {"gates", &fr::LayerNormArgs::gates}, {"moments", &fr::LayerNormArgs::moments},
+           {"c", &fr::LayerNormArgs::c}, {"h", &fr::LayerNormArgs::h}, {"d_input", &fr::LayerNormArgs::d_input},
+           {"d_product", &fr::LayerNormArgs::d_product}, {"d_state", &fr::LayerNormArgs::d_state},
+           {"d_units", &fr::LayerNormArgs::d_units}, {"d_shift", &fr::LayerNormArgs::d_shift},
+           {"scratch", &fr::LayerNormArgs::scratch}})
+    address(layer_norm, name, field);
+  m.def("cpu_layer_norm", &fr::cpu_layer_norm, py::call_guard<py::gil_scoped_release>());
+  m.def("cpu_layer_norm_gradients", &fr::cpu_layer_norm_gradients, py::call_guard<py::gil_scoped_release>());
 
   m.def("cells", [] {
     py::list cells;

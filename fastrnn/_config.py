@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ._extension import _C
-from .cells import ALL_CELLS, CellSpec, Parameters, States
+from .cells import ALL_CELLS, CellSpec, Parameters, States, Step
 from .reference import reference_layer
 
 
@@ -135,7 +135,9 @@ def direction_parameters(config: Config, operands: Sequence[Tensor], direction: 
     return Parameters(**{name: operands[first + place] for name, place in config.places.items()})
 
 
-def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tuple[Tensor, States]:
+def call_reference(
+    config: Config, operands: Sequence[Tensor], rows: Rows, of_step: Step | None = None
+) -> tuple[Tensor, States]:
     """The step loop over flat operands; the results as :func:`fastrnn._routes.run` gives them."""
     inputs = tuple(operands[: config.inputs])
     initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
@@ -157,6 +159,7 @@ def call_reference(config: Config, operands: Sequence[Tensor], rows: Rows) -> tu
         state_dropout=config.state_dropout,
         gradient_clip=config.gradient_clip,
         seed=rows.seed,
+        of_step=of_step,
     )
     return output, (*final, *cells)
 

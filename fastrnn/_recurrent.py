@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -60,24 +60,100 @@ def _refuse_all_states(wanted: bool) -> None:
         raise RuntimeError("all_states is not there for per-sample gradients: opacus runs the rows one by one")
 
 
-class Recurrent(torch.nn.RNNBase):
-    """What the three modules share; states travel as tuples."""
+class StepOptions:
+    """Options of what happens within a step, of layers and of single steps alike."""
 
     _kind: str
-    _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
     cell_clip: float | None = None
-    proj_clip: float | None = None
     heads: int = 1
     weight_dropout: float = 0.0
-    input_dropout: float = 0.0
-    hidden_dropout: float = 0.0
-    output_dropout: float = 0.0
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
     state_dropout: float = 0.0
     recurrent_gradient_clip: float | None = None
-    layer_norm = False
+    peephole = layer_norm = False
     _zones_cells = False  # whether the cell has states beside h that zoneout may keep
+
+    def _check_heads(self, heads: int, projection: int = 0) -> None:
+        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+            raise ValueError(f"heads should be a positive integer, got {heads!r}")
+        if heads > 1 and projection:
+            raise ValueError(f"heads needs proj_size=0, as a projection mixes them; got heads={heads}")
+        if self.hidden_size % heads:
+            raise ValueError(f"heads should divide hidden_size, got {heads} and {self.hidden_size}")
+        self.heads = heads
+
+    def _set_noise(self, recurrent_gradient_clip: float | None, **noise: float | tuple[float, float]) -> None:
+        for name, p in noise.items():
+            setattr(self, name, self._check_zoneout(p) if name == "zoneout" else check_probability(name, p))
+        clip = self.recurrent_gradient_clip = recurrent_gradient_clip
+        if clip is not None and not clip >= 0:
+            raise ValueError(f"recurrent_gradient_clip should be a number that is not negative, or None, got {clip}")
+
+    def _refuse_beside_layer_norm(self, **options: object) -> None:
+        """Refuse what a cell that is normalised has not."""
+        options |= {"heads": self.heads > 1}
+        for name, given in options.items():
+            if given:
+                raise ValueError(f"layer_norm=True is there without {name} alone")
+
+    def _begin_layer_norm(self) -> None:
+        """Gains are 1, shifts and biases 0."""
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if name.startswith("weight_unit"):
+                    weight.fill_(1.0)[9:] = 0.0
+                elif name.startswith("bias"):
+                    weight.zero_()
+
+    def _zoneout(self) -> tuple[float, float]:
+        """Probabilities of h and of the cell states."""
+        if isinstance(self.zoneout, tuple):
+            return self.zoneout
+        return self.zoneout, self.zoneout if self._zones_cells else 0.0
+
+    def _check_zoneout(self, zoneout: float | tuple[float, float]) -> float | tuple[float, float]:
+        if not isinstance(zoneout, (tuple, list)):
+            return check_probability("zoneout", zoneout)
+        if len(zoneout) != 2:
+            raise ValueError(f"zoneout should be one probability or those of h and c, got {zoneout!r}")
+        h, c = (check_probability(f"zoneout[{place}]", p) for place, p in enumerate(zoneout))
+        if c and not self._zones_cells:
+            raise ValueError(
+                f"zoneout[1] is of a cell state, which zoneout keeps in no {self._kind}: give one probability"
+            )
+        return (h, c) if h or c else 0.0
+
+    def _options_of_step(self) -> tuple:
+        """The last arguments of :func:`fastrnn.functional.stack`, from ``zoneout`` on."""
+        training = self.training
+        return (
+            self._zoneout() if self.zoneout else (0.0, 0.0),
+            self.recurrent_dropout if training else 0.0,
+            self.state_dropout if training else 0.0,
+            inf if self.recurrent_gradient_clip is None else float(self.recurrent_gradient_clip),
+            bool(training and (self.zoneout or self.recurrent_dropout or self.state_dropout)),
+        )
+
+    def _text_of_step(self, noise: Iterable[str]) -> str:
+        """What repr says of these options."""
+        text = f", heads={self.heads}" if self.heads > 1 else ""
+        for name in noise:
+            if getattr(self, name):
+                text += f", {name}={getattr(self, name)}"
+        if self.recurrent_gradient_clip is not None:
+            text += f", recurrent_gradient_clip={self.recurrent_gradient_clip}"
+        return text
+
+
+class Recurrent(StepOptions, torch.nn.RNNBase):
+    """What the three modules share; states travel as tuples."""
+
+    _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
+    proj_clip: float | None = None
+    input_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    output_dropout: float = 0.0
     _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
 
     def __init__(
@@ -93,11 +169,7 @@ class Recurrent(torch.nn.RNNBase):
         # noise: NOISE by name. No docstring here: help() would show it for the three constructors.
         super().__init__(mode or "RNN_TANH", *options)
         self._set_heads(heads)
-        for name, p in {**NOISE, **noise}.items():
-            setattr(self, name, self._check_zoneout(p) if name == "zoneout" else check_probability(name, p))
-        clip = self.recurrent_gradient_clip = recurrent_gradient_clip
-        if clip is not None and not clip >= 0:
-            raise ValueError(f"recurrent_gradient_clip should be a number that is not negative, or None, got {clip}")
+        self._set_noise(recurrent_gradient_clip, **{**NOISE, **noise})
         if self.hidden_dropout and self.num_layers == 1:
             raise ValueError("hidden_dropout acts between layers and needs num_layers > 1")
         if self.hidden_dropout and self.dropout:
@@ -109,15 +181,9 @@ class Recurrent(torch.nn.RNNBase):
 
     def _set_heads(self, heads: int) -> None:
         """Refuse a number of heads that cannot be, and give weight_hh its shape with them."""
-        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-            raise ValueError(f"heads should be a positive integer, got {heads!r}")
-        self.heads = heads
+        self._check_heads(heads, self.proj_size)
         if heads == 1:
             return
-        if self.proj_size:
-            raise ValueError(f"heads needs proj_size=0, as a projection mixes them; got heads={heads}")
-        if self.hidden_size % heads:
-            raise ValueError(f"heads should divide hidden_size, got {heads} and {self.hidden_size}")
         for name in self._flat_weights_names:
             if name.startswith("weight_hh"):
                 dense = getattr(self, name).detach()
@@ -143,24 +209,11 @@ class Recurrent(torch.nn.RNNBase):
         self._init_flat_weights()
         self.reset_parameters()
 
-    def _refuse_beside_layer_norm(self, **options: object) -> None:
-        """Refuse what a cell that is normalised has not."""
-        options |= {"heads": self.heads > 1, "recompute": self.recompute}
-        for name, given in options.items():
-            if given:
-                raise ValueError(f"layer_norm=True is there without {name} alone")
-
     def reset_parameters(self) -> None:
         """Draw the parameters as torch.nn's layers do; with layer_norm gains are 1, shifts and biases 0."""
         super().reset_parameters()
-        if not self.layer_norm:
-            return
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                if name.startswith("weight_unit"):
-                    weight.fill_(1.0)[9:] = 0.0
-                elif name.startswith("bias"):
-                    weight.zero_()
+        if self.layer_norm:
+            self._begin_layer_norm()
 
     def flatten_parameters(self) -> None:
         """Do nothing: parameters are used as they lie. Kept because callers of torch.nn's modules call it."""
@@ -171,14 +224,7 @@ class Recurrent(torch.nn.RNNBase):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        text = super().extra_repr()
-        if self.heads > 1:
-            text += f", heads={self.heads}"
-        for name in NOISE:
-            if getattr(self, name):
-                text += f", {name}={getattr(self, name)}"
-        if self.recurrent_gradient_clip is not None:
-            text += f", recurrent_gradient_clip={self.recurrent_gradient_clip}"
+        text = super().extra_repr() + self._text_of_step(NOISE)
         return text + ", recompute=True" if self.recompute else text
 
     def __setstate__(self, state: dict) -> None:
@@ -336,30 +382,8 @@ class Recurrent(torch.nn.RNNBase):
             self.recompute,
             self._variational() if self.training else None,
             all_states,
-            self._zoneout() if self.zoneout else (0.0, 0.0),
-            self.recurrent_dropout if self.training else 0.0,
-            self.state_dropout if self.training else 0.0,
-            inf if self.recurrent_gradient_clip is None else float(self.recurrent_gradient_clip),
-            bool(self.training and (self.zoneout or self.recurrent_dropout or self.state_dropout)),
+            *self._options_of_step(),
         )
-
-    def _zoneout(self) -> tuple[float, float]:
-        """Probabilities of h and of the cell states."""
-        if isinstance(self.zoneout, tuple):
-            return self.zoneout
-        return self.zoneout, self.zoneout if self._zones_cells else 0.0
-
-    def _check_zoneout(self, zoneout: float | tuple[float, float]) -> float | tuple[float, float]:
-        if not isinstance(zoneout, (tuple, list)):
-            return check_probability("zoneout", zoneout)
-        if len(zoneout) != 2:
-            raise ValueError(f"zoneout should be one probability or those of h and c, got {zoneout!r}")
-        h, c = (check_probability(f"zoneout[{place}]", p) for place, p in enumerate(zoneout))
-        if c and not self._zones_cells:
-            raise ValueError(
-                f"zoneout[1] is of a cell state, which zoneout keeps in no {self._kind}: give one probability"
-            )
-        return (h, c) if h or c else 0.0
 
     def _variational(self) -> Variational | None:
         own = Variational(self.input_dropout, self.hidden_dropout, self.output_dropout)

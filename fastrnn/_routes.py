@@ -6,7 +6,7 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
   device that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake
   and meta tensors have address 0, and dual tensors would lose their tangent silently.
 - loop: reference.py, under functorch transforms, forward-mode AD, and torch.jit.trace, which knows no lists of flags;
-  and always for cells that no kernel has.
+  and always for cells that no kernel has, whose steps are the core's for ordinary tensors (_layer_norm.py).
 - operator: _ops.py, for all the rest.
 """
 
@@ -22,6 +22,7 @@ from torch.nn import Parameter
 
 from . import _backward, _forked, _raw
 from ._config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
+from ._layer_norm import core_step
 from ._ops import gradients_operator, run_operator
 from .cells import States
 from .onnx import refuse_plain_export
@@ -66,6 +67,15 @@ def _without_memory(t: Tensor | None) -> bool:
     return t is not None and (torch._C._functorch.is_legacy_batchedtensor(t) or t._is_zerotensor())
 
 
+def _ordinary(tensors: Sequence[Tensor | None]) -> bool:
+    """The core may have these tensors of the CPU's memory, and nothing wants to see what is done with them."""
+    return (
+        not (torch.compiler.is_compiling() or _transformed() or _observed() or any(map(_without_memory, tensors)))
+        and all(t is None or t.is_cpu for t in tensors)
+        and _plain(tensors)
+    )
+
+
 def _only_these_steps(x: Tensor, steps: int) -> Tensor:
     """``x``; as TorchScript, which a trace keeps as it is, branch included."""
     if x.size(0) != steps:
@@ -91,7 +101,8 @@ def run(
         plain: the operands are known to be ordinary tensors in the CPU's memory.
     """
     if config.spec.code is None:
-        return call_reference(config, operands, rows)
+        of_step = core_step(config.spec.name, _ordinary) if _ordinary(operands) else None
+        return call_reference(config, operands, rows, of_step)
     save = False
     if torch.is_grad_enabled():
         for t in operands:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import modules
-from ._recurrent import Recurrent
+from ._recurrent import Recurrent, StepOptions
 
 TO_FAST: dict[type, type] = {
     torch.nn.LSTM: modules.LSTM,
@@ -40,7 +40,7 @@ _MACHINERY = {
 
 def own_names(fast: type) -> set[str]:
     """What a fastrnn class defines and torch.nn's does not: a layer must not use such a name for something else."""
-    own = {name for cls in fast.__mro__ if issubclass(cls, Recurrent) for name in vars(cls)}
+    own = {name for cls in fast.__mro__ if issubclass(cls, StepOptions) for name in vars(cls)}
     return {name for name in own if not hasattr(torch.nn.RNNBase, name)}
 
 
@@ -158,7 +158,7 @@ def _resolution_order(cls: type) -> list[type]:
     order = []
     for each in type.mro(cls):
         fast = TO_FAST.get(each)
-        order += [each] if fast is None else [own for own in fast.__mro__ if issubclass(own, Recurrent)]
+        order += [each] if fast is None else [own for own in fast.__mro__ if issubclass(own, StepOptions)]
     return order
 
 

@@ -166,7 +166,10 @@ def explain_layer(
         raise ValueError(f"heads must divide hidden={hidden}, and be 1 with a projection; got {heads}")
     code, storage = ALL_CELLS[cell].code, STORAGE_CODES[dtype]
     if code is None:
-        reason = f"no kernel has {cell}, whose steps need mean and variance over a row's units: torch runs each step"
+        reason = (
+            f"no kernel has {cell}, whose steps need mean and variance over a row's units: a loop runs them, on a GPU "
+            "of torch's operations, on the CPU of torch's product and one call of the core"
+        )
         return Explanation(f"{cell} H={hidden} B={batch}", "loop", "loop", (reason,), (), {}, training)
     together = min(2, directions * heads)
     plan = _C.plan(

@@ -73,9 +73,9 @@ class LSTM(Recurrent):
                 i, f, g, o = N(W_ih x) * gain_ih + bias_ih + N(W_hh h) * gain_hh + bias_hh,
                 c = sigmoid(f)*c + sigmoid(i)*tanh(g),    h = sigmoid(o) * tanh(N(c) * gain_c + shift_c).
             weight_unit_l{k} [10, H] has gain_ih in rows 0 to 3, gain_hh in 4 to 7, gain_c and shift_c in 8 and 9; gains
-            begin at 1, shifts and biases at 0. No kernel has it yet: a loop of torch operations over the steps runs it,
-            on every device, and keeps what autograd keeps of each step. Not with ``proj_size``, ``peephole``, ``heads``
-            or ``recompute``.
+            begin at 1, shifts and biases at 0. No kernel has all of it: the steps run in a loop, on the CPU of torch's
+            product and one call of the core each, on a GPU of torch's operations. Not with ``proj_size``,
+            ``peephole``, ``heads`` or ``recompute``.
     """
 
     _kind, _zones_cells = "LSTM", True
@@ -123,7 +123,7 @@ class LSTM(Recurrent):
             raise ValueError("proj_clip needs proj_size > 0")
         self.peephole, self.layer_norm = bool(peephole), bool(layer_norm)
         if self.layer_norm:
-            self._refuse_beside_layer_norm(proj_size=self.proj_size, peephole=self.peephole)
+            self._refuse_beside_layer_norm(proj_size=self.proj_size, peephole=self.peephole, recompute=self.recompute)
         if self.peephole or self.layer_norm:
             self._make_parameters()
         self.cell_clip, self.proj_clip = cell_clip, proj_clip
@@ -243,9 +243,8 @@ class GRU(Recurrent):
         layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, their GRU): with
             N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 2*H values of r and z together, and over the H of
             n, both W_ih x and W_hh h are N(.) * gain, then come the biases. weight_unit_l{k} [6, H] has the gains of
-            W_ih x in rows 0 to 2, of W_hh h in 3 to 5; gains begin at 1, biases at 0. No kernel has it yet: a loop of
-            torch operations over the steps runs it, on every device, and keeps what autograd keeps of each step. Not
-            with ``reset_after=False``, ``heads`` or ``recompute``.
+            W_ih x in rows 0 to 2, of W_hh h in 3 to 5; gains begin at 1, biases at 0. It runs as :class:`LSTM`'s.
+            Not with ``reset_after=False``, ``heads`` or ``recompute``.
     """
 
     _kind = "GRU"
@@ -287,7 +286,7 @@ class GRU(Recurrent):
         )  # fmt: skip
         self.reset_after, self.layer_norm = bool(reset_after), bool(layer_norm)
         if self.layer_norm:
-            self._refuse_beside_layer_norm(**{"reset_after=False": not self.reset_after})
+            self._refuse_beside_layer_norm(**{"reset_after=False": not self.reset_after, "recompute": self.recompute})
             self._make_parameters()
 
     @property

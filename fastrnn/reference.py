@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._heads import block_diagonal, heads_of
 from ._noise import StateNoise
-from .cells import ALL_CELLS, CellSpec, Clips, Parameters, States, state_dtype
+from .cells import ALL_CELLS, CellSpec, Clips, Parameters, States, Step, state_dtype
 
 
 def reference_layer(
@@ -37,6 +37,7 @@ def reference_layer(
     state_dropout: float = 0.0,
     gradient_clip: float = inf,
     seed: Tensor | None = None,
+    of_step: Step | None = None,
 ) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer, step by step, in differentiable torch operations.
 
@@ -61,6 +62,7 @@ def reference_layer(
         state_dropout: probability that a unit's h enters no step's recurrence.
         gradient_clip: bound of the gradient of h that a step gives to the one before; 0 cuts it.
         seed: int64 [1] of the masks, or None: zoneout's expectation, and no dropout.
+        of_step: takes the place of the cell's step, or None.
 
     Returns:
         output [T, B, D*R] (or [N, D*R]), the final states ([D, B, R],) or ([D, B, R], [D, B, C*H]), and with
@@ -77,7 +79,7 @@ def reference_layer(
         noise = StateNoise(zoneout, candidate_dropout, state_dropout, seed, d, heads_of(weights.weight_hh))
         output, final, of_steps = _direction(
             spec, x, start, weights, backwards, lengths, resets, reset_to_initial, sizes, clips, all_states, noise,
-            gradient_clip,
+            gradient_clip, of_step or spec.step,
         )  # fmt: skip
         outputs.append(output)
         finals.append(final)
@@ -128,6 +130,7 @@ def _direction(
     all_states: bool,
     noise: StateNoise,
     gradient_clip: float,
+    of_step: Step,
 ) -> tuple[Tensor, States, Tensor | None]:
     storage, compute = x.dtype, state_dtype(x.dtype)
     weights = _cast(weights, compute)
@@ -164,10 +167,10 @@ def _direction(
         if gradient_clip < inf:
             begin = (ClippedGradient.apply(begin[0], gradient_clip), *begin[1:])
         if noise.on:
-            new = spec.step(step_gates[step], begin, weights, noise.clips(clips, step, rows))
+            new = of_step(step_gates[step], begin, weights, noise.clips(clips, step, rows))
             new = noise.mix(begin, new, step, rows)
         else:
-            new = spec.step(step_gates[step], begin, weights, clips)
+            new = of_step(step_gates[step], begin, weights, clips)
         if storage != compute:
             new = (new[0].to(storage).to(compute), *new[1:])
         if active is None:

@@ -12,8 +12,8 @@ from cases import BOTH, DTYPES, make_call, weighted_sum
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastrnn
-from fastrnn import functional
-from fastrnn.cells import ALL_CELLS
+from fastrnn import _layer_norm, functional
+from fastrnn.cells import ALL_CELLS, Clips, Parameters
 from fastrnn.explain import explain_layer
 
 KINDS = {"lstm_layer_norm": fastrnn.LSTM, "gru_layer_norm": fastrnn.GRU}
@@ -69,6 +69,18 @@ def test_formulas_and_gradients(kind, device):
         tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_core_runs_the_steps_of_ordinary_tensors_alone(kind, monkeypatch):
+    layer, x, calls, forward = make(kind, 3, 5), torch.randn(4, 2, 3, dtype=torch.float64), [], _layer_norm._forward
+    monkeypatch.setattr(_layer_norm, "_forward", lambda *given: calls.append(1) or forward(*given))
+    layer(x), layer.eval()(x.requires_grad_())
+    with torch.no_grad():
+        layer(x)
+    assert len(calls) == 12
+    torch.func.vmap(layer)(x.unsqueeze(0))
+    assert len(calls) == 12
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type(kind, dtype, device):
@@ -81,6 +93,59 @@ def test_every_type(kind, dtype, device):
     assert output.dtype == dtype
     for mine, true in zip((output, *final), (truth, *true_final), strict=True):
         tol.assert_close(mine, true, 4 * tol.forward(dtype, 7, 16))  # statistics of few units stretch differences
+
+
+@pytest.mark.parametrize(
+    "options", [dict(candidate_dropout=0.3, state_dropout=0.3, reset_to_initial=True), dict(cell_clip=0.1, bias=False)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_with_options(kind, options):
+    more = dict(lengths=True, resets=True, reverse=BOTH, zoneout=(0.3, 0.3), gradient_clip=0.3)
+    call = make_call(kind, more | options, (5, 3, 4, 13, 0))
+    names, tensors = zip(*call.tensors().items(), strict=True)
+    found, true = (
+        torch.autograd.grad(weighted_sum(*results), tensors)
+        for results in (call.run(functional.layer), call.reference())
+    )
+    for name, mine, expected in zip(names, found, true, strict=True):
+        tol.assert_close(mine, expected, tol.SAME_FLOAT64, name, relative=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_gradients(kind):
+    """Double backward and gradients side by side, which the core does not make."""
+    layer = make(kind, 3, 5)
+    x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+    results = []
+    for of_layer in (layer(x)[0], by_hand(layer, x)):
+        (first,) = torch.autograd.grad(of_layer.sin().sum(), x, create_graph=True)
+        results.append([*torch.autograd.grad(first.square().sum(), [x, layer.weight_unit_l0], retain_graph=True)])
+        many = torch.eye(of_layer.numel(), dtype=torch.float64).view(-1, *of_layer.shape)
+        results[-1] += torch.autograd.grad(of_layer, [layer.weight_hh_l0], many, is_grads_batched=True)
+    for mine, true in zip(*results, strict=True):
+        tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_core_step_repeats(kind, monkeypatch):
+    """Bit for bit, whatever the threads, and a row whatever the other rows."""
+    gates, hidden, batch = ALL_CELLS[kind].gates, 520, 64
+    weight = torch.zeros(gates * hidden, hidden)  # one element a row: its products are exact in any order
+    weight[torch.arange(gates * hidden), torch.randint(hidden, (gates * hidden,))] = 1.0
+    unit = torch.rand(ALL_CELLS[kind].unit_weights, hidden).requires_grad_()
+    states = [torch.randn(batch, hidden).requires_grad_() for _ in range(ALL_CELLS[kind].states)]
+    inputs, steps = torch.randn(batch, gates * hidden), []
+    step = _layer_norm.core_step(kind, lambda tensors: True)
+    for threads, rows in ((1, batch), (3, batch), (1, 7)):
+        monkeypatch.setattr(_layer_norm._forked, "threads", lambda threads=threads: threads)
+        new = step(
+            inputs[:rows], tuple(s[:rows] for s in states), Parameters(weight, weight, weight_unit=unit), Clips()
+        )
+        steps.append((*new, *torch.autograd.grad(weighted_sum(new[0], new[1:]), [unit, *states])))
+    for one, three in zip(*steps[:2], strict=True):
+        assert torch.equal(one, three)
+    for many, few in zip(steps[0][: len(states)], steps[2], strict=False):
+        assert torch.equal(many[:7], few)
 
 
 @pytest.mark.parametrize("kind", KINDS)

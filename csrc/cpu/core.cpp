@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "cross_entropy.h"
+#include "layer_norm.h"
 
 namespace fr {
 namespace cpu {
@@ -17,6 +18,7 @@ struct InstructionSet {
   bool (*available)();
   const Backend* (*find)(Cell, Type);
   const CrossEntropyBackend* (*find_cross_entropy)(Type);
+  const LayerNormBackend* (*find_layer_norm)(Type);
 };
 
 #if defined(FASTRNN_AVX2)
@@ -32,18 +34,22 @@ bool has_avx512() {
 bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
-// Best first. One that does not serve a type leaves it to the next. CMakeLists.txt says which were compiled.
+template <class Served>
+[[maybe_unused]] const Served* left_to_the_next(Type) { return nullptr; }
+
+// Best first. One that does not serve a type leaves it to the next; layer normalisation is a small part of its steps, and takes no
+// third compilation. CMakeLists.txt says which were compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
-    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, [](Type) { return static_cast<const CrossEntropyBackend*>(nullptr); }},
+    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>},
 #endif
 #if defined(FASTRNN_AVX512)
-    {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>},
+    {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>, left_to_the_next<LayerNormBackend>},
 #endif
 #if defined(FASTRNN_AVX2)
-    {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>},
+    {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>},
 #endif
-    {"baseline", [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>},
+    {"baseline", [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>, find_layer_norm<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 
@@ -65,6 +71,11 @@ int current_instruction_set() {
 const Backend& choose_backend(Cell cell, Type type) {
   for (int index = current_instruction_set();; ++index)
     if (const Backend* found = kInstructionSets[index].find(cell, type)) return *found;
+}
+
+const LayerNormBackend& choose_layer_norm(Type type) {
+  for (int index = current_instruction_set();; ++index)
+    if (const LayerNormBackend* found = kInstructionSets[index].find_layer_norm(type)) return *found;
 }
 
 const CrossEntropyBackend& choose_cross_entropy(Type type) {

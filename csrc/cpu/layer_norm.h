@@ -1,0 +1,21 @@
+// Layer normalisation in a step: what each instruction set offers to layer_norm.cpp, for rows or units [begin, end).
+#pragma once
+
+#include "../layer_norm.h"
+#include "isa.h"
+
+namespace fr::cpu {
+
+struct LayerNormBackend {
+  void (*forward)(const LayerNormArgs&, int64_t begin, int64_t end);
+  void (*backward)(const LayerNormArgs&, int64_t begin, int64_t end);
+  void (*unit_gradients)(const LayerNormArgs&, int64_t begin, int64_t end);  // sums over rows, after backward
+};
+
+// Null where the instruction set leaves the type to another.
+template <class Isa>
+const LayerNormBackend* find_layer_norm(Type type);
+
+const LayerNormBackend& choose_layer_norm(Type type);
+
+}  // namespace fr::cpu

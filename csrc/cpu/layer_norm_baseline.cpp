@@ -1,0 +1,8 @@
+// Layer normalisation compiled for the platform's baseline.
+#include "layer_norm_impl.h"
+
+namespace fr::cpu {
+
+template const LayerNormBackend* find_layer_norm<Baseline>(Type);
+
+}  // namespace fr::cpu

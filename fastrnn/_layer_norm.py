@@ -1,0 +1,128 @@
+"""A step of the cells with layer normalisation by the CPU's core, for the step loop of ordinary tensors.
+
+Torch makes the products; all between them is one call of the core (csrc/layer_norm.h) in forward and one in backward.
+The formulas are those of cells.py, which double backward and everything but plain tensors of the CPU's memory take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import _forked
+from ._extension import _C
+from .cells import ALL_CELLS, STORAGE_CODES, Clips, Parameters, States, Step
+
+
+def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) -> Step:
+    """The step of a cell with layer normalisation, for :func:`fastrnn.reference.reference_layer`.
+
+    Args:
+        cell: key of :data:`fastrnn.cells.ALL_CELLS`.
+        ordinary: whether the core may have these tensors; gradients for which it may not go by the formulas.
+    """
+
+    def step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
+        operands = (gates, parameters.weight_hh, parameters.weight_unit, parameters.bias_hh, *states)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+            return _Step.apply(cell, ordinary, clips, *operands)
+        return _forward(cell, clips, *operands)[0]
+
+    return step
+
+
+def _arguments(cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Tensor | None, state: Tensor):
+    """What both ways of the core's call have in common, and what has to live until it returns."""
+    gru = cell == "gru_layer_norm"
+    own = [t if t is None else t.contiguous() for t in (unit, shift, state, clips.candidate)]
+    rows, hidden = state.shape
+    args = _C.LayerNormArgs(STORAGE_CODES[product.dtype], gru, rows, hidden, clips.cell, _forked.threads())
+    unit, shift, state, candidate = own
+    args.units = unit.data_ptr() + ALL_CELLS[cell].gates * hidden * unit.element_size()  # after the input part's gains
+    args.shift = 0 if shift is None else shift.data_ptr()
+    args.state = state.data_ptr()
+    args.candidate = 0 if candidate is None else candidate.data_ptr()
+    args.product = product.data_ptr()
+    return args, own
+
+
+def _forward(cell, clips, gates, weight, unit, shift, h, c=None):
+    """The new states, and what backward needs of the step."""
+    entering = h if clips.entering is None else h * clips.entering
+    product = torch.mm(entering, weight.t())
+    args, own = _arguments(cell, clips, product, unit, shift, h if c is None else c)
+    gates = gates.contiguous()
+    activations, moments, new = torch.empty_like(product), product.new_empty(len(h), 3), torch.empty_like(own[2])
+    args.input, args.gates, args.moments = gates.data_ptr(), activations.data_ptr(), moments.data_ptr()
+    args.h = new.data_ptr()
+    if c is None:
+        states = (new,)
+    else:
+        states = (new, torch.empty_like(new))
+        args.c = states[1].data_ptr()
+    _C.cpu_layer_norm(args)
+    return states, (product, activations, moments)
+
+
+class _Step(torch.autograd.Function):
+    """A step with gradients."""
+
+    @staticmethod
+    def forward(ctx, cell, ordinary, clips, gates, weight, unit, shift, *states):
+        new, kept = _forward(cell, clips, gates, weight, unit, shift, *states)
+        ctx.save_for_backward(gates, weight, unit, shift, *states, *new[1:], *kept)
+        ctx.call = cell, ordinary, clips, len(states)
+        return new
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        cell, ordinary, clips, count = ctx.call
+        gates, weight, unit, shift, *rest = ctx.saved_tensors
+        states = rest[:count]
+        if torch.is_grad_enabled() or not ordinary(gradients):
+            operands = (gates, weight, unit, shift, *states)
+            return None, None, None, *_again(cell, clips, operands, gradients, ctx.needs_input_grad[3:])
+        *new_c, product, activations, moments = rest[count:]
+        args, _own = _arguments(cell, clips, product, unit, shift, states[-1])
+        given = [g.contiguous() for g in gradients]
+        d_gates, d_product, d_unit = torch.empty_like(product), torch.empty_like(product), torch.zeros_like(_own[0])
+        d_shift, d_state, scratch = (
+            product.new_empty(product.shape[1]),
+            torch.empty_like(_own[2]),
+            torch.empty_like(_own[2]),
+        )
+        args.gates, args.moments, args.d_h = activations.data_ptr(), moments.data_ptr(), given[0].data_ptr()
+        args.d_input, args.d_product, args.d_state = d_gates.data_ptr(), d_product.data_ptr(), d_state.data_ptr()
+        args.d_units = d_unit.data_ptr() + ALL_CELLS[cell].gates * scratch.shape[1] * d_unit.element_size()
+        args.d_shift, args.scratch = d_shift.data_ptr(), scratch.data_ptr()
+        if new_c:
+            args.c, args.d_c = new_c[0].data_ptr(), given[1].data_ptr()
+        _C.cpu_layer_norm_gradients(args)
+        needs_weight, needs_h = ctx.needs_input_grad[4], ctx.needs_input_grad[7]
+        entering = states[0] if clips.entering is None else states[0] * clips.entering
+        d_weight = d_product.t().mm(entering) if needs_weight else None
+        d_h = d_product.mm(weight) if needs_h else None
+        if needs_h and clips.entering is not None:
+            d_h *= clips.entering
+        d_states = (d_h, d_state)
+        if not new_c:
+            d_states = (d_h.add_(d_state) if needs_h else None,)
+        return None, None, None, d_gates, d_weight, d_unit, None if shift is None else d_shift, *d_states
+
+
+def _again(cell, clips, operands, gradients, needs):
+    """Gradients by the formulas, which can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [
+            t if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
+            for t, need in zip(operands, needs, strict=True)
+        ]
+        gates, weight, unit, shift, *states = aliases
+        parameters = Parameters(weight_ih=weight, weight_hh=weight, bias_hh=shift, weight_unit=unit)
+        new = ALL_CELLS[cell].step(gates, tuple(states), parameters, clips)
+        wanted = [t for t, need in zip(aliases, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(new, wanted, gradients, create_graph=create_graph, allow_unused=True))
+    return [next(found) if need else None for need in needs]
