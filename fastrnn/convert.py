@@ -32,8 +32,10 @@ _EXTRAS = {
     modules.GRU: {"recompute": False, "reset_after": True, "layer_norm": False},
     modules.RNN: {"recompute": False},
     Recurrent: {"heads": 1, "recurrent_gradient_clip": None, **NOISE},
-    step_modules.LSTMCell: {"cell_clip": None},
+    step_modules.LSTMCell: {"cell_clip": None, "peephole": False},
     step_modules.GRUCell: {"reset_after": True},
+    step_modules._Step: {"heads": 1, "recurrent_gradient_clip": None, "layer_norm": False}
+    | dict.fromkeys(step_modules.NOISE, 0.0),
 }
 
 
@@ -200,8 +202,8 @@ def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> R
     return report
 
 
-def _write_block_diagonal(module: Recurrent) -> None:
-    for name in module._flat_weights_names:
+def _write_block_diagonal(module: Recurrent | torch.nn.RNNCellBase) -> None:
+    for name in [name for name, _ in module.named_parameters()]:
         if name.startswith("weight_hh"):
             heads = getattr(module, name)
             dense = block_diagonal(heads.detach(), CELLS[module.cell].gates)

@@ -6,11 +6,14 @@ of their own. Weights are read by attribute at each call, as the layers read the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn.functional import dropout
 
-from ._recurrent import Recurrent, is_proxy
-from .cells import States
+from ._recurrent import Recurrent, StepOptions, is_proxy
+from .cells import ALL_CELLS, States
 from .functional import stack
 
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
@@ -18,11 +21,46 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 Device = torch.device | str | int | None
 
 
-class _Step(torch.nn.RNNCellBase):
+NOISE = ("weight_dropout", "zoneout", "recurrent_dropout", "state_dropout")
+
+
+class _Step(StepOptions, torch.nn.RNNCellBase):
     """What the three share; states travel as tuples."""
 
-    cell_clip: float | None = None
-    _kind: str
+    def _set_options(
+        self,
+        heads: int,
+        recurrent_gradient_clip: float | None,
+        noise: dict[str, float | tuple[float, float]],
+        layer_norm: bool = False,
+        refused: dict[str, object] | None = None,
+    ) -> None:
+        """Those of a step, and the parameters that they change; ``refused``: what is not there beside layer_norm."""
+        self._check_heads(heads)
+        self._set_noise(recurrent_gradient_clip, **noise)
+        self.layer_norm = bool(layer_norm)
+        if self.layer_norm:
+            self._refuse_beside_layer_norm(**(refused or {}))
+        if heads > 1 or self.layer_norm or self.peephole:
+            self._make_parameters()
+
+    def _make_parameters(self) -> None:
+        """Those of the cell in place of torch.nn's, drawn like them."""
+        like, hidden = self.weight_ih, self.hidden_size
+        shapes = ALL_CELLS[self.cell].shapes(bool(self.bias), self.input_size, hidden, hidden, self.heads)
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(like.new_empty(shape)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters as torch.nn's cells do; with layer_norm gains are 1, shifts and biases 0."""
+        super().reset_parameters()
+        if self.layer_norm:
+            self._begin_layer_norm()
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr() + self._text_of_step(NOISE)
+        return text + "".join(f", {name}=True" for name in ("peephole", "layer_norm") if getattr(self, name))
 
     @property
     def cell(self) -> str:
@@ -39,15 +77,35 @@ class _Step(torch.nn.RNNCellBase):
             x = x.unsqueeze(0)
             if states is not None:
                 states = tuple([state.unsqueeze(0) for state in states])
-        own = self._parameters
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if self.bias else ("weight_ih", "weight_hh")
+        own, cell = self._parameters, self.cell
+        names = ALL_CELLS[cell].parameters[1 if self.bias else 0]
         weights = [own[name] if name in own else getattr(self, name) for name in names]
         self._check(x, states)
         if states is not None:
             states = tuple([state.unsqueeze(0) for state in states])
-        _, final = stack(self.cell, x, states, weights, 1, bool(self.bias), False, cell_clip=self.cell_clip or 0.0)
+        if self._is_plain():
+            _, final = stack(cell, x, states, weights, 1, bool(self.bias), False, cell_clip=self.cell_clip or 0.0)
+        else:
+            final = self._run_noisy(x, states, weights)
         final = tuple([state.squeeze(0) for state in final])
         return final if batched else tuple([state.squeeze(0) for state in final])
+
+    def _is_plain(self) -> bool:
+        """No option changes what a step does beyond its cell; asked at every call."""
+        return not (
+            self.zoneout
+            or self.weight_dropout
+            or self.recurrent_dropout
+            or self.state_dropout
+            or self.recurrent_gradient_clip is not None
+        )
+
+    def _run_noisy(self, x: Tensor, states: States | None, weights: Sequence[Tensor]) -> States:
+        if self.training and self.weight_dropout:
+            weights = [weights[0], dropout(weights[1], self.weight_dropout), *weights[2:]]
+        nothing = (0.0, None, None, False, None)  # dropout between layers to batch_sizes
+        own = (self.cell_clip or 0.0, 0.0, False, None, False, *self._options_of_step())
+        return stack(self.cell, x, states, weights, 1, bool(self.bias), False, *nothing, *own)[1]
 
     def _check_dims(self, input: Tensor) -> None:
         if input.dim() not in (1, 2):
@@ -80,9 +138,18 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
         device: of the parameters.
         dtype: of the parameters.
         cell_clip: the cell state is clipped to [-cell_clip, cell_clip], gradient zero outside.
+        peephole: see :class:`fastrnn.LSTM`; weight_unit [3, H].
+        heads: see :class:`fastrnn.LSTM`.
+        weight_dropout: see :class:`fastrnn.LSTM`; each call draws anew, here and below.
+        zoneout: see :class:`fastrnn.LSTM`.
+        recurrent_dropout: see :class:`fastrnn.LSTM`.
+        state_dropout: probability that a unit's h is zero where it enters the step, in training. A layer holds its mask
+            for all steps of a row; a step knows of no other, so each call draws its own.
+        recurrent_gradient_clip: see :class:`fastrnn.LSTM`.
+        layer_norm: see :class:`fastrnn.LSTM`.
     """
 
-    _kind = "LSTMCell"
+    _kind, _zones_cells = "LSTMCell", True
 
     def __init__(
         self,
@@ -93,15 +160,30 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
         dtype: torch.dtype | None = None,
         *,
         cell_clip: float | None = None,
+        peephole: bool = False,
+        heads: int = 1,
+        weight_dropout: float = 0.0,
+        zoneout: float | tuple[float, float] = 0.0,
+        recurrent_dropout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
+        layer_norm: bool = False,
     ) -> None:
         if cell_clip is not None and not cell_clip > 0:
             raise ValueError(f"cell_clip should be a positive number or None, got {cell_clip}")
         super().__init__(input_size, hidden_size, bias, device, dtype)
-        self.cell_clip = cell_clip
+        self.cell_clip, self.peephole = cell_clip, bool(peephole)
+        noise = dict(
+            weight_dropout=weight_dropout,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            state_dropout=state_dropout,
+        )
+        self._set_options(heads, recurrent_gradient_clip, noise, layer_norm, {"peephole": peephole})
 
     @property
     def cell(self) -> str:
-        return "lstm"
+        return "lstm_layer_norm" if self.layer_norm else "lstm_peephole" if self.peephole else "lstm"
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.cell_clip is None else f", cell_clip={self.cell_clip}")
@@ -138,6 +220,14 @@ class GRUCell(_Step, torch.nn.GRUCell):
         device: of the parameters.
         dtype: of the parameters.
         reset_after: torch's GRU, or with False the reset gate before the product.
+        heads: see :class:`fastrnn.GRU`.
+        weight_dropout: see :class:`fastrnn.GRU`; each call draws anew, here and below.
+        zoneout: see :class:`fastrnn.GRU`.
+        recurrent_dropout: see :class:`fastrnn.GRU`.
+        state_dropout: probability that a unit's h is zero where it enters the step, in training. A layer holds its mask
+            for all steps of a row; a step knows of no other, so each call draws its own.
+        recurrent_gradient_clip: see :class:`fastrnn.GRU`.
+        layer_norm: see :class:`fastrnn.GRU`.
     """
 
     _kind = "GRUCell"
@@ -152,13 +242,27 @@ class GRUCell(_Step, torch.nn.GRUCell):
         dtype: torch.dtype | None = None,
         *,
         reset_after: bool = True,
+        heads: int = 1,
+        weight_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device, dtype)
         self.reset_after = bool(reset_after)
+        noise = dict(
+            weight_dropout=weight_dropout,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            state_dropout=state_dropout,
+        )
+        self._set_options(heads, recurrent_gradient_clip, noise, layer_norm, {"reset_after=False": not reset_after})
 
     @property
     def cell(self) -> str:
-        return "gru" if self.reset_after else "gru_reset_before"
+        return "gru_layer_norm" if self.layer_norm else "gru" if self.reset_after else "gru_reset_before"
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.reset_after else ", reset_after=False")
@@ -186,9 +290,34 @@ class RNNCell(_Step, torch.nn.RNNCell):
         nonlinearity: "tanh" or "relu".
         device: of the parameters.
         dtype: of the parameters.
+        heads: see :class:`fastrnn.RNN`.
+        weight_dropout: see :class:`fastrnn.RNN`; each call draws anew, here and below.
+        zoneout: see :class:`fastrnn.RNN`.
+        state_dropout: probability that a unit's h is zero where it enters the step, in training. A layer holds its mask
+            for all steps of a row; a step knows of no other, so each call draws its own.
+        recurrent_gradient_clip: see :class:`fastrnn.RNN`.
     """
 
     _kind = "RNNCell"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        heads: int = 1,
+        weight_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        state_dropout: float = 0.0,
+        recurrent_gradient_clip: float | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, nonlinearity, device, dtype)
+        noise = dict(weight_dropout=weight_dropout, zoneout=zoneout, state_dropout=state_dropout)
+        self._set_options(heads, recurrent_gradient_clip, noise)
 
     @property
     def cell(self) -> str:

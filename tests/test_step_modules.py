@@ -73,6 +73,73 @@ def test_options_are_the_layers(kind, option):
     assert getattr(copy.deepcopy(cell), name) == value
 
 
+STEP_OPTIONS = [
+    ("LSTMCell", dict(peephole=True, zoneout=(0.3, 0.4), recurrent_dropout=0.3)),
+    ("LSTMCell", dict(layer_norm=True, weight_dropout=0.3, cell_clip=0.3)),
+    ("LSTMCell", dict(heads=3, state_dropout=0.3, recurrent_gradient_clip=0.02)),
+    ("GRUCell", dict(layer_norm=True, bias=False, state_dropout=0.3, zoneout=0.3)),
+    ("GRUCell", dict(heads=2, reset_after=False, weight_dropout=0.3, recurrent_dropout=0.3)),
+    ("RNNCell", dict(nonlinearity="relu", heads=2, zoneout=0.3, recurrent_gradient_clip=0.0)),
+]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("kind, options", STEP_OPTIONS, ids=str)
+def test_a_step_is_a_layers_of_one(kind, options, training):
+    cell = getattr(fastrnn, kind)(3, 6, **options, dtype=torch.float64).train(training)
+    layer = getattr(fastrnn, kind.removesuffix("Cell"))(3, 6, **options, dtype=torch.float64).train(training)
+    layer.load_state_dict({f"{name}_l0": value for name, value in cell.state_dict().items()})
+    x, state = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), state_for(kind, 5, 6)
+    results = []
+    for module in (cell, layer):
+        torch.manual_seed(1)
+        if module is cell:
+            new = flat(cell(x, state))
+        else:
+            given = tuple(s[None] for s in state) if kind == "LSTMCell" else state[None]
+            new = [s[0] for s in flat(layer(x[None], given)[1])]
+        loss = sum((each * each.detach().cos()).sum() for each in new)
+        results.append([*new, *torch.autograd.grad(loss, [x, *flat(state), *module.parameters()])])
+    for mine, true in zip(*results, strict=True):
+        assert torch.equal(mine, true)
+
+
+@pytest.mark.parametrize("kind, options", STEP_OPTIONS, ids=str)
+def test_options_are_shown_kept_and_not_lost_on_the_way_to_torch(kind, options):
+    cell = getattr(fastrnn, kind)(3, 6, **options)
+    for same in (pickle.loads(pickle.dumps(cell)), copy.deepcopy(cell)):
+        assert repr(same) == repr(cell) and all(f"{name}={value}" in repr(cell) for name, value in options.items())
+    model = torch.nn.Sequential(cell)
+    assert "torch.nn" in fastrnn.revert(model).left["0"] and model[0] is cell
+    if cell.layer_norm:
+        assert all((own == 1).all() for name, own in cell.named_parameters() if name == "weight_unit" and len(own) == 6)
+
+
+def test_heads_become_a_dense_weight_of_torchs():
+    model, x = torch.nn.Sequential(fastrnn.GRUCell(3, 6, heads=2)), torch.randn(2, 3)
+    before = model(x)
+    assert fastrnn.revert(model, block_diagonal_weights=True).swapped == ["0"] and type(model[0]) is torch.nn.GRUCell
+    tol.assert_close(model(x), before, tol.SAME_FLOAT32)
+
+
+@pytest.mark.parametrize(
+    "kind, options, message",
+    [
+        ("LSTMCell", dict(heads=4), "heads should divide hidden_size, got 4 and 6"),
+        ("GRUCell", dict(heads=True), "heads should be a positive integer, got True"),
+        ("RNNCell", dict(state_dropout=1.0), r"state_dropout should be a number in \[0, 1\)"),
+        ("GRUCell", dict(zoneout=(0.1, 0.1)), r"zoneout\[1\] is of a cell state, which zoneout keeps in no GRUCell"),
+        ("LSTMCell", dict(recurrent_gradient_clip=-1.0), "recurrent_gradient_clip should be a number that is not neg"),
+        ("LSTMCell", dict(layer_norm=True, peephole=True), "layer_norm=True is there without peephole"),
+        ("GRUCell", dict(layer_norm=True, heads=2), "layer_norm=True is there without heads"),
+        ("GRUCell", dict(layer_norm=True, reset_after=False), "layer_norm=True is there without reset_after=False"),
+    ],
+)
+def test_options_that_cannot_be(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(fastrnn, kind)(3, 6, **options)
+
+
 @each_kind
 @pytest.mark.parametrize(
     "x, state",
