@@ -1,12 +1,14 @@
-// What a whole warp does at once: shuffles, ldmatrix and mma.sync, from the parts its lanes have deposited. Fragment layouts
-// are those of the PTX manual, "Matrix fragments for mma.m16n8k16 with floating point type" and "mma.m16n8k8 (.tf32)":
+// Collectives of a whole warp: shuffles, ldmatrix and mma.sync, computed from the parts that its lanes have deposited.
+// Fragment layouts are those of the PTX manual, "Matrix fragments for mma.m16n8k16 with floating point type" and
+// "mma.m16n8k8 (.tf32)":
 //   groupID = lane / 4, t = lane % 4
 //   C, D (16x8):  c0, c1 at row groupID, columns 2t, 2t+1;  c2, c3 at row groupID + 8
-//   16 bit, A (16x16): a register holds two values; registers 0..3 at (groupID, 2t), (groupID+8, 2t), (groupID, 2t+8), (groupID+8, 2t+8)
+//   16 bit, A (16x16): a register holds two values; registers 0..3 at (groupID, 2t), (groupID+8, 2t), (groupID, 2t+8),
+//                      (groupID+8, 2t+8)
 //   16 bit, B (16x8):  registers 0, 1 at rows 2t, 2t+8 (and the next row), column groupID
 //   TF32, A (16x8):    registers 0..3 at (groupID, t), (groupID+8, t), (groupID, t+4), (groupID+8, t+4)
 //   TF32, B (8x8):     registers 0, 1 at rows t, t+4, column groupID
-// Compiled without sanitizers: it reads the lanes' stacks.
+// Compiled without sanitizers, because it reads the lanes' stacks.
 #include "../cuda/device.cuh"
 
 namespace fr::FR_TARGET::emulated {
@@ -66,7 +68,7 @@ void mma_bf16(void** parts) { mma_16_bit(parts, decode_bf16); }
 void mma_fp16(void** parts) { mma_16_bit(parts, fp16_to_float); }
 
 void mma_tf32(void** parts) {
-  constexpr uint32_t kKept = 0xFFFFE000u;  // the hardware does not look at the low 13 bits
+  constexpr uint32_t kKept = 0xFFFFE000u;  // the hardware ignores the low 13 bits
   float a[16][8], b[8][8];
   for (int lane = 0; lane < kLanes; ++lane) {
     const Mma& part = *static_cast<Mma*>(parts[lane]);

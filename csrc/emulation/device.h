@@ -1,6 +1,6 @@
-// The fr:: words on the host: the same names and meanings as cuda/device.cuh, for kernels run by scheduler.h. Included by
-// device.cuh when the compiler is not nvcc. Lane maps are those of the PTX manual (mma.sync, ldmatrix), computed plainly in
-// collectives.cpp, so that an index error in a kernel shows as a wrong number here as well.
+// The device vocabulary on the host: the fr:: functions of cuda/device.cuh, for kernels that scheduler.h runs.
+// device.cuh includes this file when the compiler is not nvcc. Lane maps are those of the PTX manual (mma.sync,
+// ldmatrix), computed plainly in collectives.cpp, so that an index error in a kernel gives a wrong number here too.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace fr::FR_TARGET {
 
-// ---- where am I ----------------------------------------------------------------------------------------------------------
+// ---- indices --------------------------------------------------------------------------------------------------------
 inline int thread_index() { return emulation::thread_index(); }
 inline int block_threads() { return emulation::block_threads(); }
 inline int made_anew(int value) { return value; }
@@ -23,8 +23,8 @@ inline int block_z() { return emulation::block_index().z; }
 inline int grid_x() { return emulation::grid_size().x; }
 inline unsigned long long global_nanoseconds() { return emulation::nanoseconds(); }  // see Schedule
 
-// ---- memory --------------------------------------------------------------------------------------------------------------
-// `bytes` at `offset` of the block's shared memory; out of the launched size is a fault.
+// ---- memory ---------------------------------------------------------------------------------------------------------
+// The block's shared memory at `offset`. A fault if `bytes` from there exceed the launched size.
 inline unsigned char* shared_memory(size_t offset, size_t bytes, FR_HERE) {
   if (offset + bytes > emulation::shared_bytes())
     emulation::fail("shared memory [" + std::to_string(offset) + ", " + std::to_string(offset + bytes) + ") of " +
@@ -32,7 +32,7 @@ inline unsigned char* shared_memory(size_t offset, size_t bytes, FR_HERE) {
   return emulation::shared_memory() + offset;
 }
 
-// On the GPU brings a line nearer; here reads it, so that an address beyond its buffer is caught.
+// On the GPU a prefetch. Here a read, so that an address beyond its buffer is caught.
 inline void prefetch(const void* p) { static_cast<void>(*static_cast<const volatile unsigned char*>(p)); }
 
 inline void store_release(unsigned* p, unsigned value) {
@@ -41,11 +41,11 @@ inline void store_release(unsigned* p, unsigned value) {
 }
 inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
-// To host memory, whole and at once.
+// An atomic store to host memory.
 inline void store_system(unsigned long long* p, unsigned long long value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
-// Polls ready() until it is true. False: given up, since so many nanoseconds have passed (0: no deadline), or since another
-// has set *given_up (null: nobody can). Both are looked at once in many polls.
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *given_up is not 0 (null:
+// no abort flag). Both are checked only every 256 polls.
 template <class Ready>
 inline bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* given_up, FR_HERE) {
   unsigned long long deadline = 0;
@@ -65,9 +65,9 @@ inline void expect(bool condition, const char* what, FR_HERE) {
   if (!condition) emulation::fail(std::string("expected ") + what, file, line);
 }
 
-// ---- barriers and exchange -----------------------------------------------------------------------------------------------
+// ---- barriers and shuffles ------------------------------------------------------------------------------------------
 inline void block_sync(FR_HERE) { emulation::block_sync(file, line); }
-// A block_sync that tells all threads whether any of them came with `value`.
+// A block_sync that returns whether any thread passed true.
 inline bool block_sync_any(bool value, FR_HERE) { return emulation::block_sync_any(value, file, line); }
 inline void warp_sync(FR_HERE) {
   emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, true, file, line);
@@ -76,14 +76,15 @@ inline void warp_sync(FR_HERE) {
 inline int cluster_rank() { return emulation::cluster_rank(); }
 inline int cluster_size() { return emulation::cluster_size(); }
 inline void cluster_sync(FR_HERE) { emulation::cluster_sync(file, line); }
-// The same place in block `rank`'s shared memory. From the first cluster_sync on; a block leaves only after a cluster_sync that
-// follows the last use of its memory. An address or rank that is none, and a block that leaves too early, are faults.
+// The address in block `rank`'s shared memory that corresponds to `own`. Valid from the first cluster_sync on. A block
+// may exit only after a cluster_sync that follows the last access to its memory. A bad address or rank, and a block
+// that exits too early, are faults.
 template <class T>
 inline T* peer_shared(T* own, int rank, FR_HERE) {
   return reinterpret_cast<T*>(emulation::peer_shared(reinterpret_cast<unsigned char*>(own), sizeof(T), rank, file, line));
 }
 
-namespace emulated {  // one lane's part of a collective; computed in collectives.cpp
+namespace emulated {  // one lane's part of a collective; collectives.cpp computes them
 struct Shuffle { float value; int from; float result; };
 void shuffle(void** parts);
 struct Matrix { uint32_t row[4]; uint32_t result[4]; };
@@ -102,14 +103,16 @@ inline float warp_shuffle(float value, int from, FR_HERE) {
   return part.result;
 }
 
-// ---- asynchronous copies: done late (at the wait) or early (at issue), as the seed says; poisoned in between ----------------
+// ---- asynchronous copies: performed late (at the wait) or early (at issue), by the seed; the target is poisoned in
+// between ---
 inline void copy_now(const emulation::Copy& copy) {
   auto* to = static_cast<unsigned char*>(copy.to);
   auto* from = static_cast<const unsigned char*>(copy.from);
   for (int i = 0; i < copy.bytes; ++i) to[i] = i < copy.valid ? from[i] : 0;
 }
 
-// 16 bytes from global to shared memory, both aligned to 16; bytes from `valid` on become zero and are not read.
+// Copies 16 bytes from global to shared memory; both addresses are aligned to 16. Bytes from `valid` on are
+// zero-filled, not read.
 inline void copy_async(void* shared, const void* global, int valid, FR_HERE) {
   if (reinterpret_cast<uintptr_t>(shared) % 16 || (valid > 0 && reinterpret_cast<uintptr_t>(global) % 16))
     emulation::fail("copy_async of a misaligned address", file, line);
@@ -119,14 +122,15 @@ inline void copy_async(void* shared, const void* global, int valid, FR_HERE) {
   emulation::put_copy(copy, file, line);
 }
 inline void commit_copies() { emulation::commit_copies(); }
-// Waits until at most kLeft of the newest committed groups of this thread are still under way.
+// Waits until at most kLeft of this thread's committed copy groups are still in flight.
 template <int kLeft>
 inline void wait_copies() {
   while (const emulation::Copy* copy = emulation::take_copy(kLeft)) copy_now(*copy);
 }
 
-// ---- tensor cores --------------------------------------------------------------------------------------------------------
-// ldmatrix.x4: lane i names row i % 8 (16 bytes) of matrix i / 8; lane i gets word i % 4 of row i / 4 of each.
+// ---- tensor cores ---------------------------------------------------------------------------------------------------
+// ldmatrix.x4: lane i passes the address of row i % 8 (16 bytes) of matrix i / 8, and receives word i % 4 of row i / 4
+// of each matrix.
 inline void load_matrix_x4(uint32_t (&to)[4], const void* row, FR_HERE) {
   if (reinterpret_cast<uintptr_t>(row) % 16) emulation::fail("load_matrix_x4 of a misaligned row", file, line);
   emulated::Matrix part{};
@@ -148,12 +152,12 @@ inline void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32
   emulated::Mma part{d, a, b};
   emulation::warp_collective(emulation::Collective::kMma, &part, emulated::mma_tf32, false, file, line);
 }
-// Nearest TF32 (10 bits of mantissa), ties away from zero, as cvt.rna.tf32.f32.
+// Rounds to the nearest TF32 (10 mantissa bits), ties away from zero, as cvt.rna.tf32.f32 does.
 inline uint32_t round_to_tf32(uint32_t bits) {
   return (bits & 0x7F800000u) == 0x7F800000u ? bits : (bits + 0x1000u) & 0xFFFFE000u;
 }
 
-// ---- storage types -------------------------------------------------------------------------------------------------------
+// ---- storage types --------------------------------------------------------------------------------------------------
 inline float bits_to_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);

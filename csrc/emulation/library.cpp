@@ -1,5 +1,5 @@
-// The emulated kernels as a shared library with C functions, which fastrnn/_emulation.py calls. It is no part of the package:
-// tests/kernel_programs.py builds it when a test asks for it.
+// The emulated kernels as a shared library with C functions, called by fastrnn/_emulation.py. It is not part of the
+// package: tests/kernel_programs.py builds it when a test asks for it.
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -14,9 +14,9 @@ struct EmulatedCall {
   int32_t tf32;
   unsigned long long* status;
   uint64_t patience;
-  const int32_t* stall;  // x, y, z of a block that stands still and publications before it does; null: none does
-  int64_t first, last;   // of a forward call
-  char* message;         // of the error, cut to its size with the zero at its end
+  const int32_t* stall;  // x, y, z of the block to stall, and after how many publications (Schedule); null: none
+  int64_t first, last;   // range of steps of a forward call
+  char* message;         // the error's text, truncated to fit; the caller zeroes the buffer
   uint64_t message_bytes;
 };
 
@@ -54,7 +54,7 @@ int guarded(const EmulatedCall& call, Run&& run) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Bytes of the argument structs, to tell a library of other sources than the caller's.
+// Sizes of the argument structs: the caller compares them with its own, to detect a library built from other sources.
 uint64_t emulated_forward_bytes() { return sizeof(fr::ForwardArgs); }
 uint64_t emulated_backward_bytes() { return sizeof(fr::BackwardArgs); }
 

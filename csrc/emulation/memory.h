@@ -1,5 +1,5 @@
-// The global memory that a test has told of. The host build of a kernel leaves bounds to AddressSanitizer; what checks each access
-// itself (a kernel's PTX, tests/ptx) asks here.
+// A registry of the global memory that kernels may touch. The host build of a kernel leaves bounds to AddressSanitizer.
+// A kernel's PTX (tests/ptx) checks each access itself, against this registry.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace fr::emulation {
 
-inline std::map<uint64_t, uint64_t>& told_memory() {  // end by begin
+inline std::map<uint64_t, uint64_t>& told_memory() {  // end of each buffer, by its begin
   static std::map<uint64_t, uint64_t> all;
   return all;
 }
 
-// Kernels may touch these bytes as long as this lives. As soon as one is told of, kernels may touch nothing else.
+// Registers a buffer for this object's lifetime. Once any buffer is registered, kernels may touch nothing else.
 class Told {
  public:
   Told(const void* begin, size_t bytes) : begin_(reinterpret_cast<uint64_t>(begin)) {
@@ -35,7 +35,7 @@ class Told {
   uint64_t begin_;
 };
 
-// Whether a kernel may touch them; [begin, end): where else it may, as far as one buffer goes.
+// Whether a kernel may touch these bytes. [begin, end) becomes the buffer that the address lies in.
 inline bool may_touch(uint64_t address, size_t bytes, uint64_t& begin, uint64_t& end) {
   const auto& all = told_memory();
   begin = address, end = address + bytes;

@@ -13,10 +13,10 @@
 namespace fr {
 namespace {
 
-// Little enough that shapes of tests stream.
+// Little enough that the shapes of tests stream their weights.
 constexpr int64_t kStreamingShared = 4 * 1024;
 
-// A poll takes so long where a block is to stand still beyond a deadline: no test waits for seconds.
+// What a poll takes if a block is to stall beyond a timeout, so that no test waits for seconds.
 constexpr unsigned long long kPollNanoseconds = 1'000'000'000;
 
 emulation::Schedule schedule_of(const EmulationOptions& options) {
@@ -41,8 +41,8 @@ Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Sche
   return run;
 }
 
-// Scratch memory filled with NaN, aligned as a caller of the CUDA backend aligns it. It and the status are told of where a test has
-// told of its own memory.
+// Scratch memory filled with NaN, with the alignment that the CUDA backend asks of its caller. If a test has registered
+// its own memory, this and the status word are registered too.
 struct Scratch {
   std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
   std::optional<emulation::Told> told, status;

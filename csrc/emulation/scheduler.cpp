@@ -1,4 +1,4 @@
-// See scheduler.h. Compiled without sanitizers, always.
+// Always compiled without sanitizers: see scheduler.h.
 #undef _FORTIFY_SOURCE  // its longjmp refuses to change stacks
 #include "scheduler.h"
 
@@ -33,10 +33,12 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;  // reserved, touched only as far as a kernel goes; ASan needs large frames
 constexpr int kWarp = 32;
-constexpr int kMaxCopies = 256;             // pending a thread
-constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads: then the launch has come to a stop,
-constexpr long kPollsOfWaiting = 4;           // or what stands still goes on
-constexpr size_t kMaxTsanFibers = 4096;     // distinct ones a launch, if a wave needs no more; the runtime has room for about 8000
+constexpr int kMaxCopies = 256;             // in flight a thread
+constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads after which the launch counts as
+                                              // deadlocked,
+constexpr long kPollsOfWaiting = 4;           // and after which a stalled block resumes
+constexpr size_t kMaxTsanFibers = 4096;     // distinct fibers a launch, if one wave needs no more; the runtime has room
+                                            // for about 8000
 constexpr unsigned char kPoison = 0xFF;     // NaN in every type
 constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
 
@@ -52,14 +54,15 @@ struct Fiber {
   jmp_buf jump;
   unsigned char* stack = nullptr;
   bool started = false, done = false;
-  void* tsan = nullptr;  // ThreadSanitizer's side of it, as long as the stack: each sees its stack as its own alone
+  void* tsan = nullptr;  // ThreadSanitizer's fiber; lives as long as the stack, which it takes for this fiber's alone
   void* fake_stack = nullptr;
   Block* block = nullptr;
   int thread = 0;
-  const char* wait = nullptr;  // what it waits for, or null: runnable
+  const char* wait = nullptr;  // what it waits for; null: runnable
   const char* file = nullptr;
   int line = 0;
-  std::unique_ptr<Copy[]> copies{new Copy[kMaxCopies]};  // a ring; never moved, so that no memmove is seen by ThreadSanitizer
+  std::unique_ptr<Copy[]> copies{new Copy[kMaxCopies]};  // a ring buffer; never moved, so that ThreadSanitizer sees no
+                                                         // memmove
   unsigned first_copy = 0, end_copy = 0;
   int group = 0;
 };
@@ -74,7 +77,7 @@ struct Warp {
   char order[2];  // addresses for ThreadSanitizer, by parity of the generation
 };
 
-// A barrier: of a block's threads, or of a cluster's.
+// A barrier of a block's threads, or of a cluster's.
 struct Barrier {
   int arrived = 0;
   unsigned generation = 0;
@@ -90,9 +93,9 @@ struct Block {
   bool any[2] = {};  // of block_sync_any, by parity of the generation
   std::vector<Fiber*> fibers;
   char return_order;
-  Block* lead = nullptr;    // of its cluster, whose blocks follow it in memory
-  Barrier cluster_barrier;  // the lead's
-  // Where a peer last asked for this block's memory, and how many cluster barriers there had been.
+  Block* lead = nullptr;    // first block of the cluster; the others follow it in memory
+  Barrier cluster_barrier;  // only the lead's is used
+  // Where a peer last called peer_shared for this block, and how many cluster barriers had passed.
   const char* asked_file = nullptr;
   int asked_line = 0;
   unsigned asked_generation = 0;
@@ -106,12 +109,13 @@ struct Launch {
   Size size;
   uint64_t seed, random;
   unsigned long long nanoseconds, poll_nanoseconds;
-  int stall_left;  // publications of `stalled` until it stands still; negative: it does not
+  int stall_left;  // publications until `stalled` stops; negative: never
   Dim stalled;
   Fiber* standing = nullptr;
   std::vector<Block> blocks;
-  std::vector<std::vector<Block>> former;  // kept until the launch ends: freeing is an access for ThreadSanitizer
-  std::vector<Fiber*> runnable;  // a ring, in order of becoming runnable
+  std::vector<std::vector<Block>> former;  // kept until the launch ends, because ThreadSanitizer counts freeing as an
+                                           // access
+  std::vector<Fiber*> runnable;  // a ring buffer, in order of becoming runnable
   size_t head = 0, count = 0;
   long polls = 0;
   std::string fault;
@@ -173,8 +177,8 @@ void leave_cluster(Launch& l, Block& block);
   leave(l, self);
 }
 
-// Switches from `from` (null: main) to `to` (null: main). Sanitizer builds use swapcontext, whose switches they understand;
-// plain builds jump, which saves two system calls a switch.
+// Switches from `from` to `to` (null: main). Sanitizer builds use swapcontext, which the sanitizers understand. Plain
+// builds jump, which saves two system calls a switch.
 void switch_fiber(Launch& l, Fiber* from, Fiber* to) {
   if (from == to) return;
   l.current = to;
@@ -195,11 +199,11 @@ void switch_fiber(Launch& l, Fiber* from, Fiber* to) {
     to->started = true;
     setcontext(&to->context);
   }
-  // back here, some time later
+  // the fiber resumes here
   finish_switch(l, from ? from->fake_stack : l.main_fake_stack, false);
 }
 
-// Runs something else; returns when this fiber is picked again.
+// Runs another fiber; returns when this one is picked again.
 void yield(Launch& l, Fiber* self) { switch_fiber(l, self, next_runnable(l)); }
 
 // Schedule::stall_after.
@@ -230,7 +234,7 @@ const char* base_name(const char* file) {
   return name;
 }
 
-// Who waits where, grouped: what a reader of a deadlock needs.
+// Who waits where, grouped: what one needs to understand a deadlock.
 std::string waiting_report(const Launch& l) {
   std::map<std::string, std::pair<int, std::string>> groups;
   int returned = 0;
@@ -277,8 +281,9 @@ void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
   make_runnable(l, fiber);
 }
 
-// A block's shared memory ends with it: what a peer of its cluster does there from now on is an error that every build sees.
-// ThreadSanitizer is told of a write, which races with all that no cluster_sync has put before it.
+// A block's shared memory ends with the block. From now on a peer's access to it is an error that every build detects:
+// the memory is poisoned, and ThreadSanitizer sees a write, which races with every access not ordered before it by a
+// cluster_sync.
 void leave_cluster(Launch& l, Block& block) {
   if (block.asked_file && block.asked_generation == block.lead->cluster_barrier.generation)
     fail("a block returns while a peer may still use its shared memory: no cluster_sync since peer_shared", block.asked_file,
@@ -290,7 +295,7 @@ void leave_cluster(Launch& l, Block& block) {
   if (__asan_poison_memory_region) __asan_poison_memory_region(block.shared.get(), l.size.shared_bytes);
 }
 
-// After a launch with clusters: nobody has written to the memory of a block that had left.
+// After a launch with clusters: checks that nobody wrote to the memory of a block that had returned.
 void check_left(Launch& l) {
   for (const Block& block : l.blocks) {
     if (!block.shared || !block.has_left()) continue;
@@ -303,15 +308,16 @@ void check_left(Launch& l) {
   }
 }
 
-// Runs the blocks of the clusters [first, last) of `order` together.
+// Runs the clusters [first, last) of `order` together.
 void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t last) {
   if (has_tsan()) l.former.push_back(std::move(l.blocks));
   const size_t cluster = l.size.cluster;
   l.blocks = std::vector<Block>((last - first) * cluster);
   l.runnable.assign(l.blocks.size() * l.size.threads, nullptr);
   l.head = l.count = 0, l.polls = 0;
-  // Waves use the same fibers one after the other; but under ThreadSanitizer, as far as it has room, each thread of a launch has
-  // its own, so that no order between blocks is seen that the kernel does not make. Launches follow each other anyway.
+  // Waves reuse the same fibers in sequence. Under ThreadSanitizer each thread of a launch has a fiber of its own, as
+  // far as there is room, so that it sees no order between blocks that the kernel does not create. Launches are ordered
+  // anyway.
   if (!has_tsan() || l.fibers + l.runnable.size() > kMaxTsanFibers) l.fibers = 0;
   for (size_t i = 0; i < l.blocks.size(); ++i) {
     Block& block = l.blocks[i];
@@ -338,7 +344,7 @@ void run_wave(Launch& l, const std::vector<int>& order, size_t first, size_t las
   for (const Block& block : l.blocks) all_done = all_done && block.returned == block.threads;
   if (l.fault.empty() && !all_done) l.fault = waiting_report(l);
   if (cluster > 1) check_left(l);
-  if (has_tsan() && !l.fault.empty()) {  // abandoned in the middle of their functions
+  if (has_tsan() && !l.fault.empty()) {  // these fibers stopped in the middle of their functions
     for (const auto& fiber : g_pool)
       if (fiber->tsan) __tsan_destroy_fiber(std::exchange(fiber->tsan, nullptr));
   }
@@ -401,7 +407,7 @@ int cluster_size() { return g_launch->size.cluster; }
 
 namespace {
 
-// The running thread arrives at a barrier of all threads of `count` blocks and goes on when all have.
+// The running thread arrives at a barrier of all threads of `count` blocks, and goes on when all have arrived.
 void meet(Barrier& barrier, Block* blocks, int count, const char* what, const char* file, int line) {
   Launch& l = *g_launch;
   Fiber* self = l.current;
