@@ -53,8 +53,14 @@ struct PersistentPartition {
   int warps = 0;              // of a block
   bool cluster = false;       // a group is a cluster, and each block holds the operands of all rows in shared memory
   int64_t operand_at[2][2] = {};  // offsets of the operands: [phase][even or odd step] (persistent_cluster.cuh)
-  // Shared memory of a block, in this order: header (2.4 KiB), resident weights of both phases, the operand's ring (a
-  // cluster: the operands), partial sums.
+  // Shared memory of a block, in this order:
+  //   header            2.4 KiB of addresses
+  //   resident weights  of both phases; a round takes 8 warps * 16 units * gates * 128 bytes: 64 KiB for an LSTM, 16
+  //                     with one gate row
+  //   operand           a ring of 3 rounds of 16 rows * depth_warps * 128 bytes: 48 KiB at most. In a cluster the whole
+  //                     operands, 2 KiB a slice: LSTM 512 in 16 bit 32 KiB, backward 128 KiB, which beside 256 KiB of
+  //                     weights does not fit 8 blocks, but 16
+  //   partial sums      16 rows * depth_warps * gates * (16 unit_warps + 4) * 4 bytes: 40 KiB at most
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
   int64_t own_offset = 0;     // products of partial sums: offset of the operand,
   int slots = 0;              // chunks of a group whose partial sums are in memory at once,

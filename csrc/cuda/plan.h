@@ -97,7 +97,8 @@ std::vector<std::pair<std::string, double>> model_constants();
 // Picks a strategy, and no more: for forward or, with request.training, for backward. It minimises the predicted cost
 // over a few fixed batch sizes, never the call's own, because strategies add a row's sums in different orders and a
 // row's result must be the same in any batch. The choice depends on cell, type, sizes, directions, packing and whether
-// T > 1. request.strategy, if any, is taken as it is.
+// T > 1. request.strategy, if any, is taken as it is. A batch that the chosen strategy cannot run (cluster: above
+// 1,048,560 rows, since a grid has 65,535 groups) runs in step.
 struct Choice {
   Strategy strategy;
   bool apart;  // PersistentLimits::apart: run the directions in sequence, if that is predicted to be faster over those

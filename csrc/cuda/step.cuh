@@ -14,10 +14,14 @@ namespace fr::FR_TARGET {
 //         elements.
 // memory  registers: 16 * kGates accumulators a thread (double: twice that). shared: 2 row tables of 8 bytes a row,
 //         then 2 stages of depth_warps * (16 * kGates * unit_warps + 32 * row_warps) rows of 128 bytes; the partial
-//         sums reuse the stages. global: each block reads its weight rows and operand rows once.
+//         sums reuse the stages. The smallest tile takes at most 96.5 KiB, which every card from sm_80 on has. global:
+//         each block reads its weight rows and operand rows once.
 // sync    one block_sync after the row tables. One in each iteration: the stage has arrived, and all warps have left
 //         the stage that is filled next. One before the partial sums overwrite the stages, one after they are written.
 // shapes  any. Rows that are not 16-byte aligned are loaded element by element, not by asynchronous copies.
+// cost    a step reads G*H*R*s bytes of weights from L2 for each direction and row tile: 8 MiB at H = 1024 in bf16,
+//         about 3 us on 64 SMs. Backward merges the product of the step processed before with this step's pointwise
+//         phase, so that d_h needs no launch of its own.
 template <class Math, int kGates>
 struct StepKernel {
   static constexpr const char* kName = "step_kernel";
