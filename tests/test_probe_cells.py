@@ -19,8 +19,8 @@ from fastrnn.text_models.units import Units
 # Beside each line its properties: the last digit of the value behind each character and the line's end, a question mark
 # where the text so far does not tell.
 CODE = [
-    ("def f(x):", {"brackets": "0000011000"}),
-    ('    # a "note', {"comments": "00001111111110", "indentation": "????444444444?"}),
+    ("def f(x):", {"brackets": "0000011000", "beginning": "1111111111"}),
+    ('    # a "note', {"comments": "00001111111110", "indentation": "????444444444?", "beginning": "11111111110001"}),
     ("    if x(1,", {"brackets": "000000001111", "if": "????0000000?"}),
     ("         2):", {"brackets": "1111111111000", "if": "?????????000?", "indentation": "?????????999?"}),
     (r"""        y = "a'\"" # b""", {"quotes": "00000000000011111000000", "comments": "00000000000000000001110"}),
@@ -49,8 +49,7 @@ def test_properties_of_python_by_hand():
         for name, values in wanted.items():
             own = found[name][start : start + len(line) + 1]
             shown = "".join("?" if np.isnan(value) else str(int(value))[-1] for value in own)
-            if name != "position":
-                assert shown == values.replace(" ", ""), (line, name)
+            assert shown == values, (line, name)
         start += len(line) + 1
 
 
@@ -144,9 +143,9 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
     assert first.exit_code == 0, first.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     parts = json.loads(results.read_text())["parts"]
-    assert [len(part) for part in parts.values()] == [6, 6]
+    assert [len(part) for part in parts.values()] == [7, 7]
     assert {own["property"] for own in parts[str(tmp_path / "lstm")]} == {
-        "position", "quotes", "comments", "if", "brackets", "indentation",
+        "position", "beginning", "quotes", "comments", "if", "brackets", "indentation",
     }  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr("fastrnn.probe.cells.find_units", None)  # which is not searched for again
@@ -163,7 +162,7 @@ def test_bad_input_is_one_line(tmp_path):
     small_model("a b", kind="words").save(tmp_path / "words")
     model = ["--model", tmp_path / "model"]
     for arguments, message in [
-        ([*model, "--property", "if"], "if is no property of prose, which has position, quotes, brackets"),
+        ([*model, "--property", "if"], "if is no property of prose, which has position, beginning, quotes, brackets"),
         ([*model, "--property", "brackets"], "no property of prose varies in both halves"),
         ([*model, "--unit", "2:0"], "2:0 is no unit of a model of 2 layers of 6 units"),
         ([*model, "--unit", "x"], "'x' should be LAYER:UNIT"),

@@ -18,12 +18,14 @@ from ..lm.model import LanguageModel
 
 Values = NDArray[np.float32]
 SYNTAXES = {
-    "prose": ("position", "quotes", "brackets"),
-    "python": ("position", "quotes", "comments", "if", "brackets", "indentation"),
+    "prose": ("position", "beginning", "quotes", "brackets"),
+    "python": ("position", "beginning", "quotes", "comments", "if", "brackets", "indentation"),
 }
 MEASURES = {
-    "position": "R2", "quotes": "AUC", "comments": "AUC", "if": "AUC", "brackets": "R2", "indentation": "R2",
+    "position": "R2", "beginning": "AUC", "quotes": "AUC", "comments": "AUC", "if": "AUC", "brackets": "R2",
+    "indentation": "R2",
 }  # fmt: skip
+_BEGINNING = 10  # characters of a line
 _STEPS = 1024  # characters of a call
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -60,10 +62,10 @@ def properties(text: str, syntax: str) -> dict[str, Values]:
         syntax: "prose" or "python".
 
     Returns:
-        "position": characters of the line so far, its end being 0. "quotes": inside a quotation of double quotes, or a
-        string of Python. "brackets": how many are open. Of Python also "comments": behind a number sign; "indentation":
-        columns in front of the line; "if": in the body of an if or elif. NaN where the text so far does not tell, as
-        in the blanks that begin a line.
+        "position": characters of the line so far, its end being 0. "beginning": whether these are at most ten.
+        "quotes": inside a quotation of double quotes, or a string of Python. "brackets": how many are open. Of Python
+        also "comments": behind a number sign; "indentation": columns in front of the line; "if": in the body of an if
+        or elif. NaN where the text so far does not tell, as in the blanks that begin a line.
 
     Raises:
         ValueError: no such syntax.
@@ -91,7 +93,7 @@ def _prose(text: str) -> list[tuple[float, ...]]:
         elif character == before == "\n":  # a paragraph ends: what was not closed was no quotation
             quoted, depth = False, 0
         before = character
-        rows.append((column, quoted, depth))
+        rows.append((column, column <= _BEGINNING, quoted, depth))
     return rows
 
 
@@ -139,7 +141,7 @@ def _python(text: str) -> list[tuple[float, ...]]:
             inside = bool(quote) or (length == 3 and offset < 2)  # a closing triple is inside up to its last
             unclear = starts or end
             body = nan if unclear else float(any(own < logical for own in bodies))
-            rows.append((column, inside, comment, body, depth, nan if unclear else indent))
+            rows.append((column, column <= _BEGINNING, inside, comment, body, depth, nan if unclear else indent))
             starts = starts and not end or (end and not quote)
         if opens:
             bodies.append(logical)

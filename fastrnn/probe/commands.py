@@ -17,6 +17,7 @@ COMMANDS = {
     "distance": ("fastrnn.probe.commands:distance", "How far back each cell can be taught to look."),
     "counting": ("fastrnn.probe.commands:counting", "How far each cell counts: a^n b^n and a^n b^n c^n."),
     "cells": ("fastrnn.probe.cells_command:cells", "Units of a character model that follow quotes, position, depth."),
+    "agreement": ("fastrnn.probe.agreement_command:agreement", "Does a word model know a verb's number, and where?"),
 }
 
 

@@ -80,3 +80,30 @@ def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("value of each unit")
     save(figure, path)
+
+
+def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
+    """A unit's state and gates over a sentence, a row a unit.
+
+    Args:
+        parts: title -> (words, condition -> kind -> values).
+        path: picture to write.
+    """
+    kinds = list(dict.fromkeys(kind for _, lines in parts.values() for own in lines.values() for kind in own))
+    figure = new_figure(3.2 * len(kinds), 2.6 * len(parts))
+    axes = figure.subplots(len(parts), len(kinds), squeeze=False)
+    for row, (title, (words, lines)) in zip(axes, parts.items(), strict=True):
+        for axis, kind in zip(row, kinds, strict=True):
+            for number, (condition, own) in enumerate(lines.items()):
+                if kind in own:
+                    style = "--" if "attractors" in condition else "-"
+                    colour = "C0" if condition.startswith("singular") else "C3"
+                    axis.plot(own[kind], style, color=colour, label=condition, marker="o", markersize=3, zorder=number)
+            axis.set_xticks(range(len(words)), words, rotation=45, fontsize=8)
+            axis.set_title(kind if kind == "state" else f"{kind} gate", fontsize=9)
+            if kind != "state":
+                axis.set_ylim(-0.05, 1.05)
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel(title, fontsize=9)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    save(figure, path)
