@@ -1,5 +1,5 @@
-// The pybind11 module fastrnn._C: what Python sets of the argument structs itself, whose addresses are integers (0: null), and the
-// calls. bindings_layer.cpp fills in all the rest from a call's tensors.
+// The pybind11 module fastrnn._C: the calls, and the fields of the argument structs that Python sets itself (addresses
+// are integers, 0: null). bindings_layer.cpp fills in all others from a call's tensors.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -51,7 +51,7 @@ template <class Args, class Direction>
 py::class_<Args> arguments(py::module_& m, const char* name) {
   py::class_<Args> type(m, name);
   type.def(py::init([] { return Args{}; }));
-  // For the emulated kernels, whose library takes the struct itself.
+  // The emulated kernels' library takes the address of the struct itself.
   type.def_property_readonly("address", [](const Args& self) { return reinterpret_cast<Address>(&self); });
   type.attr("bytes") = sizeof(Args);
   type.def_property(

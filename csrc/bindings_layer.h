@@ -1,4 +1,5 @@
-// Adds `Layer` to the Python module, which reads tensors and fills the argument structs; bindings.cpp calls it after it has bound these.
+// Adds `Layer` to the Python module: it reads tensors and fills the argument structs. bindings.cpp calls it once these
+// are bound.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,5 @@
-// GRU, gates r, z, n; z weighs the old state, as in torch (the notes that call u = 1 - z the update gate weigh the new one):
+// GRU, gates r, z, n. z weighs the old state, as in torch; papers whose update gate weighs the new state have u = 1 -
+// z:
 //   h = (1 - z) n + z h_prev
 // reset-after  (torch.nn.GRU, cuDNN):      n = tanh(x W_in + b_in + r (h_prev W_hn + b_hn))
 // reset-before (Cho et al. 2014, https://arxiv.org/abs/1406.1078):  n = tanh(x W_in + b_in + (r h_prev) W_hn + b_hn)
@@ -46,7 +47,7 @@ struct GruResetBefore : CellDefaults {
     u.saved[1] = u.carried[0] = fr_sigmoid(u.input[1] + u.recurrent[1]);
     u.inner = u.saved[0] * u.h_prev;
   }
-  // carried[0]: z, not rounded to storage.
+  // carried[0] is z, not rounded to storage.
   template <class V>
   FR_HD static void forward1(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V n = fr_tanh(u.input[2] + u.recurrent[2]);
@@ -61,7 +62,7 @@ struct GruResetBefore : CellDefaults {
     u.d_input[1] = u.d_h * (u.h_prev - n * u.candidate) * z * (V(1) - z);
     u.d_h_prev = u.d_h * z;
   }
-  // d_h_prev comes in from backward1. Also rebuilds `inner`, which W_hn's gradient needs.
+  // Adds to backward1's d_h_prev. Also recomputes `inner`, which W_hn's gradient needs.
   template <class V>
   FR_HD static void backward0(Unit<V, GruResetBefore>& u, const Clips<V>&) {
     const V r = u.saved[0];

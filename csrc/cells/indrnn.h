@@ -1,6 +1,7 @@
-// Independently recurrent network (Li et al. 2018, https://arxiv.org/abs/1803.04831, equation 2): a unit reads no other unit's state,
+// Independently recurrent network (Li et al. 2018, https://arxiv.org/abs/1803.04831, equation 2). A unit reads no other
+// unit's state:
 //   h = tanh or relu of x W_ih + b_ih + u h_prev.
-// Backward reads the output itself.
+// Backward reads the output.
 #pragma once
 
 #include "cell.h"

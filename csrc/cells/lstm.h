@@ -1,8 +1,9 @@
-// LSTM (Hochreiter and Schmidhuber 1997, with forget gate) in torch.nn.LSTM's form, gates i, f, g, o; and LSTM with a
-// recurrent projection (Sak et al. 2014, https://arxiv.org/abs/1402.1128; torch's proj_size). The clips are those of the
-// original ELMo's cell: the stored cell state is clipped, the output reads the clipped one, the gradient outside is zero.
-// Both also with peepholes (Gers and Schmidhuber 2000, in the form of Graves 2013, https://arxiv.org/abs/1308.0850, equations
-// 7 to 11): weights of a unit p_i, p_f, p_o, through which its gates i and f read its old cell state and o the new, clipped one.
+// LSTM (Hochreiter and Schmidhuber 1997, with forget gate) in torch.nn.LSTM's form, gates i, f, g, o, and LSTM with a
+// recurrent projection (Sak et al. 2014, https://arxiv.org/abs/1402.1128; torch's proj_size). The clips are those of
+// the original ELMo's cell: the stored cell state is clipped, the output reads the clipped one, and the gradient
+// outside the bound is zero. Both also with peepholes (Gers and Schmidhuber 2000, in the form of Graves 2013,
+// https://arxiv.org/abs/1308.0850, equations 7 to 11): unit weights p_i, p_f, p_o, through which gates i and f read the
+// unit's old cell state, and o the new, clipped one.
 #pragma once
 
 #include "cell.h"
@@ -14,7 +15,7 @@ struct LstmGates : CellDefaults {
   static constexpr int kCells = 1, kUnitWeights = kPeepholes ? 3 : 0;
   static constexpr bool kZonesCells = true, kDropsCandidate = true;
 
-  // What a gate adds up; `peephole` is its place among the unit's weights, `c` what it reads through it.
+  // A gate's pre-activation. `peephole` is the index of its unit weight, `c` the cell state it reads through it.
   template <class V, class Cell>
   FR_HD static V sum(const Unit<V, Cell>& u, int gate, [[maybe_unused]] int peephole, [[maybe_unused]] V c) {
     const V sum = u.input[gate] + u.recurrent[gate];
@@ -106,7 +107,7 @@ struct ProjectedLstmCell : LstmGates<kPeepholes> {
     u.d_projected = clips.clip_projected ? clipped_gradient(u.h, clips.projected, u.d_h) : u.d_h;
     u.d_h_prev = V(0);
   }
-  // Also rebuilds `inner`, which the projection's weight gradient needs.
+  // Also recomputes `inner`, which the projection's weight gradient needs.
   template <class V, class Cell>
   FR_HD static void backward0(Unit<V, Cell>& u, const Clips<V>& clips) {
     u.inner = u.saved[3] * fr_tanh(u.c[0]);

@@ -1,35 +1,36 @@
-// Noise in the state of a cell, around the formulas of any cell:
-//   zoneout (Krueger et al. 2017, https://arxiv.org/abs/1606.01305): a unit keeps its old h, and apart from that its old cell
-//     states, with the probabilities zoneout_h and zoneout_c. h is made of the new cell states, whether they are kept or not.
-//     In expectation: p old + (1 - p) new.
-//   dropout of the candidate (Semeniuta et al. 2016, https://arxiv.org/abs/1603.05118): what a step adds to the state is zero
-//     with a probability p, else divided by 1 - p.
-//   dropout of the state (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): h enters the recurrence times a factor that a
-//     unit of a row has at all steps. These factors lie in memory (rnn.h: state_mask), drawn by the caller (fastrnn/_noise.py);
-//     where h enters a product the backends multiply, elsewhere (IndRNN, r*h of GRU reset-before) it is done here.
-// Every other decision is a word of Philox, keyed by the call's seed: whoever comes to the unit again (backward, another thread, another
-// device) draws it again, and no mask lies in memory. Two neighbouring units share the four words of the counter (unit / 2, row,
-// step, stream), the even one has the first two; streams are the zoneout and, with the highest bit, the candidate of each direction.
-// A head of a direction is a direction of its own here too: head k of direction d draws as direction d * heads + k.
+// Noise in a cell's state, applied around the formulas of any cell:
+//   zoneout (Krueger et al. 2017, https://arxiv.org/abs/1606.01305): a unit keeps its old h with probability zoneout_h
+//   and, independently, its old cell states with probability zoneout_c. h is computed from the new cell states, whether
+//   they are kept or not. Expectation: p old + (1 - p) new.
+//   dropout of the candidate (Semeniuta et al. 2016, https://arxiv.org/abs/1603.05118): what a step adds to the state
+//   is zero with probability p, else divided by 1 - p.
+//   dropout of the state (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): h enters the recurrence times a
+//   factor that a unit of a row keeps for all steps. The caller draws these factors (fastrnn/_noise.py) into memory
+//   (rnn.h: state_mask). If h enters a product, the backends multiply by them; elsewhere (IndRNN, r*h of GRU
+//   reset-before) this file does.
+// Every other decision is a word of Philox, keyed by the call's seed. Backward, another thread or another device draws
+// the same word again, so no mask is stored. Two neighbouring units share the four words of the counter (unit / 2, row,
+// step, stream): the even unit has the first two. Streams are the zoneout of each direction and, with the highest bit
+// set, its candidate. A head counts as a direction here too: head k of direction d draws as direction d * heads + k.
 #pragma once
 
 #include "philox.h"
 
 namespace fr {
 
-// As a caller has it. All probabilities 0: no noise.
+// Noise as a caller asks for it. All probabilities 0: no noise.
 struct NoiseOptions {
   double zoneout_h, zoneout_c, candidate;  // in [0, 1)
-  const uint64_t* seed;                    // one value where the call runs, or null: the expectation
+  const uint64_t* seed;                    // one value, in memory where the call runs; null: use the expectation
 };
 
-// As a kernel takes it. below: a word less than this is a unit that is zoned out or dropped.
+// Noise as a kernel takes it. below_*: a unit whose word is less than this is zoned out or dropped.
 struct NoiseParams {
   bool on = false;
   const uint64_t* seed = nullptr;
   uint32_t below_h = 0, below_c = 0, below_candidate = 0;
   double zoneout_h = 0, zoneout_c = 0, scale = 1;
-  int first_direction = 0;  // of the call, is the kernel's first one
+  int first_direction = 0;  // which direction of the call the kernel's first one is
 
   NoiseParams() = default;
   // state_mask: rnn.h's, of any direction.
@@ -47,25 +48,27 @@ struct NoiseParams {
   static uint32_t below(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 };
 
-// Which unit of which row at which step; direction: of the call.
+// Which unit of which row at which step; direction counts within the call.
 struct NoisePlace {
   uint32_t unit, row, step, direction;
 };
 
-// The two words of each unit of V: zeros, or drawn from a seed, the place of the first unit, which is an even one, and the stream.
+// The two random words of each unit of V: zero by default, else drawn from a seed, the place of the first unit (which
+// must be even) and the stream.
 //   V if_below(int word, uint32_t bound, V yes, V no)
 template <class V>
 struct Draws;
 
 enum NoiseWord : int { kWordOfH = 0, kWordOfCells = 1, kWordOfCandidate = 0 };
 
-// The noise of V's units in one phase, around the cell's own part of it, whose code stands here once, with noise and without.
+// The noise of V's units in one phase. Its functions wrap the cell's own, so that noise is applied in one place;
+// without noise they only call the cell.
 template <class V>
 struct UnitNoise {
   const NoiseParams& params;
   const NoisePlace place;
   const bool drawn;
-  const V entering;  // what h_prev is times where it enters the recurrence
+  const V entering;  // factor on h_prev where it enters the recurrence
   Draws<V> draws;
 
   FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at, V factor)
@@ -75,11 +78,11 @@ struct UnitNoise {
 
   FR_HD static V value(double x) { return V(static_cast<typename V::Lane>(x)); }
 
-  // Which of the two a state is, or its expectation.
+  // The kept or the new state, or their expectation.
   FR_HD V state(NoiseWord word, uint32_t below, double p, V kept, V made) const {
     return drawn ? draws.if_below(word, below, kept, made) : made + value(p) * (kept - made);
   }
-  // The part of a state's gradient that goes to what was made; the rest goes to what was kept.
+  // The part of a state's gradient that goes to the new state; to_kept gives the rest.
   FR_HD V to_made(NoiseWord word, uint32_t below, double p, V gradient) const {
     return drawn ? draws.if_below(word, below, V(0), gradient) : value(1 - p) * gradient;
   }
@@ -92,7 +95,7 @@ struct UnitNoise {
     return of_candidate.if_below(kWordOfCandidate, params.below_candidate, V(0), value(params.scale));
   }
 
-  // Whether `entering` is for this to apply: h enters outside of a product.
+  // Whether `entering` is applied here, because h enters outside a product.
   template <class Cell>
   static constexpr bool kEntersHere = !Numbers<Cell>::kMultiplies || Numbers<Cell>::kSecondGates > 0;
 
@@ -152,7 +155,7 @@ struct UnitNoise {
   }
 
  private:
-  // Leaves in d_h what goes to the new state, and gives what goes to the old one.
+  // Leaves in d_h what goes to the new state, and returns what goes to the old one.
   template <class Cell>
   FR_HD V keep_h(Unit<V, Cell>& u) const {
     if (!params.on) return V(0);
@@ -160,7 +163,8 @@ struct UnitNoise {
     u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
     return kept;
   }
-  // The same of the cell states. What was stored is the old state where it was kept; the formulas want the new one.
+  // The same for cell states. Where the old state was kept, the stored one is the old one; the formulas need the new
+  // one, which is recomputed.
   template <class Cell>
   FR_HD void keep_cells(Unit<V, Cell>& u, V (&kept)[Cell::kCells], const Clips<V>& clips) const {
     for (int i = 0; i < Cell::kCells; ++i) kept[i] = V(0);

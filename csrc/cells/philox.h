@@ -1,6 +1,6 @@
-// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
-// https://doi.org/10.1145/2063384.2063405): four random words are a function of a counter of four words and a key of two, so
-// that whoever needs a word makes it where it is needed, in any order and as often as wanted.
+// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1,
+// 2, 3", https://doi.org/10.1145/2063384.2063405). Four random words are a function of a counter of four words and a
+// key of two, so any word can be computed anywhere, in any order, as often as needed.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace fr {
 
-// Lanes: words of one counter or of several, with `Lanes::Word word` whose high bits beyond 32 have no meaning, and
-// multiply(word, by, high, low), the halves of the products with a constant.
+// Lanes: words of one counter or of several. `Lanes::Word` holds them; its bits beyond 32 have no meaning.
+// multiply(word, by, high, low) gives both halves of the products with a constant.
 template <class Lanes>
 FR_HD void philox(typename Lanes::Word (&counter)[4], uint32_t key0, uint32_t key1) {
 #if defined(__CUDA_ARCH__)
-#pragma unroll 1  // every cell of every kernel has a copy
+#pragma unroll 1  // every cell of every kernel has a copy: keep it small
 #endif
   for (int round = 0; round < 10; ++round) {
     typename Lanes::Word high[2], low[2];

@@ -1,4 +1,4 @@
-// Plain (Elman 1990) RNN: h = tanh or relu of x W_ih + b_ih + h_prev W_hh + b_hh. Backward reads the output itself.
+// Plain (Elman 1990) RNN: h = tanh or relu of x W_ih + b_ih + h_prev W_hh + b_hh. Backward reads the output.
 #pragma once
 
 #include "cell.h"

@@ -1,5 +1,6 @@
-// sLSTM (Beck et al. 2024, https://arxiv.org/abs/2405.04517, equations 8 to 17), gates i, f, z, o; forget gate sigmoid, as in the published
-// code. States c, n and the stabiliser m, all of which the gates scale by exp(-m), so that no exponential is above 1:
+// sLSTM (Beck et al. 2024, https://arxiv.org/abs/2405.04517, equations 8 to 17), gates i, f, z, o; the forget gate is a
+// sigmoid, as in the published code. States are c, n and the stabiliser m. The gates are scaled by exp(-m), so that no
+// exponential exceeds 1:
 //   a = log sigmoid(f) + m_prev,  m = max(a, i),  i' = exp(i - m),  f' = exp(a - m)
 //   c = f' c_prev + i' tanh(z),   n = f' n_prev + i',   h = sigmoid(o) c / n
 // A unit without history (n_prev = 0) has m = i, so that i' is 1 however small the gate is; f' is then at most 1.
@@ -14,7 +15,7 @@ struct Slstm : CellDefaults {
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 4, 4, 0, 4}};
   static constexpr int kCells = 3;
 
-  // The two exponential gates from lead = a - i. One of them is 1.
+  // The two exponential gates, from lead = a - i. One of them is 1.
   template <class V>
   struct Gates {
     V i, f;
@@ -46,9 +47,9 @@ struct Slstm : CellDefaults {
     const V d_c = u.d_c[0] + d_ratio, d_n = u.d_c[1] - d_ratio * ratio, d_m = u.d_c[2];
     u.d_input[2] = d_c * gate.i * (V(1) - z * z);
     u.d_input[3] = u.d_h * ratio * o * (V(1) - o);
-    // Of the exponents: m follows a where it leads, else i, whose own exponent is then constant.
+    // Gradients of the exponents: m equals a if a leads, else i; the exponent that equals m is constant.
     const V d_i = (d_c * z + d_n) * gate.i, d_f = (d_c * u.c_prev[0] + d_n * n_prev) * gate.f;
-    const V held = fr_if_less(V(0), lead, V(0), d_f);  // without history f' stays 1 where a leads
+    const V held = fr_if_less(V(0), lead, V(0), d_f);  // without history f' stays 1 if a leads
     const V d_a = fr_if_less(V(0), n_prev, fr_if_less(V(0), lead, d_m - d_i, d_f), held);
     u.d_input[0] = fr_if_less(V(0), n_prev, fr_if_less(V(0), lead, d_i, d_m - d_f), d_m - held);
     u.d_input[1] = d_a * u.saved[1];

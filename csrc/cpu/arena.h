@@ -1,4 +1,4 @@
-// The scratch memory of one call, allocated in one piece.
+// The scratch memory of one call, allocated as one block.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace fr::cpu {
 
-// Large pieces are kept, one for the process, and given to the next call: fresh pages from the system cost more than packing the
-// weights into them (for ELMo's layer 19,000 faults in pages of 4 KiB, 44 ms of system time; about the same in huge pages, which
-// the system must clear). MADV_FREE hands the kept pages back to the system whenever it runs short of memory.
+// Keeps the largest block that a call has freed, one a process, for the next call. Fresh pages cost more than packing
+// the weights into them: for ELMo's layer 19,000 faults of 4 KiB pages, 44 ms of system time. Huge pages cost about the
+// same, because the system must clear them. MADV_FREE lets the system reclaim the kept pages when memory runs short.
 class Memory {
  public:
   Memory() = default;
@@ -43,7 +43,7 @@ class Memory {
       piece_ = {static_cast<char*>(std::aligned_alloc(alignment, rounded)), rounded};
       if (!piece_.data) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-      if (alignment == kHugePage) madvise(piece_.data, rounded, MADV_HUGEPAGE);  // fewer faults and misses of the TLB
+      if (alignment == kHugePage) madvise(piece_.data, rounded, MADV_HUGEPAGE);  // fewer page faults and TLB misses
 #endif
     }
     return piece_.data;
@@ -62,7 +62,7 @@ class Memory {
 
 class Arena {
  public:
-  // Remembers that `to` shall point to `bytes` bytes once allocated.
+  // Registers `to`, to point to `bytes` bytes after allocate().
   template <class Pointer>
   void want(Pointer*& to, int64_t bytes) {
     wants_.push_back({reinterpret_cast<void**>(&to), size_});

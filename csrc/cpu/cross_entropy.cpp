@@ -1,6 +1,6 @@
-// The cross entropy of a linear layer: pieces of rows and words, and the team that goes through them. The words are one piece where
-// they fit: each thread's logits then stay near it from the product to the gradients. Else the first pass finds each row's maximum
-// and sum, and the second makes the logits once more.
+// The cross entropy of a linear layer: cuts the work into pieces of rows and words, and shares them among threads. If
+// all words fit one piece, each thread's logits stay in its cache from the product to the gradients. Else a first pass
+// finds each row's maximum and sum, and a second one computes the logits again.
 #include "cross_entropy.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace fr {
 namespace cpu {
 namespace {
 
-// Rows of a piece: a block of the product over rows (outer.h), and enough for every thread.
+// Rows of a piece: a depth block of the product over rows (outer.h), and enough for every thread.
 constexpr int64_t kPieceRows = 128, kRowsPerThread = kTileRows;
 // Multiply-adds below which another thread costs more than it saves.
 constexpr int64_t kWorkPerThread = 1 << 17;
@@ -35,7 +35,7 @@ void check(const CrossEntropyArgs& args) {
     check_address(optional, size, "optional arguments", false);
 }
 
-// The rows that take part.
+// The rows that are not ignored. Throws std::out_of_range for a bad target.
 std::vector<int64_t> taking_part(const CrossEntropyArgs& args) {
   std::vector<int64_t> rows;
   rows.reserve(args.rows);
@@ -54,14 +54,14 @@ struct Work {
   const CrossEntropyBackend& backend;
   CrossEntropyPiece piece{};
   int64_t size = 0;           // rows of the piece
-  int64_t together = 0;       // rows whose logits stay near a core
-  bool gradients = false;     // any
+  int64_t together = 0;       // rows whose logits stay in a core's cache
+  bool gradients = false;     // whether any gradient is wanted
   double scale = 1;
   Outer outer{};
   bool first = true;
   std::vector<void*> tiles{}, left{}, right{};  // of each thread
 
-  // Calls body(begin, end) for blocks of the share of thread `index` of `count`.
+  // Calls body(begin, end) for each block of rows of thread `index` of `count`.
   template <class Body>
   void for_each_block(int index, int count, Body body) const {
     const int64_t begin = size * index / count, end = size * (index + 1) / count;
@@ -98,7 +98,7 @@ void cpu_cross_entropy(const CrossEntropyArgs& args) {
   work.gradients = args.d_input || args.d_weight || args.d_bias || args.d_label_logit;
   work.scale = args.mean && count ? 1.0 / static_cast<double>(count) : 1.0;
 
-  // A piece of all words as wide as their panels, or of as many as fit beside kPieceRows rows.
+  // A piece has all words, rounded up to whole panels, or as many as fit with kPieceRows rows.
   const auto panels = [&](int64_t words) { return (words + backend.panel_words - 1) / backend.panel_words; };
   const int64_t most = std::max<int64_t>(1, args.piece_bytes / (kPieceRows * element * backend.panel_words)) * backend.panel_words;
   const int64_t words = std::min(args.words, most);
@@ -107,8 +107,8 @@ void cpu_cross_entropy(const CrossEntropyArgs& args) {
   const bool whole = words == args.words;
   const int64_t piece_rows =
       std::min(count, std::max(kPieceRows, std::min(kRowsPerThread * threads, args.piece_bytes / (stride * element))));
-  // Rows at a time: as many as keep their logits near. But each time all weights pass, and of deep ones a multiply-add takes more
-  // from memory than the few passes over logits do: then more rows.
+  // Rows of a block: as many as keep their logits in cache. But every block reads all weights, and with a large depth
+  // those reads cost more than the few passes over the logits: then a block has more rows.
   const int64_t near_rows = std::max(backend.near_bytes / (stride * element), args.depth / 8);
   work.together = std::clamp(near_rows / backend.group_rows * backend.group_rows, std::min(backend.group_rows, kTileRows), kTileRows);
 
@@ -124,13 +124,14 @@ void cpu_cross_entropy(const CrossEntropyArgs& args) {
 
   Arena arena;
   char* values;
-  // Of several pieces of words, each block of weights is packed when it is used.
+  // With several pieces of words, each block of weights is packed when it is used.
   const bool pack = whole && count > kTileRows;
   if (pack) arena.want(piece.logits.panels, backend.packed_bytes(piece.logits.source));
   if (pack && args.d_input) arena.want(piece.transposed.panels, backend.packed_bytes(piece.transposed.source));
   arena.want(values, piece_rows * stride * element);
   for (void** each : {&piece.shift, &piece.maximum, &piece.sum, &piece.label}) arena.want(*each, piece_rows * element);
-  std::vector<const void*> left_rows(piece_rows + 1), right_rows(piece_rows + 1);  // addresses where there are no rows, too
+  // + 1: gives an address even if there are no rows
+  std::vector<const void*> left_rows(piece_rows + 1), right_rows(piece_rows + 1);
   work.tiles.resize(threads), work.left.resize(threads), work.right.resize(threads);
   const bool sums_over_rows = args.d_weight || args.d_bias;
   for (int thread = 0; thread < threads; ++thread) {

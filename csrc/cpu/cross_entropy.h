@@ -1,8 +1,9 @@
-// The cross entropy of a linear layer in pieces of rows and words: what each instruction set offers to cross_entropy.cpp.
+// The cross entropy of a linear layer, in pieces of rows and words: the functions that each instruction set offers to
+// cross_entropy.cpp.
 //
-// A piece's logits become exponentials over their row's maximum in the piece, in place, then gradients. Every sum has one fixed
-// order: over words block by block, over rows as outer.h has it. Results do not depend on the number of threads, and those of a row
-// not on other rows.
+// A piece's logits are replaced in place: first by exponentials relative to their row's maximum within the piece, then
+// by gradients. Every sum has one fixed order: over words block by block, over rows as in outer.h. So results do not
+// depend on the number of threads, and a row's result does not depend on other rows.
 #pragma once
 
 #include "../cross_entropy.h"
@@ -10,29 +11,29 @@
 
 namespace fr::cpu {
 
-// A piece: some rows of those that take part, and words [word0, word0 + words).
+// A piece: some of the rows that are not ignored, and words [word0, word0 + words).
 struct CrossEntropyPiece {
   const CrossEntropyArgs* args;
-  const int64_t* rows;     // their places in the caller's arrays
+  const int64_t* rows;     // their indices in the caller's arrays
   int64_t word0, words;
-  PackedMatrix logits;     // the whole weight, its panels numbered from word 0
-  PackedMatrix transposed; // the piece's
-  void* values;            // [rows][stride] logits, exponentials, gradients
+  PackedMatrix logits;     // the whole weight; panels count from word 0
+  PackedMatrix transposed; // of the piece's words only
+  void* values;            // [rows][stride]: logits, then exponentials, then gradients
   int64_t stride;
-  void* shift;             // [rows]: exponentials are of the logit minus this
-  void* maximum;           // [rows] so far, of all words
-  void* sum;               // [rows] so far, of exponentials over the maximum
+  void* shift;             // [rows]: subtracted from the logits before exp
+  void* maximum;           // [rows]: of all words so far
+  void* sum;               // [rows]: exponentials relative to the maximum, summed so far
   void* label;             // [rows]: the label's logit
 };
 
 struct CrossEntropyBackend {
   int64_t (*packed_bytes)(const MatrixSource&);
   int64_t tile_bytes;
-  int64_t panel_words;  // pieces of words begin at panels
-  int64_t group_rows;   // rows that a product takes together
-  int64_t near_bytes;   // what stays near a core from one use to the next
+  int64_t panel_words;  // words a panel; pieces of words begin at panels
+  int64_t group_rows;   // rows that one product computes together
+  int64_t near_bytes;   // bytes that stay in a core's cache between two uses
   void (*pack)(const CrossEntropyPiece&, int index, int count);
-  // Rows [begin, end) of the piece, at most kTileRows.
+  // The next three take rows [begin, end) of the piece, at most kTileRows.
   void (*exponentials)(const CrossEntropyPiece&, int64_t begin, int64_t end, bool adds);
   void (*losses)(const CrossEntropyPiece&, int64_t begin, int64_t end);
   void (*gradients)(const CrossEntropyPiece&, int64_t begin, int64_t end, double scale, void* tile);
@@ -41,7 +42,7 @@ struct CrossEntropyBackend {
   void (*outer)(const Outer&, int64_t rows, bool first, int index, int count, void* left, void* right);
 };
 
-// Null where the instruction set leaves the type to another.
+// Returns null if the instruction set does not serve the type.
 template <class Isa>
 const CrossEntropyBackend* find_cross_entropy(Type type);
 

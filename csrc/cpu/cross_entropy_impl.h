@@ -1,4 +1,4 @@
-// The definition of find_cross_entropy, included by each cross_entropy_*.cpp.
+// Defines find_cross_entropy; included by each cross_entropy_*.cpp.
 #pragma once
 
 #include <limits>
@@ -13,7 +13,8 @@ struct CrossEntropy {
   using V = typename P::V;
   using Piece = CrossEntropyPiece;
   static constexpr int kLanes = V::kLanes, kVectors = P::kVectors;
-  // Words whose exponentials are added up before they join the row's sum: the error grows with the blocks, not with the words.
+  // Words whose exponentials are summed before they join the row's sum. The error grows with the number of such blocks,
+  // not of words.
   static constexpr int64_t kSumWords = 16 * P::kColumns;
   static constexpr S kInfinity = std::numeric_limits<S>::infinity();
 
@@ -23,7 +24,7 @@ struct CrossEntropy {
     for (const PackedMatrix* matrix : {&piece.logits, &piece.transposed}) pack_share<P>(*matrix, index, count);
   }
 
-  // Logits, and from them exponentials and their sum; `adds` it to what the rows have.
+  // Computes logits, and from them exponentials and their sums; `adds`: adds these to the rows' sums.
   static void exponentials(const Piece& piece, int64_t begin, int64_t end, bool adds) {
     const CrossEntropyArgs& args = *piece.args;
     const S* operands[kTileRows];
@@ -48,7 +49,7 @@ struct CrossEntropy {
     }
   }
 
-  // After all words: each row's loss.
+  // Each row's loss, once all words are done.
   static void losses(const Piece& piece, int64_t begin, int64_t end) {
     const CrossEntropyArgs& args = *piece.args;
     for (int64_t row = begin; row < end; ++row) {
@@ -62,7 +63,8 @@ struct CrossEntropy {
     }
   }
 
-  // From exponentials to the gradients of logits, and to those of the rows; `scale` is a loss's gradient where rows have none.
+  // Turns exponentials into gradients of the logits, and multiplies those into gradients of the input. `scale` is the
+  // gradient of a loss if the caller gave none.
   static void gradients(const Piece& piece, int64_t begin, int64_t end, double scale, void* tile) {
     const CrossEntropyArgs& args = *piece.args;
     const int64_t panels = P::panels(piece.words);
@@ -102,7 +104,8 @@ struct CrossEntropy {
   }
 
  private:
-  // The scalar functions of <cmath> are inline, and one compiled here must not be linked elsewhere: these are of this Isa.
+  // The functions of <cmath> are inline. A copy compiled for this instruction set must not be linked into other files,
+  // so these belong to this class.
   static S exp_of(S x) {
     if constexpr (std::is_same_v<S, float>) return __builtin_expf(x);
     else return __builtin_exp(x);
@@ -147,7 +150,8 @@ struct CrossEntropy {
     return result;
   }
 
-  // Adds a sum of exponentials over `top` to the row's. The row's first comes to a maximum of -infinity and a sum of zero.
+  // Adds a sum of exponentials relative to `top` to the row's sum. A row starts with a maximum of -infinity and a sum
+  // of zero.
   static void add(const Piece& piece, int64_t row, S top, S sum) {
     S& maximum = static_cast<S*>(piece.maximum)[row];
     S& total = static_cast<S*>(piece.sum)[row];

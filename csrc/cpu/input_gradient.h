@@ -1,4 +1,4 @@
-// The gradient of the input: for each row, the gradients of its gates times W_ih, added up over the directions that read the row.
+// The gradient of the input: each row's gate gradients times W_ih, summed over the directions that read the row.
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@ namespace fr::cpu {
 struct InputGradient {
   std::vector<const DirectionWork*> work;  // of the directions that share the input
   const int64_t* rows;            // the active rows of the range, in any order
-  int64_t count, first_row;       // the range begins at this row
+  int64_t count, first_row;       // first_row: where the range begins
   int64_t input;                  // I
-  void* d_input;                  // [N][I] storage type, or state type
+  void* d_input;                  // [N][I] in the storage type; in the state type if is_state
   bool is_state;
-  bool adds;                      // to what d_input holds
+  bool adds;                      // adds to what d_input holds
 };
 
 template <class Isa, class S>
@@ -25,8 +25,8 @@ struct InputGradients {
   using Transposed = Product<Isa, S, 1>;
   static constexpr int kLanes = V::kLanes;
 
-  // The share of thread `index` of `count`. `tiles`: [2][kTileRows][kColumns]. Tiles are shared out block of rows by block of rows,
-  // each with all panels of columns, so that a thread's rows stay near.
+  // Computes the share of thread `index` of `count`. tiles: [2][kTileRows][kColumns]. A block of rows goes through all
+  // panels of columns before the next one, so that a thread's rows stay in cache.
   static void run(const InputGradient& job, int index, int count, void* tiles) {
     if (job.is_state) run_to<T>(job, index, count, tiles);
     else run_to<S>(job, index, count, tiles);
@@ -43,7 +43,7 @@ struct InputGradients {
       const int64_t size = job.count - row0 < kTileRows ? job.count - row0 : kTileRows;
       for (size_t d = 0; d < job.work.size(); ++d) {
         const DirectionWork& work = *job.work[d];
-        if (d > 1)  // the second place is free again
+        if (d > 1)  // frees the second tile
           for (int64_t i = 0; i < size * Transposed::kColumns; i += kLanes)
             store_full(sums[0] + i, load_full<V>(sums[0] + i) + load_full<V>(sums[1] + i));
         for (int64_t row = 0; row < size; ++row)
@@ -68,7 +68,7 @@ struct InputGradients {
   }
 };
 
-// Between the storage type and the state type.
+// Conversion between the storage type and the state type.
 template <class Isa, class S>
 struct Conversion {
   using T = StateOf<S>;
@@ -77,7 +77,7 @@ struct Conversion {
   static void widen(const void* from, void* to, int64_t size) {
     for_each(size, [&](int64_t i, int n) { store(static_cast<T*>(to) + i, load<V>(static_cast<const S*>(from) + i, n), n); });
   }
-  // Rounds from + more, or from alone if `more` is null.
+  // Rounds from + more; `more` may be null.
   static void narrow(const void* from, const void* more, void* to, int64_t size) {
     for_each(size, [&](int64_t i, int n) {
       V value = load<V>(static_cast<const T*>(from) + i, n);

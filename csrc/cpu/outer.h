@@ -1,29 +1,29 @@
-// The products of backward that sum over rows: weight gradients, C[m][n] = sum over rows r of left[r][m] * right[r][n], and bias
-// gradients, the sums of the left rows themselves. The rows are found through pointers, so the right ones may lie anywhere (the
-// input, the output one step before, the initial state).
+// The products of backward that sum over rows: weight gradients, C[m][n] = sum over rows r of left[r][m] * right[r][n],
+// and bias gradients, which are the sums of the left rows. Rows are given by pointers, so the right ones may lie
+// anywhere (the input, the output one step before, the initial state).
 //
-// Every sum runs over the rows in ascending order in one accumulator (bfloat16 pairs: in pairs of rows), whatever the number of
-// threads, which share out C's elements, or of calls, which go on from the sums of the call before: results do not depend on them.
+// Every sum adds the rows in ascending order in one accumulator (bfloat16: in pairs of rows). Threads share out the
+// elements of C, and a later call continues the sums of the one before, so results depend on neither.
 #pragma once
 
 #include "call.h"
 
 namespace fr::cpu {
 
-// One matrix C beside the left rows.
+// The right-hand rows of one product, and where its C goes.
 struct OuterRight {
-  const void* const* rows;  // null: nothing to do
-  bool is_operand;          // of the operand type, not of the storage type
+  const void* const* rows;  // null: no product
+  bool is_operand;          // in the operand type, else in the storage type
   int64_t offset, columns;  // n counts from the offset
-  void* sums;               // [columns of left][columns] state type, rows `stride` apart
+  void* sums;               // C: [columns of left][columns] in the state type, `stride` elements from row to row
   int64_t stride;
 };
 
 struct Outer {
-  const void* const* left;       // operand type
+  const void* const* left;       // in the operand type
   int64_t left_offset, columns;  // m counts from the offset
   OuterRight right[2];
-  void* left_sums[2];            // [columns] state type, or null: two places for the same sums
+  void* left_sums[2];            // [columns] in the state type, or null: two copies of the same sums
 };
 
 template <class Isa, class S>
@@ -32,16 +32,17 @@ struct OuterProduct {
   using O = Operand<Isa, S>;
   using V = Vec<T, Isa>;
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
-  // What is multiplied: an element, or two of them, of rows r and r+1.
+  // What is multiplied: one element, or with bfloat16 two, of rows r and r+1.
   using Packed = std::conditional_t<kPairs, uint32_t, O>;
   static constexpr int kLanes = V::kLanes;
   static constexpr int kVectors = Isa::kBytes == 64 ? 4 : 2, kColumns = kVectors * kLanes;
-  static constexpr int kStrip = Isa::kAccumulators / kVectors;  // left columns in a strip
-  // A block of rows: its left columns stay in L2, its right columns beside them, a strip of the left ones in L1.
+  static constexpr int kStrip = Isa::kAccumulators / kVectors;  // left columns of a strip
+  // A block of kDepth rows: its left columns stay in L2, with its right columns beside them, and one strip of left
+  // columns stays in L1.
   static constexpr int64_t kDepth = 128, kLeftBytes = Isa::kL2Bytes / 8 * 3, kRightBytes = Isa::kL2Bytes / 8;
 
-  // Sizes of one thread's buffers for at most `rows` rows: as the products need them, and no larger. Of fewer rows a block has more
-  // columns and may waste less of its bytes.
+  // Bytes of one thread's buffers for at most `rows` rows: what the products need, and no more. Fewer rows make wider
+  // blocks, which may need more bytes, because less is lost to rounding.
   static int64_t left_bytes(int64_t rows, int64_t columns) {
     return columns < left_block(depth_of(rows)) ? strips(columns) * kStrip * depth_of(rows) * sizeof(Packed) : kLeftBytes;
   }
@@ -50,7 +51,7 @@ struct OuterProduct {
     return columns < right_block(depth_of(rows)) ? whole : kRightBytes;
   }
 
-  // The share of thread `index` of `count`; `first`: the sums begin with these rows.
+  // Computes the share of thread `index` of `count`. first: the sums start with these rows instead of adding to C.
   static void run(const Outer& job, int64_t rows, bool first, int index, int count, void* left_buffer, void* right_buffer) {
     T* const left_sums = static_cast<T*>(job.left_sums[job.left_sums[0] ? 0 : 1]);
     if (!left_sums && !job.right[0].rows && !job.right[1].rows) return;
@@ -86,13 +87,14 @@ struct OuterProduct {
   static constexpr int64_t kFewColumns = 64;
   static constexpr int kFew = 8 * kStrip;
 
-  // Columns of a job of which one thread has a share; the shares are whole strips of left columns.
+  // The part of C that one thread computes: whole strips of left columns.
   struct Share {
     int64_t left_begin, left_end;
-    int part, parts;  // of the right columns
+    int part, parts;  // its part of the right columns
   };
 
-  // The share of thread `index` of `count`: left columns, unless that leaves so few to each that packing the right ones shows.
+  // Splits by left columns. If that gives each thread so few that packing the right columns would dominate, splits
+  // those too.
   static Share share_of(const Outer& job, int index, int count) {
     int parts = 1;
     while (parts < count && (count % parts || job.columns * parts < kFewColumns * count)) ++parts;
@@ -130,8 +132,8 @@ struct OuterProduct {
 
   // ---- a single row ----
 
-  // C begins with the products of one row, with the bits of `micro_kernel`: nothing is read twice, and memory takes whole rows of C
-  // about twice as fast as strips of them. False where the rows would have to be converted.
+  // Writes the products of a single first row, with the same bits as micro_kernel. Nothing is read twice, and writing
+  // whole rows of C is about twice as fast as writing strips. Returns false if the rows need conversion.
   static bool put_products(const Outer& job, const OuterRight& to, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     if constexpr (std::is_same_v<O, T>) {
       if (!to.is_operand && !std::is_same_v<S, T>) return false;
@@ -151,7 +153,7 @@ struct OuterProduct {
 
   // ---- packing ----
 
-  // Columns [m0, m1) in strips of kStrip: strip [depth][kStrip].
+  // Packs columns [m0, m1) in strips of kStrip: strip [depth][kStrip].
   static void pack_left(const Outer& job, int64_t row, int64_t count, int64_t m0, int64_t m1, Packed* out, T* to, bool fresh) {
     const O* const* rows = reinterpret_cast<const O* const*>(job.left) + row;
     int64_t m = m0;
@@ -162,7 +164,8 @@ struct OuterProduct {
                      fresh);
   }
 
-  // A few strips at a time, so that whole lines are read; kSize: their columns, or 0: one strip of `size` columns, and zeros.
+  // Packs a few strips at a time, to read whole cache lines. kSize: their columns; 0: one strip of `size` columns,
+  // zero-padded.
   template <int kSize>
   static void pack_strips(const O* const* rows, int64_t at, int size, int64_t count, Packed* out, T* sums, bool fresh) {
     constexpr int kStrips = kSize ? kSize / kStrip : 1, kSums = kSize ? kSize / kLanes : (kStrip + kLanes - 1) / kLanes;
@@ -201,7 +204,7 @@ struct OuterProduct {
     for (int i = 0; i < kSums && sums; ++i) store(sums + i * kLanes, sum[i], lanes(i));
   }
 
-  // Columns [n0, n1) in panels [depth][kColumns], and what is left of them in panels [depth][kLanes], filled up with zeros.
+  // Packs columns [n0, n1) in panels [depth][kColumns], and the rest in panels [depth][kLanes], zero-padded.
   static void pack_right(const OuterRight& from, int64_t row, int64_t count, int64_t n0, int64_t n1, Packed* out) {
     if (from.is_operand) pack_columns(reinterpret_cast<const O* const*>(from.rows) + row, from.offset, count, n0, n1, out);
     else pack_columns(reinterpret_cast<const S* const*>(from.rows) + row, from.offset, count, n0, n1, out);
@@ -234,7 +237,7 @@ struct OuterProduct {
     }
   }
 
-  // Elements of two rows side by side; a last row without a next one is paired with zeros.
+  // Interleaves the elements of two rows. A last row alone is paired with zeros.
   static void pair_up(const BFloat16* row, const BFloat16* next, int size, Packed* out) {
     if (next)
       for (int i = 0; i < size; ++i) out[i] = static_cast<Packed>(row[i].bits | uint32_t{next[i].bits} << 16);
@@ -242,7 +245,7 @@ struct OuterProduct {
       for (int i = 0; i < size; ++i) out[i] = static_cast<Packed>(row[i].bits);
   }
 
-  // ---- the product of packed columns, added to C (`fresh`: put there) ----
+  // ---- the product of packed columns, added to C (fresh: overwrites C) ----
 
   static void multiply(const OuterRight& to, int64_t depth, int64_t m0, int64_t m1, int64_t n0, int64_t n1, const Packed* left,
                        const Packed* right, bool fresh) {
@@ -266,7 +269,7 @@ struct OuterProduct {
     micro_kernel<kSize, kWide>(left, right, depth, to, stride, lanes, fresh);
   }
 
-  // The loop that matters: kSize*kWide sums in registers; for each row, kWide loads and kSize broadcasts.
+  // The hot loop: kSize*kWide sums in registers; for each row, kWide loads and kSize broadcasts.
   template <int kSize, int kWide>
   static __attribute__((noinline)) void micro_kernel(const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride,
                                                      int lanes, bool fresh) {

@@ -1,5 +1,5 @@
-// The 16-bit storage types on the host: plain bit patterns and their scalar conversions (round to nearest, ties to even).
-// The conversions are static, so that each file has its own copy: one compiled for AVX-512 is never linked into another.
+// The 16-bit storage types on the host: bit patterns and scalar conversions (round to nearest, ties to even). The
+// conversions are static, so that each file has its own copy and one compiled for AVX-512 is never linked into another.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// The type in which pre-activations, states and sums are kept for a storage type.
+// The type of pre-activations, states and sums for a storage type.
 template <class S>
 using StateOf = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
@@ -48,7 +48,7 @@ static inline void from_float(double& to, double value) { to = value; }
 static inline void from_float(BFloat16& to, float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
-    to.bits = static_cast<uint16_t>(bits >> 16 | 0x40u);  // stays a NaN when the payload's low half is cut
+    to.bits = static_cast<uint16_t>(bits >> 16 | 0x40u);  // stays a NaN when the low half of the payload is lost
     return;
   }
   to.bits = static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
@@ -62,7 +62,7 @@ static inline void from_float(Float16& to, float value) {
   else if (magnitude >= 0x38800000u) {                          // normal: 2^-14 and above
     to.bits = static_cast<uint16_t>(sign | ((magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
   } else {
-    // Subnormal: adding 0.5 puts the unit 2^-24 at the last bit of the sum, so the addition itself rounds to nearest even.
+    // Subnormal: after adding 0.5 the unit 2^-24 is the sum's last bit, so the addition itself rounds to nearest even.
     const float sum = float_from_bits(magnitude) + 0.5f;
     to.bits = static_cast<uint16_t>(sign | (bits_of(sum) - bits_of(0.5f)));
   }
