@@ -1,4 +1,4 @@
-// Layer normalisation in a step: checks, and the team that shares rows, then units.
+// Layer normalisation in a step: checks the arguments, and shares rows, then units, among threads.
 #include "layer_norm.h"
 
 #include <algorithm>
@@ -9,12 +9,12 @@ namespace fr {
 namespace cpu {
 namespace {
 
-// Values of a thread below which another one costs more than it saves.
+// Values below which another thread costs more than it saves.
 constexpr int64_t kValuesPerThread = 1 << 14;
 
 using Function = void (*)(const LayerNormArgs&, int64_t, int64_t);
 
-// Calls the function for shares of [0, count) that begin at multiples of `unit`.
+// Calls the function for each thread's share of [0, count). Shares begin at multiples of `unit`.
 void share(const LayerNormArgs& args, Function function, int64_t count, int64_t unit) {
   struct Work {
     const LayerNormArgs& args;

@@ -1,4 +1,5 @@
-// Layer normalisation in a step: what each instruction set offers to layer_norm.cpp, for rows or units [begin, end).
+// Layer normalisation in a step: the functions that each instruction set offers to layer_norm.cpp. They work on rows,
+// or units, [begin, end).
 #pragma once
 
 #include "../layer_norm.h"
@@ -9,10 +10,10 @@ namespace fr::cpu {
 struct LayerNormBackend {
   void (*forward)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*backward)(const LayerNormArgs&, int64_t begin, int64_t end);
-  void (*unit_gradients)(const LayerNormArgs&, int64_t begin, int64_t end);  // sums over rows, after backward
+  void (*unit_gradients)(const LayerNormArgs&, int64_t begin, int64_t end);  // sums over rows; after backward
 };
 
-// Null where the instruction set leaves the type to another.
+// Returns null if the instruction set does not serve the type.
 template <class Isa>
 const LayerNormBackend* find_layer_norm(Type type);
 

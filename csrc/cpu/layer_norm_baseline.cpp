@@ -1,4 +1,4 @@
-// Layer normalisation compiled for the platform's baseline.
+// Layer normalisation compiled for the platform's baseline; CMakeLists.txt gives the flags.
 #include "layer_norm_impl.h"
 
 namespace fr::cpu {

@@ -1,4 +1,4 @@
-// The definition of find_layer_norm, included by each layer_norm_*.cpp. Statistics add up units in their order, lane by lane.
+// Defines find_layer_norm; included by each layer_norm_*.cpp. Means and variances add the units in order, lane by lane.
 #pragma once
 
 #include "layer_norm.h"
@@ -19,7 +19,7 @@ struct LayerNorm {
     for (int64_t unit = 0; unit < count; unit += kLanes) function(unit, count - unit < kLanes ? static_cast<int>(count - unit) : kLanes);
   }
 
-  // The mean of two functions of a unit.
+  // Means of two functions over the units.
   struct Means {
     T first, second;
   };
@@ -53,19 +53,20 @@ struct LayerNorm {
     }).first;
     return {mean, T(1) / root(variance + T(1e-5))};
   }
-  // The functions of <cmath> are inline, and one compiled here must not be linked elsewhere.
+  // The functions of <cmath> are inline, and a copy compiled for this instruction set must not be linked into other
+  // files.
   static T root(T x) {
     if constexpr (std::is_same_v<T, float>) return __builtin_sqrtf(x);
     else return __builtin_sqrt(x);
   }
 
-  // Replaces `count` values by N of them, and returns their 1 / deviation.
+  // Replaces `count` values x by N(x), and returns 1 / their deviation.
   static T normalise(T* x, int64_t count) {
     const Moments of = moments(x, count);
     each(count, [&](int64_t unit, int n) { store(x + unit, (load<V>(x + unit, n) - V(of.mean)) * V(of.scale), n); });
     return of.scale;
   }
-  // The gradient of the values from that of s = N gain + shift.
+  // The gradient of x, from that of s = N(x) gain + shift.
   static void normalise_backward(const T* normal, const T* gain, const T* d_s, T scale, T* d, int64_t count) {
     const Means mean = means(count, [&](int64_t unit, int n, V& a, V& b) {
       a = load<V>(d_s + unit, n) * load<V>(gain + unit, n);
@@ -79,7 +80,7 @@ struct LayerNorm {
 
   // ---- one row ----
 
-  // Its values in the arrays, of type T; a gate's part of those that have G*H begins at gate * hidden.
+  // One row's values in the arrays, of type T. In arrays of G*H values a gate's part begins at gate * hidden.
   struct Row {
     const Args& args;
     const int64_t hidden = args.hidden, index;
@@ -91,7 +92,7 @@ struct LayerNorm {
 
     V at(const void* data, int gate, int64_t unit, int n) const { return load<V>(wide(data) + gate * hidden + unit, n); }
     V candidate(int64_t unit, int n) const { return args.candidate ? load<V>(narrow(args.candidate) + unit, n) : V(1); }
-    // s of a gate.
+    // s of one gate.
     V recurrent(int gate, int64_t unit, int n) const {
       const V scaled = at(args.product, gate, unit, n) * load<V>(gain(gate) + unit, n);
       return args.shift ? scaled + load<V>(static_cast<const T*>(args.shift) + gate * hidden + unit, n) : scaled;
@@ -171,7 +172,7 @@ struct LayerNorm {
   static void backward_gru(const Row& row) {
     const Args& args = row.args;
     const int64_t hidden = args.hidden;
-    T* const d_recurrent = row.narrow(args.scratch);  // of n
+    T* const d_recurrent = row.narrow(args.scratch);  // of gate n
     each(hidden, [&](int64_t unit, int n) {
       const V r = row.at(args.gates, 0, unit, n), z = row.at(args.gates, 1, unit, n), made = row.at(args.gates, 2, unit, n);
       const V d_h = load<V>(row.narrow(args.d_h) + unit, n), candidate = row.candidate(unit, n);
@@ -198,7 +199,7 @@ struct LayerNorm {
   }
 
   static void unit_gradients(const Args& args, int64_t begin, int64_t end) {
-    const int64_t hidden = args.hidden, blocks = args.gru ? 3 : 5;  // the LSTM's last one: c's
+    const int64_t hidden = args.hidden, blocks = args.gru ? 3 : 5;  // the LSTM's last block: gain and shift of c
     T *const d_units = static_cast<T*>(args.d_units), *const d_shifts = static_cast<T*>(args.d_shift);
     for (int block = 0; block < blocks; ++block) {
       const bool of_c = block == 4, own = of_c || (args.gru && block == 2);
