@@ -1,8 +1,8 @@
 // The `block` strategy: a whole sequence in one launch. One block holds the recurrent weights of a direction in
 // registers and serves 8 batch rows; blocks never communicate, so the launch need not be cooperative. For cells with
 // one product, tensor-core arithmetic, at most 128 units and 256 bytes of state a row (H <= 128 in 16 bit, 64 in TF32),
-// and padded rows. Launched by step.cpp. The pointwise phases are those of step_phases.cuh, so every option works here
-// too.
+// and padded rows. Launched by step.cpp. The pointwise phases are those of step_phases.cuh, so every option but dropout
+// of the state works here too.
 #pragma once
 
 #include "block_steps.cuh"

@@ -2,7 +2,7 @@
 // once, on the chip. In each step the blocks exchange the product's operand (the state; in backward the gate gradients)
 // through global memory or, in a cluster, through shared memory. For every arithmetic but float64. persistent.cpp
 // launches it as persistent_partition.h decides. The pointwise phases are those of step_phases.cuh, so every option
-// works here too.
+// but dropout of the state works here too.
 #pragma once
 
 #include "launch.cuh"

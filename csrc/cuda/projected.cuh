@@ -3,7 +3,7 @@
 // projection, [H] to [R]; backward the gradient of the state, [4H] to [R]. That product's operand never leaves the
 // block that computes it: each block multiplies its own units' part of the depth, and the blocks add up partial sums.
 // persistent.cpp launches it as persistent_partition.h decides. The pointwise phases are those of step_phases.cuh, so
-// every option works here too.
+// every option but dropout of the state works here too.
 //
 // Why only here: broadcasting d_gates moves G*H*s bytes a row to every block. Partial sums of d_h move R*4 bytes a row
 // written and as many read, whatever the number of blocks. For an LSTM in 16 bit that is 8*H against 8*R bytes: equal

@@ -35,7 +35,8 @@ struct StepRows {
   const uint8_t* resets_after = nullptr; // [rows_after] of step + 1, or null
 };
 
-// sums[m][b][j] = sum over segments and k of weight[m * gate_rows + j][k] * operand[b][k].
+// sums[m][b][j] = sum over segments and k of weight[m * gate_rows + j][k] * operand[b][k]. The depth has two segments
+// if the operand lies in two matrices: backward of GRU reset-after reads d_gates (r, z) and d_recurrent (n).
 struct StepProduct {
   int segments = 0;  // 0: no product, the sums are zero
   const void* weight[2] = {};

@@ -22,8 +22,8 @@ FR_DEVICE void copy_words(T& to, const T& from, int thread) {
     reinterpret_cast<uint64_t*>(&to)[i] = reinterpret_cast<const uint64_t*>(&from)[i];
 }
 
-// A row's role in a step. Its old state: if cut, the initial state or zero; else `before` if there is a step before;
-// else the initial state.
+// A row's role in a step. The state it starts from: after a reset (cut) zero, or with reset_to_initial the initial
+// state; else that of the step before, if there is one (has_before); else the initial state.
 struct RowState {
   bool active, has_before, cut, last;
 };
