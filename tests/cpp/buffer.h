@@ -1,5 +1,5 @@
-// Rows of a storage or state type in memory of exactly the size used, read and written as doubles: what the tests of the emulated
-// kernels hand to them.
+// Rows of a storage or state type in memory of exactly the size used, read and written as doubles: the arguments that
+// tests pass to the emulated kernels.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 using Values = std::vector<double>;
 
-// What memory holds before it is written: NaN, so that a result left out shows; or a number, so that it does not look like NaN.
+// What memory holds before it is written: NaN, so that a missing result shows, or a number, so that it does not look
+// like NaN.
 inline unsigned char g_unwritten = 0xFF;
 
 enum class Kind { kStorage, kState };
@@ -29,7 +30,7 @@ struct Buffer {
   unsigned char* data = nullptr;
   fr::emulation::Told told{nullptr, 0};
 
-  // offset: elements before the first row, so that rows are misaligned.
+  // offset: elements before the first row, to misalign rows.
   Buffer(fr::Type t, Kind k, int64_t r, int64_t c, int64_t pad = 0, int64_t offset = 0)
       : type(t), kind(k), rows(r), columns(c), stride(c + pad) {
     element = kind == Kind::kState ? fr::state_bytes(t) : fr::storage_bytes(t);
@@ -74,7 +75,7 @@ struct Buffer {
   fr::Rows as_rows(int64_t batch) { return {data, batch * stride, stride}; }
 };
 
-// Tells of a table that kernels read.
+// Registers a table that kernels read.
 template <class T>
 fr::emulation::Told tell(const std::vector<T>& table) {
   return fr::emulation::Told(table.data(), table.size() * sizeof(T));

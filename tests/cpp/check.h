@@ -1,4 +1,4 @@
-// What the C++ tests share: checks that count and report, and a small generator of random numbers.
+// Shared by the C++ tests: checks that count and report failures, and a small random number generator.
 #pragma once
 
 #include <cstdint>

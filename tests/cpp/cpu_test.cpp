@@ -1,7 +1,8 @@
-// The CPU backend through its public entry points (csrc/rnn.h), for every cell, several odd shapes and all ways of sharing
-// work: the result must equal, bit for bit, that of one thread; must agree with a plain double step loop (forward) and with
-// central differences of the forward pass (backward, in float64); and must agree between instruction sets within rounding. Built
-// plain and under sanitizers (tests/test_cpp.py); the buffers are exact, so a step beyond is seen.
+// Tests the CPU backend through its public entry points (csrc/rnn.h), for every cell, several odd shapes and all ways
+// of sharing work. The result must equal that of one thread bit for bit; agree with a plain double step loop (forward)
+// and with central differences of the forward pass (backward, in float64); and agree between instruction sets within
+// rounding. Built plain and under sanitizers (tests/test_cpp.py); buffers have the exact size, so that an access beyond
+// is seen.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -120,7 +121,7 @@ struct Problem {
     fr::cpu_forward(args);
   }
 
-  // What backward gives for d_output = 1 everywhere and final states without gradient.
+  // Backward's results for d_output = 1 everywhere and final states without gradient.
   struct Gradients {
     std::vector<S> input, h0, c0, weight_ih, weight_hh, weight_hr, bias_ih, bias_hh, weight_unit;
 
@@ -147,7 +148,7 @@ struct Problem {
     args.direction.resize(c.directions);
     args.range_bytes = range_bytes;
     for (int i = 0; i < c.directions; ++i) {
-      // Whatever is there before is overwritten: these bits are NaN in every type.
+      // Results overwrite whatever is there; these bits are NaN in every type.
       const auto fresh = [](std::vector<S>& v, int64_t size) {
         v.resize(size);
         std::memset(static_cast<void*>(v.data()), 0xff, size * sizeof(S));
@@ -216,14 +217,14 @@ template <class S>
 constexpr double kUnit = std::is_same_v<S, double> ? 0x1p-53 : std::is_same_v<S, float> ? 0x1p-24
                          : std::is_same_v<S, fr::Float16> ? 0x1p-11 : 0x1p-8;
 
-// Accuracy of one step's arithmetic in each type, times the steps it passes through (inputs and states are at most about 1). The
-// roundings of a long sum add up like a random walk.
+// Accuracy of one step's arithmetic in each type, times the steps it passes through (inputs and states are at most
+// about 1). The roundings of a long sum add up like a random walk.
 template <class S>
 double tolerance(const Case& c) {
   return 16 * kUnit<S> * static_cast<double>(c.steps + 1) * std::sqrt(std::max(1., static_cast<double>(c.input + c.hidden) / 256));
 }
 
-// The same problem in double, on the very same values.
+// The same problem in double, with the very same values.
 template <class S>
 Problem<double> in_double(const Problem<S>& p, uint64_t seed) {
   Problem<double> wide(p.c, seed);
@@ -260,14 +261,15 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
   const auto same = [](const auto& a, const auto& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0; };
   typename Problem<S>::Gradients base[2], other[2];
   one.backward(1, false, kOneRange, base);
-  // Four threads work on ranges of one step. Products of pairs of rows pair others up then.
+  // Four threads work on ranges of one step. The products over pairs of rows then pair other rows.
   for (int threads : {2, 3, 4, 8}) {
     many.forward(threads, threads != 3);
     CHECK(same(one.output, many.output) && same(one.h_n[0], many.h_n[0]) && same(one.c_n[0], many.c_n[0]), "%s: %d threads", name, threads);
     one.backward(threads, threads == 3, threads == 4 && !pairs ? 1 : kOneRange, other);
     for (int i = 0; i < c.directions; ++i) CHECK(base[i] == other[i], "%s backward: %d threads, direction %d", name, threads, i);
   }
-  if (std::is_same_v<S, double> || has_kink(c.cell) || c.cell_clip > 0 || c.proj_clip > 0) return;  // kinks: rounding decides
+  // kinks: rounding decides the side
+  if (std::is_same_v<S, double> || has_kink(c.cell) || c.cell_clip > 0 || c.proj_clip > 0) return;
   Problem<double> wide = in_double(one, seed);
   Problem<double>::Gradients exact[2];
   wide.forward(1, true), wide.backward(1, false, kOneRange, exact);
@@ -285,7 +287,7 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
     }
 }
 
-// d(sum of outputs) along one random direction of everything, by central differences in float64.
+// d(sum of outputs) along one random direction of all arguments, by central differences in float64.
 void check_gradient(const Case& c, uint64_t seed, const char* name) {
   Problem<double> p(c, seed);
   p.forward(2, true);
@@ -309,7 +311,7 @@ void check_gradient(const Case& c, uint64_t seed, const char* name) {
     move(&Direction::bias_ih, g[i].bias_ih), move(&Direction::bias_hh, g[i].bias_hh), move(&Direction::unit, g[i].weight_unit);
     plus.forward(1, false), minus.forward(1, false);
     const double numeric = (plus.total() - minus.total()) / (2 * step);
-    // Truncation step^2 times a third derivative, and rounding of the sums over 2*step.
+    // Truncation error: step^2 times a third derivative; rounding of the sums, divided by 2*step.
     CHECK(std::fabs(numeric - analytic) <= 1e-6 * (1 + std::fabs(numeric)), "%s direction %d: %.9g and %.9g", name, i, numeric, analytic);
   }
 }
@@ -338,9 +340,10 @@ int main(int argc, char** argv) {
           {cell, 5, 3, 7, 17, projection ? 5 : 0, 2, true, true, true, false, clip ? .3 : 0, projection ? .1 : 0},
           {cell, 4, 35, 9, 33, projection ? 20 : 0, 1, false, false, false, false, 0, 0},
           {cell, 6, 19, 3, 21, projection, 2, false, true, false, true, 0, 0},
-          {cell, 3, 2, 30, 300, projection ? 290 : 0, 1, true, true, false, false, 0, 0},  // few rows: units are shared
+          {cell, 3, 2, 30, 300, projection ? 290 : 0, 1, true, true, false, false, 0, 0},  // few rows: units are split
           {cell, 1, 4, 40, 300, projection ? 290 : 0, 1, false, false, true, false, 0, 0},
-          {cell, 1, 3, 1030, 300, projection ? 290 : 0, 1, false, false, false, false, 0, 0},  // weights that come from memory
+          // weights that come from memory
+          {cell, 1, 3, 1030, 300, projection ? 290 : 0, 1, false, false, false, false, 0, 0},
           {cell, 1, 2, 1024, 104, projection, 1, false, false, false, false, 0, 0},  // rows 4 KiB apart in float32
       };
       for (const Case& c : list) {
@@ -348,7 +351,7 @@ int main(int argc, char** argv) {
         ++seed;
         check_case<float>(c, seed, (name + " float32").c_str(), false);
         check_case<fr::BFloat16>(c, seed, (name + " bfloat16").c_str(), set == "avx512_bf16");
-        if (c.hidden > 100) continue;  // the same paths in the other types, and the loop in double takes long
+        if (c.hidden > 100) continue;  // the other types take the same paths, and the loop in double is slow
         check_case<double>(c, seed, (name + " float64").c_str(), false);
         check_case<fr::Float16>(c, seed, (name + " float16").c_str(), false);
         check_gradient(c, seed, name.c_str());

@@ -1,5 +1,6 @@
-// A layer on the emulated device against a plain double loop (forward) and its finite differences (backward; types other than
-// double: against the kernels in double). Shared by the tests that run cases: emulation_step_test, emulation_persistent_test.
+// A layer on the emulated device, compared with a plain double loop (forward) and its finite differences (backward;
+// types other than double are compared with the kernels in double). Shared by emulation_step_test and
+// emulation_persistent_test.
 #pragma once
 
 #include <cmath>
@@ -21,7 +22,7 @@ namespace {
 using fr::Cell, fr::Type;
 
 fr::EmulationOptions g_options;  // strategy and device of the runs
-// The calls in which a block stands still as g_options says; with kForward a run ends there.
+// The calls in which a block stalls as g_options says; with kForward a run ends there.
 enum class Pass { kNone, kForward, kBackward, kBoth } g_stalled = Pass::kNone;
 
 // ---- a case ----------------------------------------------------------------------------------------------------------------
@@ -35,8 +36,8 @@ struct Case {
   bool lengths = false, resets = false, to_initial = false, packed = false, initial = true, bias = true;
   double cell_clip = 0, proj_clip = 0;
   bool recompute = false, inference = false;
-  int64_t range = 0;   // steps a backward range, 0: all
-  bool discard = false;  // nobody wants d_h0
+  int64_t range = 0;   // steps of a backward range; 0: all
+  bool discard = false;  // d_h0 is not wanted
   int64_t pad = 0, offset = 0;
   bool noise = false;
   std::string text() const {
@@ -51,7 +52,7 @@ struct Case {
     flag(pad || offset, "misaligned"), flag(noise, "noise");
     return t;
   }
-  // All that the cell can have; without ranges, which run the directions in calls of their own.
+  // Everything that the cell can have; without ranges, which run each direction in a call of its own.
   fr::NoiseOptions noise_options() const {
     static const uint64_t seed = 0x0123456789ABCDEF;
     if (!noise) return {};
@@ -60,7 +61,7 @@ struct Case {
   }
 };
 
-// Numbers of one direction that have gradients; all of them as doubles.
+// The values of one direction that have gradients, all as doubles.
 struct Inputs {
   Values gates;  // [N, G*H] input part
   Values hh, hr, bias, unit;
@@ -87,7 +88,7 @@ struct Result {
   Values output, h_n, c_n;
 };
 
-// The plain loop: one row, one step after the other.
+// The plain loop: row by row and step by step.
 Result reference(const Problem& p, const Inputs& in, int d) {
   const int64_t H = p.c.hidden, R = p.R, C = p.cell.cells * H, G = p.cell.gates;
   const bool reverse = p.reverse(d);
@@ -248,7 +249,8 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     Inputs& g = got[d].gradient;
     g.gates = Values(p.N * GH, 0.0), g.hh = Values(GH * R, 0.0), g.hr = Values(c.projection * H, 0.0), g.bias = Values(GH, 0.0);
   }
-  // Two directions run together over the whole; a case with ranges runs them apart, last range in processing order first.
+  // Both directions run together if the whole is one range. With ranges each runs in its own calls, last range in
+  // processing order first.
   const int together = c.range ? 1 : c.directions;
   const int64_t length = c.range ? c.range : c.steps;
   for (int first = 0; first < c.directions; first += together)
@@ -287,7 +289,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
         if (c.projection) b.d_projected = r.d_projected.as_rows(c.batch);
       }
       fr::emulated_backward(backward, options_of(Pass::kBackward));
-      for (int i = 0; i < together; ++i) {  // the time-parallel products, as the caller makes them
+      for (int i = 0; i < together; ++i) {  // the time-parallel products, which are the caller's
         Inputs& g = got[first + i].gradient;
         Range& r = ranges[i];
         for (int64_t n = 0; n < rows; ++n)
@@ -324,7 +326,8 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   return got;
 }
 
-double distance(const Values& got, const Values& want) {  // largest difference over the largest value, NaN counts as infinite
+double distance(const Values& got, const Values& want) {  // largest difference over the largest value; NaN counts as
+                                                          // infinite
   double worst = 0, scale = 1e-30;
   for (size_t i = 0; i < want.size(); ++i) {
     scale = std::fmax(scale, std::fabs(want[i]));
@@ -342,8 +345,8 @@ void complain(const Case& c, uint64_t seed, const char* what, double got, double
   std::printf("FAIL %s seed %llu: %s %.3g > %.3g\n", c.text().c_str(), static_cast<unsigned long long>(seed), what, got, bound);
 }
 
-// Bounds: one rounding of the type (half an ulp at 1: 2^-8, 2^-11, 2^-24, 2^-53; TF32 operands 2^-11), times a factor for the
-// operations and steps it goes through: 16 forward, 64 backward (sums over T and B of products of rounded factors).
+// Bounds: one rounding of the type (half an ulp at 1: 2^-8, 2^-11, 2^-24, 2^-53; TF32 operands 2^-11), times a factor
+// for the operations and steps that follow: 16 forward, 64 backward (sums over T and B of products of rounded factors).
 double unit_of(const Case& c) {
   if (c.tf32) return std::ldexp(1, -11);
   switch (c.type) {
@@ -370,7 +373,8 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     if (g_verbose) std::printf("  %s %s %.3g (bound %.3g)\n", c.text().c_str(), what, error, bound);
     if (!(error <= bound)) complain(c, seed, what, error, bound);
   };
-  // Gradients in double for the other types: one step a launch, so the same whatever the device and the order of threads.
+  // The other types' gradients are compared with double, run with one step a launch, which is the same for any device
+  // and order of threads.
   static std::map<unsigned, std::vector<Got>> in_double;
   std::vector<Got>& exact = in_double[problem_seed];
   if (exact.empty() && !c.inference && c.type != Type::kFloat64) {
@@ -386,7 +390,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     if (c.inference) continue;
     test("rows that must be zero", got[d].zero_where_inactive ? 0 : 1, 0);
     Inputs& g = got[d].gradient;
-    // a pre-activation whose sign the rounding flips changes its gradient by all of it
+    // if rounding flips a pre-activation's sign, all of its gradient changes
     if (has_kink(c.cell) && unit > std::ldexp(1, -24)) continue;
     if (!exact.empty()) {
       const Inputs& e = exact[d].gradient;
@@ -414,7 +418,7 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
         Inputs plus = p.inputs[d], minus = p.inputs[d];
         for (size_t i = 0; i < direction.size(); ++i) (plus.*member)[i] += step * direction[i], (minus.*member)[i] -= step * direction[i];
         const double want_slope = (loss(p, d, plus) - loss(p, d, minus)) / (2 * step), got_slope = dot(g.*member, direction);
-        // rounding of two losses of size ~|loss| (2^-53 each) over the step, and the cubic term of the step
+        // rounding of two losses of size ~|loss| (2^-53 each), divided by the step, and the cubic term of the step
         const double bound = 1e-5 * std::fmax(1.0, std::fabs(want_slope)) * std::sqrt(double(direction.size()) / 10 + 1);
         test(name, std::fabs(want_slope - got_slope), bound);
       }

@@ -1,7 +1,9 @@
-// The emulated CUDA kernels beside the CPU core, through the structs of csrc/rnn.h: every cell x type x direction on small odd
-// shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same rows; backward starts for both from what
-// the CPU core kept. The kernels leave the products that are parallel in time to their caller: here they are made in double.
-// usage: emulation_cpu_test STRATEGY [TEXT] [seed ...]: of all cases, or those whose name has the text; prints one line a failure and a summary; exit status 1 on failure.
+// Compares the emulated CUDA kernels with the CPU core, through the structs of csrc/rnn.h: every cell x type x
+// direction on small odd shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same
+// rows, and backward starts for both from what the CPU core kept. The time-parallel products, which the kernels leave
+// to their caller, are computed here in double.
+// usage: emulation_cpu_test STRATEGY [TEXT] [seed ...]: all cases, or those with TEXT in their name. Prints a line for
+// each failure and a summary; exit status 1 on failure.
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -32,10 +34,10 @@ std::string text(const Case& c) {
          (c.masked ? " masked" : "") + (c.packed ? " packed" : "") + (c.recompute ? " recompute" : "");
 }
 
-// Both round at the same places (operands and states to the storage type, all else in the state type), so they differ by the
-// order of sums in the state type: 32 roundings of it cover the sums over H and the steps. In 16 bit that flips now and then a
-// rounding to storage, which later steps pass on: 4 of those. TF32 rounds the operands of every product to 11 bits, which the
-// CPU core does not: 16 of those.
+// Both round at the same places (operands and states to the storage type, all else to the state type), so they differ
+// by the order of sums in the state type: 32 of its roundings cover the sums over H and the steps. In 16 bit such a
+// difference sometimes flips a rounding to storage, which later steps pass on: 4 of those. TF32 rounds the operands of
+// every product to 11 bits, the CPU core does not: 16 of those.
 double bound_of(const Case& c) {
   if (c.tf32) return 16 * std::ldexp(1, -11);
   switch (c.type) {
@@ -46,13 +48,14 @@ double bound_of(const Case& c) {
   }
 }
 
-// What one backend reads and writes for one direction.
+// The arguments of one backend for one direction.
 struct Direction {
   Buffer input, input_gates, ih, hh, hr, bias_ih, bias_hh, h0, c0;
   Buffer output, h_n, c_n, gates, cells;
   Buffer d_output, d_h_n, d_c_n;
   Buffer weight_unit, d_unit;
-  Buffer d_h, d_c, d_h0_reset, d_c0_reset, d_gates, d_recurrent, h_prev, inner, d_projected;                 // the kernels'
+  // the kernels'
+  Buffer d_h, d_c, d_h0_reset, d_c0_reset, d_gates, d_recurrent, h_prev, inner, d_projected;
   Buffer d_input, d_h0, d_c0, d_weight_ih, d_weight_hh, d_weight_hr, d_bias_ih, d_bias_hh, d_weight_unit;  // the core's
 };
 
@@ -220,7 +223,7 @@ struct Test {
     return args;
   }
 
-  // From what the kernels wrote: each gradient as the core writes it.
+  // Computes each gradient as the core writes it, from what the kernels wrote.
   void finish(Direction& d) const {
     const auto sum_rows = [&](const Buffer& left, int64_t first, int64_t count, const Buffer& right, Buffer& to, int64_t row) {
       for (int64_t j = 0; j < count; ++j)
@@ -264,7 +267,7 @@ struct Test {
     }
   }
 
-  // Largest difference relative to the largest value; what neither wrote (NaN in both) is equal.
+  // Largest difference relative to the largest value. Values that neither wrote (NaN in both) count as equal.
   void compare(const std::string& name, const Buffer& a, const Buffer& b) {
     double most = 0.1, difference = 0;
     for (int64_t i = 0; i < a.rows; ++i)

@@ -1,7 +1,10 @@
-// The persistent kernels on the emulated device, see emulation_cases.h: weights in registers, in shared memory and streamed,
-// several chunks of rows, groups of unequal size, more blocks than rows, blocks without units; and what the partition promises.
-// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, no results are compared] [deadline: a block stands still]
-//        [a device's name] [share=N: of a device's cases every Nth, from another one on for each device] [part of a case's name] [seed ...]
+// The persistent kernels on the emulated device (see emulation_cases.h): weights in registers, in shared memory and
+// streamed, several chunks of rows, groups of unequal size, more blocks than rows, blocks without units; and the
+// properties of the partition.
+// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, results are not compared] [deadline: a
+// block stalls]
+//        [a device's name] [share=N: every Nth of a device's cases, from a different one for each device] [part of a
+//        case's name] [seed ...]
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +22,7 @@ struct Device {
   const char* strategy;
   int sms, warps, register_slices;
   int64_t resident_shared;
-  bool apart = false;  // directions one after the other
+  bool apart = false;  // directions run in sequence
 };
 constexpr int64_t kAll = INT64_MAX;
 const Device kDevices[] = {
@@ -31,7 +34,7 @@ const Device kDevices[] = {
     {"cluster_of_sixteen", "cluster", 20, 1, 8, kAll},
 };
 
-// A cell with the numbers of one before it differs in its formulas alone, which emulation_step_test runs.
+// Whether an earlier cell has the same numbers: then the two differ only in formulas, which emulation_step_test covers.
 bool is_like_another(const fr::CellFacts& facts) {
   for (const fr::CellFacts* other = fr::kCells; other != &facts; ++other) {
     const auto numbers = [](const fr::CellFacts& c) {
@@ -42,7 +45,8 @@ bool is_like_another(const fr::CellFacts& facts) {
   return false;
 }
 
-// Whether a persistent kernel keeps the cell's weights on the chip: IndRNN has none; projected.cuh serves the plain projected LSTM.
+// Whether a persistent kernel holds the cell's weights on the chip. IndRNN has none; projected.cuh runs only the plain
+// projected LSTM.
 bool is_served(const fr::CellFacts& facts) { return facts.multiplies() && (!facts.projects() || facts.code == Cell::kLstmProjected); }
 
 std::vector<Case> make_cases() {
@@ -51,12 +55,13 @@ std::vector<Case> make_cases() {
     if (!is_served(facts) || is_like_another(facts)) continue;
     const Cell cell = facts.code;
     const size_t first = cases.size();
-    Case c;  // three slices of the state: a round that not all warps take part in; three chunks of rows in unequal groups
+    Case c;  // three slices of the state: a round without work for some warps; three chunks of rows in unequal groups
     c.cell = cell, c.type = Type::kBFloat16, c.steps = 3, c.batch = 37, c.hidden = 136;
     c.projection = facts.projects() ? 72 : 0;
     c.lengths = c.resets = true;
     cases.push_back(c);
-    c.batch = 1, c.first_reverse = true, c.lengths = c.resets = false, c.type = Type::kFloat16;  // more blocks than rows
+    // more blocks than rows
+    c.batch = 1, c.first_reverse = true, c.lengths = c.resets = false, c.type = Type::kFloat16;
     cases.push_back(c);
     c.batch = 9, c.hidden = 40, c.projection = facts.projects() ? 24 : 0, c.directions = 2, c.first_reverse = false;
     c.type = Type::kFloat32, c.tf32 = true, c.range = 2, c.resets = c.to_initial = true;
@@ -64,19 +69,22 @@ std::vector<Case> make_cases() {
     c.packed = c.noise = true, c.range = 0, c.batch = 20, c.type = Type::kBFloat16, c.tf32 = false, c.hidden = 72;
     cases.push_back(c);
     if (facts.gates == 3) {
-      c.batch = 3, c.hidden = 68;  // in backward rows of weights that end in the middle of 16 bytes; forward does not stream these
+      c.batch = 3, c.hidden = 68;  // backward: rows of weights end in the middle of 16 bytes; forward does not stream
+                                   // such rows
       cases.push_back(c);
     }
     if (facts.projects()) {
       Case d;
       d.cell = cell, d.type = Type::kBFloat16, d.steps = 3, d.packed = d.resets = true, d.directions = 2;
-      d.batch = 101, d.hidden = 136, d.projection = 72, d.cell_clip = 0.6, d.proj_clip = 0.4;  // more chunks than have partial sums at once
+      // more chunks than have partial sums in memory at once
+      d.batch = 101, d.hidden = 136, d.projection = 72, d.cell_clip = 0.6, d.proj_clip = 0.4;
       cases.push_back(d);
-      d.packed = false, d.lengths = true, d.directions = 1, d.batch = 5, d.hidden = 33, d.projection = 147;  // all rows misaligned
+      // all rows misaligned
+      d.packed = false, d.lengths = true, d.directions = 1, d.batch = 5, d.hidden = 33, d.projection = 147;
       cases.push_back(d);
     }
     if (cell == Cell::kLstm || cell == Cell::kGruResetBefore) {
-      c.batch = 70, c.hidden = 136;  // five chunks, which are in flight together
+      c.batch = 70, c.hidden = 136;  // five chunks in flight together
       cases.push_back(c);
     }
     if (cell == Cell::kLstm || cell == Cell::kLstmProjected) {
@@ -95,9 +103,10 @@ std::vector<Case> make_cases() {
     cases.push_back(c);
     c.batch = 9, c.hidden = 40, c.first_reverse = false, c.directions = 2, c.range = 2, c.resets = c.to_initial = true;
     cases.push_back(c);
-    c.packed = true, c.range = 0, c.batch = 20, c.hidden = 35;  // rows that are not 16-byte aligned: none are streamed forward
+    c.packed = true, c.range = 0, c.batch = 20, c.hidden = 35;  // rows that are not 16-byte aligned: forward streams
+                                                                // none
     cases.push_back(c);
-    // What these multiply and exchange is as in cells without them: a few cases, for the values of a unit.
+    // Products and exchange are as in the other cells: a few cases, for the unit weights.
     if (facts.unit_weights > 0 || facts.cells > 1) cases.erase(cases.begin() + first + 2, cases.end() - 1);
   }
   return cases;
@@ -119,7 +128,8 @@ void promise(bool holds, const std::string& what) {
   std::printf("FAIL partition: %s\n", what.c_str());
 }
 
-// What a refusal would hide: the case runs step by step. False: the projected cell at cluster scope, which may.
+// Fails if the partition refuses the case, which would silently run in step. Returns false where a refusal is allowed:
+// the projected cell in a cluster.
 bool check_it_runs(const Case& c, const Device& device) {
   for (const bool backward : {false, true}) {
     fr::PersistentRequest request{c.cell, c.type, c.tf32, c.batch, c.hidden, c.projection, c.directions, backward};
@@ -128,7 +138,8 @@ bool check_it_runs(const Case& c, const Device& device) {
     if (g_options.strategy != "cluster") limits.max_cluster = 0;
     else if (c.projection > 0) return false;
     const fr::PersistentPartition p = fr::persistent_partition(request, limits);
-    if (c.projection > 0 && !backward && device.resident_shared < kAll && !p.refusal.empty()) return false;  // its gates' weights are not streamed
+    // its gate weights are not streamed
+    if (c.projection > 0 && !backward && device.resident_shared < kAll && !p.refusal.empty()) return false;
     promise(p.refusal.empty(), c.text() + " on " + device.name + " is refused: " + p.refusal);
     if (p.cluster) g_cluster_sizes.insert(p.blocks);
     else if (c.hidden == 200) promise(p.directions == 1, c.text() + " on " + device.name + ": both directions fit");
@@ -142,7 +153,8 @@ bool check_it_runs(const Case& c, const Device& device) {
   return true;
 }
 
-// On the cards' limits: it fits the device, covers all units and rows, and what decides the order of sums depends on no batch.
+// For the cards' limits: the partition fits the device, covers all units and rows, and what decides the order of sums
+// does not depend on the batch.
 void check_partitions() {
   const std::pair<int, int64_t> cards[] = {{108, 163 * 1024}, {132, 227 * 1024}, {142, 99 * 1024}};
   for (const auto& [sms, shared] : cards)
@@ -159,7 +171,8 @@ void check_partitions() {
         for (const fr::Math math : {fr::Math::kBFloat16, fr::Math::kTf32, fr::Math::kFloat32})
           for (const bool backward : {false, true})
             for (const int directions : {1, 2}) {
-              if (math == fr::Math::kFloat32 && hidden * directions > 64 * sms) continue;  // 8 warps have 64 units at most
+              // 8 warps have 64 units at most
+              if (math == fr::Math::kFloat32 && hidden * directions > 64 * sms) continue;
               fr::PersistentPartition first;
               for (const int64_t batch : {1, 8, 20, 64, 256, 1000}) {
                 const Type type = math == fr::Math::kBFloat16 ? Type::kBFloat16 : Type::kFloat32;
@@ -173,7 +186,7 @@ void check_partitions() {
                                          " SMs " + std::to_string(sms);
                 if (batch == 1) first = p;
                 promise(p.directions == first.directions, name + ": whether directions run together depends on the batch");
-                // The projected cell's gates must fit; so they do on the largest card in 16 bit.
+                // The projected cell's gates must fit; on the largest card in 16 bit they do.
                 if (facts.projects() && !backward && (shared < 227 * 1024 || math != fr::Math::kBFloat16) && !p.refusal.empty()) continue;
                 promise(p.refusal.empty(), name + ": " + p.refusal);
                 promise(p.shared_bytes <= shared, name + ": shared memory");
@@ -204,7 +217,7 @@ void check_partitions() {
       }
 }
 
-// Clusters: what does not depend on the batch, and rows in as few waves as the device allows.
+// Clusters: the parts that must not depend on the batch, and rows in as few waves as the device allows.
 void check_clusters() {
   for (const fr::CellFacts& facts : fr::kCells)
     for (const int64_t hidden : {1, 100, 128, 200, 512, 600, 768, 1024})
@@ -242,7 +255,7 @@ void check_clusters() {
             }
 }
 
-// A launch has at most kMostBlocksY groups: more rows are refused, not cut.
+// A launch has at most kMostBlocksY groups. More rows are refused, not cut off.
 void check_most_groups() {
   const int64_t most = int64_t{fr::kMostBlocksY} * fr::kPersistentChunk;
   for (const int64_t batch : {most, most + 1}) {
@@ -253,15 +266,16 @@ void check_most_groups() {
   }
 }
 
-// ---- deadlines -----------------------------------------------------------------------------------------------------------------
-// Every number is NaN or the one that comes without a deadline.
+// ---- timeouts
+// --------------------------------------------------------------------------------------------------------
+// Every number is either NaN or the one that comes without a timeout.
 void nan_or_right(const Values& got, const Values& want, const std::string& what) {
   int64_t wrong = 0;
   for (size_t i = 0; i < got.size(); ++i) wrong += !std::isnan(got[i]) && got[i] != want[i];
   promise(wrong == 0, what + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) + " neither NaN nor right");
 }
 
-// The final state of direction d is NaN in rows of `group` alone.
+// Checks that the final state of direction d is NaN in the rows of `group` only.
 void nan_in_group(const Values& state, const Case& c, int64_t width, int64_t rows_per_group, int group, const std::string& what) {
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t j = 0; j < width; ++j)
@@ -270,7 +284,7 @@ void nan_in_group(const Values& state, const Case& c, int64_t width, int64_t row
       }
 }
 
-// In one pass the block (x, group, direction) stands still after so many publications.
+// In one pass block (x, group, direction) stalls after a number of publications.
 void run_deadline(const Case& c, const Device& device, Pass pass, int after, bool last, uint64_t seed) {
   const bool backward = pass == Pass::kBackward;
   fr::PersistentLimits limits = g_options.limits;
@@ -279,10 +293,11 @@ void run_deadline(const Case& c, const Device& device, Pass pass, int after, boo
       fr::persistent_partition({c.cell, c.type, c.tf32, c.batch, c.hidden, c.projection, c.directions, backward}, limits);
   const std::string what = c.text() + (backward ? " backward" : " forward") + " on " + device.name + ", block " +
                            (last ? "last" : "0") + " stands still after " + std::to_string(after) + " seed " + std::to_string(seed);
-  if (!p.refusal.empty() && c.projection > 0) return;  // forward's first product is not streamed: step by step
-  if (p.streamed_bytes > 0 && c.projection % 8 != 0) return;  // nor are rows that do not begin with 16 bytes
+  if (!p.refusal.empty() && c.projection > 0) return;  // forward's first product is not streamed: the call runs in step
+  if (p.streamed_bytes > 0 && c.projection % 8 != 0) return;  // rows that are not 16-byte aligned are not streamed
+                                                              // either
   promise(p.refusal.empty(), what + ": " + p.refusal);
-  if (!p.refusal.empty() || p.blocks == 1) return;  // one block waits for no other
+  if (!p.refusal.empty() || p.blocks == 1) return;  // a single block waits for no other
   unsigned long long status = 0;
   Problem problem = make_problem(c, 7);
   g_unwritten = 0x3C;
@@ -293,7 +308,8 @@ void run_deadline(const Case& c, const Device& device, Pass pass, int after, boo
   g_options.stall_after = after;
   g_options.stalled = last ? fr::emulation::Dim{p.blocks - 1, p.groups - 1, p.directions - 1} : fr::emulation::Dim{0, 0, 0};
   const fr::emulation::Dim stalled = g_options.stalled;
-  const bool apart = p.directions < c.directions;  // then the block stands still in both launches, and the second is the one told of
+  const bool apart = p.directions < c.directions;  // then the block stalls in both launches, and the second one is
+                                                   // reported
   std::vector<Got> got;
   try {
     got = run_kernels(problem, seed);
@@ -316,7 +332,7 @@ void run_deadline(const Case& c, const Device& device, Pass pass, int after, boo
     nan_or_right(a.gradient.h0, b.gradient.h0, what + " d_h0"), nan_or_right(a.gradient.c0, b.gradient.c0, what + " d_c0");
     if (!c.lengths) nan_in_group(backward ? a.gradient.h0 : a.h_n, c, problem.R, p.rows_per_group, group, what);
   }
-  // The next call raises, the one after it works.
+  // The next call raises, and the one after it works.
   g_options.stall_after = -1;
   bool raised = false;
   try {
@@ -334,7 +350,8 @@ void check_deadlines(const std::string& only, const std::string& device, const s
     choose_device(one);
     for (Case c : make_cases()) {
       if (c.batch == 1 || c.range || c.packed) continue;
-      if (fr::facts_of(c.cell).unit_weights > 0 || fr::facts_of(c.cell).cells > 1) continue;  // blocks wait as without these
+      // blocks wait as in the cells without these
+      if (fr::facts_of(c.cell).unit_weights > 0 || fr::facts_of(c.cell).cells > 1) continue;
       c.steps = 4, c.directions = 2, c.noise = false;
       for (const bool masked : {false, true}) {
         c.lengths = c.resets = masked;
@@ -375,12 +392,13 @@ int main(int argc, char** argv) {
     unsigned number = 0;
     for (const Case& c : make_cases()) {
       ++number;
-      if (std::strcmp(one.name, "partial_streamed") == 0 && c.projection == 0) continue;  // forward's second product is, its first is not
+      // forward streams its second product, never its first
+      if (std::strcmp(one.name, "partial_streamed") == 0 && c.projection == 0) continue;
       if (!only.empty() && c.text().find(only) == std::string::npos) continue;
       if (!check_it_runs(c, one) && races) continue;
       if ((number + (&one - kDevices)) % share != 0) continue;
       for (const uint64_t seed : seeds) {
-        // But with seed 0 a block stands still until the others are as far ahead as they may be.
+        // But with seed 0 a block stalls until the others are as far ahead as they can be.
         g_stalled = Pass::kBoth;
         g_options.stall_after = seed == 0 ? -1 : static_cast<int>((number + seed) % 4);
         g_options.stalled = {static_cast<int>(number % 2), 0, 0};

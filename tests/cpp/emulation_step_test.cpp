@@ -1,5 +1,7 @@
-// The kernels on the emulated device, see emulation_cases.h: every cell x type x direction, with lengths, resets, packed rows, clips, noise, rebuilt gates, ranges, odd and misaligned sizes.
-// usage: emulation_step_test [all | quick] [block | cluster | grid | streaming] [part of a case's name] [seed ...]; prints one line a failure and a summary; exit status 1 on failure.
+// The kernels on the emulated device (see emulation_cases.h): every cell x type x direction, with lengths, resets,
+// packed rows, clips, noise, rebuilt gates, ranges, odd and misaligned sizes.
+// usage: emulation_step_test [all | quick] [block | cluster | grid | streaming] [part of a case's name] [seed ...]
+// Prints a line for each failure and a summary; exit status 1 on failure.
 #include <cctype>
 #include <cstdlib>
 
@@ -61,7 +63,7 @@ std::vector<Case> make_cases(bool quick) {
     misaligned.cell = cell, misaligned.type = Type::kBFloat16, misaligned.hidden = 16, misaligned.pad = 1, misaligned.offset = 1;
     misaligned.projection = facts.projects() ? 8 : 0;
     add(misaligned);
-    misaligned.pad = misaligned.offset = 0;  // aligned throughout: the asynchronous copies
+    misaligned.pad = misaligned.offset = 0;  // all rows aligned: asynchronous copies
     add(misaligned);
     Case one;
     one.cell = cell, one.type = Type::kFloat32, one.steps = 1, one.batch = 1, one.hidden = 1;

@@ -1,9 +1,10 @@
-// The emulated device's own words: mma and ldmatrix lane maps element by element against the tables of the PTX manual, the
-// tile's swizzle, conversions, asynchronous copies, flags and barriers; and that each kind of broken kernel is caught.
+// Tests the emulated fr:: functions: lane maps of mma and ldmatrix element by element against the tables of the PTX
+// manual, the tile's swizzle, conversions, asynchronous copies, flags and barriers; and that each kind of broken kernel
+// is caught.
 // usage: emulation_words_test [check | race NAME]
-//   check       everything that a plain build can decide; exit status 1 on failure
-//   race NAME   runs one kernel (correct, no_barrier, ..., or of a cluster: cluster_correct, ...): for a ThreadSanitizer build,
-//               which must be silent on the correct ones and report the others
+//   check       all that a plain build can decide; exit status 1 on failure
+//   race NAME   runs one kernel (correct, no_barrier, ..., or with a cluster: cluster_correct, ...) for a
+//   ThreadSanitizer build, which must be silent on the correct ones and report the others
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -47,7 +48,8 @@ void check_lanes() {
   check_lane_maps(&schedule, [&](int bytes) { memory.emplace_back(bytes); return static_cast<void*>(memory.back().data()); }, [] {}, check);
 }
 
-// The eight rows that one matrix of a load names, and the eight rows a column of float4 reads touches, cover all 32 banks.
+// The eight rows that one matrix of a load addresses, and the eight rows that a column of float4 reads touches, cover
+// all 32 banks.
 void check_swizzle() {
   for (int row0 : {0, 8, 16, 40})
     for (int piece = 0; piece < kRowPieces; ++piece) {
@@ -79,9 +81,10 @@ void check_conversions() {
   check(round_to_tf32(0x3F801000u) == 0x3F802000u && round_to_tf32(0x3F800FFFu) == 0x3F800000u, "tf32 rounds to nearest");
 }
 
-// ---- a small persistent recurrent kernel, correct and broken ----------------------------------------------------------------
-// h[t+1][i] = (h[t][i] + h[t][(i + 1) % n]) / 2 over all blocks' slices, exchanged through global memory and flags; within a
-// block the old state is staged in shared memory, twice, by asynchronous copies.
+// ---- a small persistent recurrent kernel, correct and broken
+// ---------------------------------------------------------
+// h[t+1][i] = (h[t][i] + h[t][(i + 1) % n]) / 2 over the slices of all blocks, exchanged through global memory and
+// flags. Within a block asynchronous copies stage the old state in shared memory, double-buffered.
 enum class Broken { kNo, kNoBarrier, kWrongHalf, kEarlyFlag, kLateCopy, kNoFlag, kDiverges, kOffByOne, kTooMuchShared };
 struct LoopParams {
   float* h;         // [2][n]
@@ -164,7 +167,7 @@ void check_loop() {
   check(contains(beyond, "of 1536 bytes"), "shared memory beyond the launch is reported: " + beyond);
 }
 
-// Threads that leave before a barrier: the others' wait is reported with its line.
+// Threads that exit before a barrier: the wait of the others is reported with its line.
 struct EarlyReturn : KernelBase {
   static constexpr const char* kName = "early_return";
   struct Params {};
@@ -179,8 +182,10 @@ void check_early_return() {
         "an early return before a barrier is reported: " + fault);
 }
 
-// ---- clusters ------------------------------------------------------------------------------------------------------------------
-// The same loop in every cluster: each block keeps the whole old state, twice, and a thread writes its new value into all blocks.
+// ---- clusters
+// --------------------------------------------------------------------------------------------------------
+// The same loop in every cluster: each block keeps the whole old state, double-buffered, and a thread writes its new
+// value to all blocks.
 enum class Torn {
   kNo, kNoBarrier, kWrongHalf, kWrongPeer, kNoSuchPeer, kNotShared, kNoFirstBarrier, kNoLastBarrier, kKeptAddress, kLeavesEarly,
   kOneStaysAway
@@ -215,7 +220,7 @@ struct ClusterKernel : KernelBase {
       else if (step + 1 < p.steps || p.torn != Torn::kNoLastBarrier) cluster_sync();
     }
     p.to[cluster * n + own] = state[p.steps % 2 * n + own];
-    if (p.torn == Torn::kKeptAddress) kept[own] = 0;  // the peer may have left
+    if (p.torn == Torn::kKeptAddress) kept[own] = 0;  // the peer may have exited
     if (p.torn == Torn::kLeavesEarly && rank == 1) {
       for (int i = 0; i < 100; ++i) block_sync();
       peer_shared(state, 0)[own] = 0;
@@ -280,8 +285,9 @@ void check_clusters() {
   check(refused, "a grid that is no multiple of its clusters is refused");
 }
 
-// ---- the clock -----------------------------------------------------------------------------------------------------------------
-// Waits for a flag that never comes, until a deadline.
+// ---- the clock
+// -------------------------------------------------------------------------------------------------------
+// Waits for a flag that never comes, until a timeout.
 struct DeadlineKernel : KernelBase {
   static constexpr const char* kName = "deadline_kernel";
   struct Params {

@@ -1,5 +1,5 @@
-// The lane maps of lane_maps.cuh on a real GPU: prints "0 failures" if hardware and the PTX manual's tables agree.
-// Built and run by benchmarks/gpu_check.py.
+// Checks the lane maps of lane_maps.cuh on a real GPU: prints "0 failures" if the hardware agrees with the tables of
+// the PTX manual. Built and run by benchmarks/gpu_check.py.
 #include <cstdio>
 
 #include "lane_maps.cuh"
@@ -7,7 +7,7 @@
 int main() {
   int failures = 0;
   const auto allocate = [](int bytes) {
-    void* memory = nullptr;  // 1.5 KiB in all, visible to both sides, given back with the process
+    void* memory = nullptr;  // 1.5 KiB in all, visible to host and device, freed with the process
     fr::gpu::check(cudaMallocHost(&memory, bytes), "cudaMallocHost", "", {});
     return memory;
   };

@@ -1,6 +1,6 @@
-// Kernels that show the lane maps of mma.sync and ldmatrix element by element, and how numbers are rounded: each lane fills its registers by the formulas of
-// the PTX manual as printed there per element, so that the result is the matrix product only if hardware (gpu_lanes_test.cu) or
-// emulation (emulation_words_test.cpp) agrees.
+// Kernels that show the lane maps of mma.sync and ldmatrix element by element, and how numbers are rounded. Each lane
+// fills its registers by the per-element formulas of the PTX manual, so the result is the matrix product only if the
+// hardware (gpu_lanes_test.cu) or the emulation (emulation_words_test.cpp) agrees with them.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace fr::FR_TARGET {
 struct MmaParams {
   const float* a;  // [16][depth]
   const float* b;  // [depth][8]
-  float* d;        // [16][8], 1 is added to the product
+  float* d;        // [16][8]; 1 is added to the product
   int type;        // 0 bf16, 1 fp16, 2 tf32
 };
 struct MmaKernel {
@@ -56,7 +56,7 @@ struct MmaKernel {
   }
 };
 
-// ldmatrix.x4 over a swizzled tile of 16 rows whose words are numbered row * 1000 + piece * 10 + word.
+// ldmatrix.x4 over a swizzled tile of 16 rows, whose words are numbered row * 1000 + piece * 10 + word.
 struct MatrixParams { uint32_t* got; };  // [32][4]
 struct MatrixKernel {
   static constexpr const char* kName = "matrix_kernel";
@@ -77,10 +77,10 @@ struct MatrixKernel {
   }
 };
 
-// Numbers rounded to the storage types and to TF32: each lane takes that of the fifth lane after it.
+// Numbers rounded to the storage types and to TF32: each lane takes the number of the fifth lane after it.
 struct RoundParams {
   const float* x;
-  uint32_t* got;  // [32][4]: bits in bf16, in fp16, in TF32 and of the fp16 read back
+  uint32_t* got;  // [32][4]: bits in bf16, in fp16, in TF32, and of the fp16 value read back
 };
 struct RoundKernel {
   static constexpr const char* kName = "round_kernel";
@@ -113,7 +113,7 @@ inline constexpr Rounded kRounded[] = {
     {0x1.8p-25f, 0x3340, 0x0001, 0x33400000, 0x1p-24f},           // subnormal in fp16
 };
 
-// Runs them on `stream` with buffers from allocate(bytes) and calls check(condition, what) for every element.
+// Runs them on `stream` with buffers from allocate(bytes), and calls check(condition, what) for every element.
 template <class Allocate, class Wait, class Check>
 void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
   for (int type = 0; type < 3; ++type) {

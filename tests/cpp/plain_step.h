@@ -1,5 +1,6 @@
-// One step of one row in plain double: products as plain sums around the cell's own formulas (csrc/cells), for any cell. That the
-// formulas are those of the field is for the Python tests to say, which compare with fastrnn/cells.py and torch.nn.
+// One step of one row in plain double, for any cell: plain sums for the products, and the cell's own formulas
+// (csrc/cells) around them. That these formulas are the right ones is checked by the Python tests, which compare with
+// fastrnn/cells.py and torch.nn.
 #pragma once
 
 #include <cmath>
@@ -16,7 +17,8 @@ struct PlainWeights {
   double cell_clip, proj_clip;
 };
 
-// Noise of one row at one step, as cells/noise.h has it: each unit draws its words anew. Probabilities of few binary digits.
+// Noise of one row at one step, as in cells/noise.h: each unit draws its words again. Probabilities with few binary
+// digits.
 struct PlainNoise {
   double zoneout_h = 0, zoneout_c = 0, candidate = 0;
   uint64_t seed = 0;
@@ -28,17 +30,18 @@ struct PlainNoise {
   }
 };
 
-// Makes a row of random cell states one that the cell can have been in: sLSTM's normaliser is positive.
+// Turns random cell states of a row into possible ones: sLSTM's normaliser is positive.
 inline double possible_cell(fr::Cell cell, int64_t hidden, int64_t place, double value) {
   return cell == fr::Cell::kSlstm && place % (3 * hidden) / hidden == 1 ? 0.5 + std::abs(value) : value;
 }
 
-// The gradient jumps somewhere (relu; which gate sLSTM's stabiliser follows): rounding to 16 bit may decide on which side.
+// Whether the gradient jumps somewhere (relu; which gate sLSTM's stabiliser follows): then rounding to 16 bit may
+// decide the side.
 inline bool has_kink(fr::Cell cell) {
   return cell == fr::Cell::kRnnRelu || cell == fr::Cell::kIndRnnRelu || cell == fr::Cell::kSlstm;
 }
 
-// input: [G*H]. h [R] and c [cells*H] are those before the step, and then those after it.
+// input: [G*H]. h [R] and c [cells*H] are the states before the step, and on return those after it.
 template <class Cell>
 void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c, const PlainNoise& noise) {
   using V = fr::host::Scalar<double>;
@@ -51,7 +54,7 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
     for (int64_t k = 0; k < R; ++k) sum += w.hh[(gate * H + j) * R + k] * operand[k];
     return V(sum);
   };
-  // The gates [begin, end) and what else both phases read of a unit.
+  // Loads gates [begin, end), and what else both phases read of a unit.
   const auto load = [&](Unit& u, int begin, int end, int64_t j, [[maybe_unused]] const std::vector<double>& operand) {
     for (int gate = begin; gate < end; ++gate) {
       u.input[gate] = V(input[gate * H + j]);

@@ -1,5 +1,6 @@
-// The kernels of lane_maps.cuh on the emulated device: run as PTX (tests/ptx), they check the runtime's lane layouts and numbers, and
-// the CUDA words'. Prints a line a failure and a summary; exit status 1 on failure.
+// Runs the kernels of lane_maps.cuh on the emulated device as PTX (tests/ptx), to check the runtime's lane layouts and
+// numbers, and the CUDA bodies of the fr:: functions. Prints a line for each failure and a summary; exit status 1 on
+// failure.
 #include <cstdio>
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
-// The vector functions of csrc/cpu/simd.h for one instruction set (FR_TEST_ISA, with the compiler flags to match), against
-// long double: the errors stated there hold, NaN and Inf flow as in torch, partial loads and stores stay in bounds, and the
-// conversions of the 16-bit types agree with the scalar ones for every bit pattern.
+// Tests the vector functions of csrc/cpu/simd.h for one instruction set (FR_TEST_ISA, with the compiler flags to match)
+// against long double: the stated errors hold, NaN and Inf pass through as in torch, partial loads and stores stay in
+// bounds, and the 16-bit conversions agree with the scalar ones for every bit pattern.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -88,7 +88,7 @@ void conversions() {
 void partial() {
   using V = Vec<float, Isa>;
   for (int n = 0; n <= V::kLanes; ++n) {
-    float* exact = new float[n];  // AddressSanitizer sees a step beyond
+    float* exact = new float[n];  // AddressSanitizer sees an access beyond
     for (int i = 0; i < n; ++i) exact[i] = static_cast<float>(i + 1);
     float all[V::kLanes];
     store_full(all, load<V>(exact, n));
@@ -105,7 +105,7 @@ constexpr uint32_t kKnown[3][10] = {
     {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu},
     {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}};
 
-// The words that if_below compares: each is below what is one more, and not below itself. Two units share a counter's.
+// The words that if_below compares: each is below its successor, and not below itself. Two units share a counter.
 template <class T>
 void random_words() {
   using V = Vec<T, Isa>;

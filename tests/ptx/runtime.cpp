@@ -1,5 +1,6 @@
-// See runtime.h. Compiled without sanitizers: collectives read the lanes' stacks. Numbers and lane layouts are written from the PTX
-// ISA (version 9.0; section and figure at each), apart from those of csrc/emulation, which they are a second opinion on.
+// Compiled without sanitizers, because collectives read the lanes' stacks. Numbers and lane layouts are written from
+// the PTX ISA (version 9.0; section and figure at each), independently of those of csrc/emulation, to which they are a
+// second opinion.
 #include "runtime.h"
 
 #include <cxxabi.h>
@@ -13,7 +14,8 @@
 
 namespace fr::ptx {
 
-// ---- kernels by their type, as typeid and the PTX's mangled name both give it -------------------------------------------------------
+// ---- kernels by their type, as typeid and the PTX's mangled name both give it
+// ----------------------------------------
 namespace {
 
 struct Known {
@@ -34,7 +36,7 @@ std::string demangled(const char* name) {
   return result;
 }
 
-// What runs in place of a kernel's host build: all kernels must be there.
+// The function that replaces a kernel's host build. Every kernel must have one.
 emulation::Entry find(const char* type, size_t param_bytes, int threads) {
   std::string name = demangled(type);
   for (size_t at; (at = name.find("fr::host")) != std::string::npos;) name.replace(at, 8, "fr::gpu");
@@ -48,7 +50,7 @@ emulation::Entry find(const char* type, size_t param_bytes, int threads) {
   return known.run;
 }
 
-// Where a thread counts its basic blocks; those of other blocks than the first, where nobody looks.
+// Where a thread counts its basic blocks. Threads of other blocks than the first count into a place that is not read.
 uint32_t* counts_of(emulation::Dim block, int thread) {
   static std::vector<uint32_t> others;
   if (counted().empty()) return nullptr;
@@ -92,7 +94,7 @@ void Thread::fail(const char* what, uint64_t address, size_t bytes, int line) co
 
 // A global access outside the buffer of the last one.
 void Thread::find_buffer(uint64_t address, size_t bytes, int line) {
-  constexpr uint64_t kNothingBelow = 65536;  // no object lies there
+  constexpr uint64_t kNothingBelow = 65536;  // no object lies below this
   if (address < kNothingBelow || within(address, 1, shared, shared_bytes) || within(address, 1, params, param_bytes))
     fail("no global address", address, bytes, line);
   if (!emulation::may_touch(address, bytes, last.begin, last.end)) fail("global memory out of range", address, bytes, line);
@@ -105,7 +107,7 @@ double flush(double x) { return std::fabs(x) < 0x1p-1022 ? std::copysign(0.0, x)
 double upper_word(double x) { return as<double>(as<uint64_t>(x) & 0xFFFFFFFF00000000); }
 }  // namespace
 
-// Rounded towards minus infinity: the product is exact in double, and the sum's rounding error too (Knuth's two-sum).
+// Rounded towards minus infinity: the product is exact in double, and so is the sum's rounding error (Knuth's two-sum).
 float fma_down(float a, float b, float c) {
   const double product = static_cast<double>(a) * b, sum = product + c, back = sum - product;
   const double rest = (product - (sum - back)) + (c - back);
@@ -114,10 +116,11 @@ float fma_down(float a, float b, float c) {
   const double above = rounded - sum;
   return above > 0 || (above == 0 && rest < 0) ? std::nextafter(rounded, -INFINITY) : rounded;
 }
-// The hardware's approximations have an error of their own (9.7.3.18, "ex2": 2 ulp; 9.7.3.12, "rcp": 1 ulp), which is not made here.
+// The hardware's approximations have errors (9.7.3.18, "ex2": 2 ulp; 9.7.3.12, "rcp": 1 ulp) that are not modelled
+// here.
 float ex2_approx_ftz(float x) { return flush(std::exp2(flush(x))); }
 float rcp_approx_ftz(float x) { return flush(1 / flush(x)); }
-// 9.7.3.13, "rcp.approx.ftz.f64": of the upper word alone, 20 bits; the lower word of the result is zero.
+// 9.7.3.13, "rcp.approx.ftz.f64": computed from the upper word only, 20 bits; the lower word of the result is zero.
 double rcp_approx_ftz(double x) { return upper_word(flush(1 / flush(upper_word(x)))); }
 
 float fp16_to_float(uint16_t bits) { return as<_Float16>(bits); }
@@ -128,8 +131,8 @@ uint16_t to_bf16(float x) {  // nearest, ties to even
   return static_cast<uint16_t>(up + (low > 0x8000 || (low == 0x8000 && up % 2 == 1)));
 }
 uint16_t to_bf16_toward_zero(float x) { return std::isnan(x) ? 0x7FFF : static_cast<uint16_t>(as<uint32_t>(x) >> 16); }
-// Nearest with 10 bits of mantissa, ties away from zero. Nobody may rely on the 13 bits below (5.2.3, "Alternate Floating-Point Data
-// Formats"): they are set.
+// Nearest with 10 mantissa bits, ties away from zero. Code must not rely on the 13 bits below (5.2.3, "Alternate
+// Floating-Point Data Formats"), so they are set.
 uint32_t to_tf32(float x) {
   const uint32_t bits = as<uint32_t>(x);
   if (std::isnan(x)) return 0x7FFFFFFF;
@@ -160,7 +163,8 @@ struct M16N8K8 {
 };
 At accumulator(int group, int t, int i) { return {i < 2 ? group : group + 8, t * 2 + (i & 1)}; }
 
-// D = A B + C in float, over the depth in order. element(registers, i): element i of a lane's, low half of a register first.
+// D = A B + C in float, over the depth in order. element(registers, i) is element i of a lane; the low half of a
+// register comes first.
 template <class Shape, class Element>
 void multiply(void** parts, Element element) {
   constexpr int kOfA = 16 * Shape::kDepth / kLanes, kOfB = 8 * Shape::kDepth / kLanes;

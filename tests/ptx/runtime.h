@@ -1,10 +1,12 @@
-// What translated PTX (translate.py) calls: one Thread a CUDA thread, on a fiber of csrc/emulation/scheduler.h. Every access is
-// checked for alignment to its whole width (PTX ISA 6.4.1, "Addresses as Operands") and for bounds: shared memory and parameters
-// always, global memory where a test has told of it (csrc/emulation/memory.h). `line` is the PTX line, and what identifies an
-// instruction where threads must meet at the same one; messages name the source line behind it.
+// The functions that translated PTX (translate.py) calls: one Thread for each CUDA thread, on a fiber of
+// csrc/emulation/scheduler.h. Every access is checked for alignment to its whole width (PTX ISA 6.4.1, "Addresses as
+// Operands") and for bounds: shared memory and parameters always, global memory if a test has registered any
+// (csrc/emulation/memory.h). `line` is the PTX line. It identifies an instruction where threads must meet at the same
+// one; messages name the source line behind it.
 //
-// Generic and global addresses are host addresses; shared ones begin at kSharedBase, as real ones do not begin at 0 either.
-// Parameters have the address of the launch's struct. Loads and stores are inline, so that a sanitizer sees them in the kernel.
+// Generic and global addresses are host addresses. Shared ones begin at kSharedBase, because real ones do not begin at
+// 0 either. Parameters have the address of the launch's struct. Loads and stores are inline, so that a sanitizer sees
+// them in the kernel.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +26,7 @@ namespace fr::ptx {
 constexpr uint64_t kSharedBase = 1024;
 constexpr uint32_t kWholeWarp = 0xFFFFFFFF;
 
-// ---- what is known of a kernel
+// ---- facts of a kernel
 struct Source {
   int line;
   const char* place;
@@ -33,8 +35,8 @@ struct Registered {
   Registered(const char* mangled, emulation::Entry run, size_t param_bytes, int max_threads, int blocks);
 };
 
-// How often each thread of a launch's first block ran each basic block of its kernel, a row a thread: of every launch so far of a
-// kernel that was translated to count (blocks > 0).
+// How often each thread of a launch's first block ran each basic block of its kernel, a row for each thread, added up
+// over all launches of a kernel that was translated to count (blocks > 0).
 struct Counts {
   std::string kernel;
   int threads, blocks;
@@ -42,7 +44,7 @@ struct Counts {
 };
 std::vector<Counts>& counted();
 
-// ---- numbers: the bits of one type as another of its size; an integer as another integer
+// ---- numbers: reinterprets the bits of one type as another of the same size; converts integers
 template <class To, class From>
 inline To as(From from) {
   if constexpr (std::is_integral_v<To> && std::is_integral_v<From> && !std::is_same_v<To, bool> && !std::is_same_v<From, bool>) {
@@ -62,7 +64,7 @@ template <class T>
 inline T shr(T value, uint32_t count) {
   return count < 8 * sizeof(T) ? static_cast<T>(value >> count) : value < 0 ? T(-1) : T(0);
 }
-// `count` low bits of a in the place of those of b from `first` on (9.7.1.22, "bfi").
+// Inserts the `count` low bits of a into b, from bit `first` on (9.7.1.22, "bfi").
 template <class T>
 inline T insert_bits(T a, T b, uint32_t first, uint32_t count) {
   first &= 255, count &= 255;
@@ -81,7 +83,7 @@ uint16_t to_bf16(float x);
 uint16_t to_bf16_toward_zero(float x);
 uint32_t to_tf32(float x);
 
-// ---- one lane's part of what a warp does together (runtime.cpp)
+// ---- one lane's part of a warp collective (runtime.cpp)
 struct Mma {
   float d[4];
   uint32_t a[4], b[2];
@@ -109,7 +111,7 @@ struct Thread {
   const uint64_t shared, shared_bytes;
   const uint32_t tid, ntid;
   const emulation::Dim ctaid, nctaid;
-  uint32_t* const counts;  // of this thread's basic blocks, where they are counted
+  uint32_t* const counts;  // of this thread's basic blocks; null: not counted
   uint64_t peers[16] = {};  // where mapa has found the shared memory of the cluster's other blocks
   uint64_t polled = 0;
   Range last = {0, 0};  // the buffer of the last global access
@@ -213,7 +215,8 @@ struct Thread {
   template <class T, int N>
   void store_generic(uint64_t address, const Vector<T, N>& from, int line) { put(at_generic(address, N * sizeof(T), line), from); }
 
-  // To and from others. A second load of one address in a row polls: others run in between.
+  // Values exchanged with other threads. Loading the same address twice in a row counts as polling: other threads run
+  // in between.
   template <class T, int kOrder>
   T load_atomic(uint64_t address, const char* place, int line) {
     at_global(address, sizeof(T), line);
@@ -232,7 +235,8 @@ struct Thread {
     static_cast<void>(*reinterpret_cast<const volatile unsigned char*>(address));
   }
 
-  // cp.async (9.7.9.25.3.1): 16 bytes, of which those beyond `valid` become zero and are not read; early or late, as the seed has it.
+  // cp.async (9.7.9.25.3.1): 16 bytes, of which those from `valid` on become zero and are not read; performed early or
+  // late, by the seed.
   void copy_async(uint64_t to, uint64_t from, uint32_t valid, const char* place, int line) {
     if (valid > 16) fail("cp.async of more bytes than it copies", line);
     check_alignment(from, 16, line);
@@ -262,7 +266,7 @@ struct Thread {
     return a % b;
   }
 
-  // ---- what a warp, a block or a cluster does together (runtime.cpp)
+  // ---- collectives of a warp, a block or a cluster (runtime.cpp)
   void warp_sync(uint32_t mask, const char* place, int line) const;
   void barrier(const char* place, int line) const;
   bool barrier_or(bool value, const char* place, int line) const;
