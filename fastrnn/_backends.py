@@ -18,29 +18,29 @@ from ._device import Cuda, Emulated
 
 
 class Kernels(Protocol):
-    """What _raw.py and _backward.py ask of the backends that run the kernels of csrc/cuda."""
+    """What _raw.py and _backward.py need from the backends that run the kernels of csrc/cuda."""
 
-    # Whether the core makes the products that are parallel in time itself: here the caller fills ``input_gates`` by
-    # `input_product`, and makes the gradients' products.
+    # Whether the core computes the time-parallel products. Here it does not: the caller fills ``input_gates`` with
+    # `input_product`, and computes the gradients' products.
     computes_input_gates = False
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    # Around the gradients' products, which the caller makes.
+    # The context in which the caller computes the gradients' products.
     def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]: ...
 
-    # A caller that fills ``input_gates`` may do so for the steps [first, last) in processing order alone, in turn.
+    # The input product may be supplied in successive ranges of steps [first, last), in processing order.
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None: ...
 
     def backward(self, args: Any) -> None: ...
 
 
 class Cpu:
-    """The CPU core: it makes all products itself, and all gradients in one call."""
+    """The CPU core: it computes all products itself, and all gradients in one call."""
 
     computes_input_gates = True
 
-    # False where a tensor cannot be read as it lies.
+    # Returns False if a tensor cannot be read in place.
     def forward(self, core: Any, *call: Any) -> bool:
         return core.cpu_forward(*call, _forked.threads())
 
