@@ -46,6 +46,36 @@ def test_cpp(sanitizers: str, tests: Iterable[str], tmp_path: Path) -> None:
             assert run.returncode == 0, f"{test}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
 
 
+@pytest.mark.full
+def test_arm64(tmp_path: Path) -> None:
+    """NEON's code, by a cross compiler and an emulator (Debian: g++-aarch64-linux-gnu, qemu-user)."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+    if not (compiler and emulator and shutil.which("cmake") and shutil.which("ninja")):
+        pytest.skip("aarch64-linux-gnu-g++, qemu-aarch64, cmake and ninja are needed")
+    configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja"]
+    configure += ["-DFASTRNN_BUILD_TESTS=ON", "-DFASTRNN_BUILD_MODULE=OFF", f"-DCMAKE_CXX_COMPILER={compiler}"]
+    configure += ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    for test in ("simd_test_Baseline", "cpu_test"):
+        subprocess.run(["cmake", "--build", tmp_path, "--target", test], check=True, stdout=subprocess.DEVNULL)
+        command = [emulator, "-L", "/usr/aarch64-linux-gnu", tmp_path / test]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+        assert run.returncode == 0, f"{test}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["x86_64-linux-gnu", "aarch64-linux-gnu"])
+def test_clang_understands_the_core(target: str) -> None:
+    clang = shutil.which("clang++")
+    if clang is None or not Path(f"/usr/{target}/include/c++").is_dir() and target.startswith("aarch64"):
+        pytest.skip("clang++ (and for arm64 g++-aarch64-linux-gnu's headers) are needed")
+    for source in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")):
+        if "avx" not in source.stem:
+            command = [clang, f"--target={target}", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+            run = subprocess.run([*command, "-I", ROOT / "csrc", source], capture_output=True, text=True)
+            assert run.returncode == 0, run.stderr[-4000:]
+
+
 def _runs_here(test: str) -> bool:
     """simd_test_X uses instruction set X outright; cpu_test asks the machine itself."""
     from fastrnn._extension import _C

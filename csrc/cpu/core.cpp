@@ -34,6 +34,12 @@ bool has_avx512() {
 bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
+#if defined(__aarch64__)
+constexpr const char* kBaselineName = "neon";
+#else
+constexpr const char* kBaselineName = "baseline";
+#endif
+
 template <class Served>
 [[maybe_unused]] const Served* left_to_the_next(Type) { return nullptr; }
 
@@ -49,7 +55,7 @@ const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX2)
     {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>},
 #endif
-    {"baseline", [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>, find_layer_norm<Baseline>},
+    {kBaselineName, [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>, find_layer_norm<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 

@@ -10,8 +10,14 @@ namespace fr::cpu {
 // while the groups of rows pass; the others: 128 KiB in L2. kL2Bytes: of a core that has this set and no better one.
 // kNativeBFloat16: products of bfloat16 pairs in one instruction (vdpbf16ps), so that operands stay in 16 bit.
 // kUnpacksLines: weights that are used once, and are many or have rows that share a set of L1, are read a line of each row at a time.
+// Baseline: SSE2 with its 16 registers, or on arm64 NEON with 32.
+#if defined(__aarch64__)
+inline constexpr int kBaselineAccumulators = 24;
+#else
+inline constexpr int kBaselineAccumulators = 8;
+#endif
 struct Baseline {
-  static constexpr int kBytes = 16, kAccumulators = 8, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
+  static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
   static constexpr bool kNativeBFloat16 = false, kUnpacksLines = false;
 };
 struct Avx2 {

@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "../cells/noise.h"
@@ -74,6 +76,11 @@ inline V load_full(const S* p) {
     return V(reinterpret_cast<typename V::Raw>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
   } else if constexpr (std::is_same_v<S, Float16>) {
     return V(reinterpret_cast<typename V::Raw>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+#elif defined(__aarch64__)
+  } else if constexpr (std::is_same_v<S, BFloat16>) {
+    return V(reinterpret_cast<typename V::Raw>(vshll_n_u16(vld1_u16(&p->bits), 16)));
+  } else if constexpr (std::is_same_v<S, Float16>) {
+    return V(reinterpret_cast<typename V::Raw>(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)))));
 #endif
   } else {
     typename V::Raw raw;
@@ -101,6 +108,9 @@ inline void store_full(S* p, V v) {
   } else if constexpr (std::is_same_v<S, Float16>) {
     const __m128i half = _mm256_cvtps_ph(reinterpret_cast<__m256>(v.raw), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(p, &half, sizeof half);
+#elif defined(__aarch64__)
+  } else if constexpr (std::is_same_v<S, Float16>) {
+    vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(reinterpret_cast<float32x4_t>(v.raw))));
 #endif
   } else {
     for (int lane = 0; lane < V::kLanes; ++lane) from_float(p[lane], v.raw[lane]);
@@ -255,6 +265,8 @@ struct Counters {
     low = reinterpret_cast<Word>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(by)));
 #elif defined(__SSE2__)
     low = reinterpret_cast<Word>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), _mm_set1_epi64x(by)));
+#elif defined(__aarch64__)
+    low = reinterpret_cast<Word>(vmull_n_u32(vmovn_u64(reinterpret_cast<uint64x2_t>(a)), by));
 #else
     low = (a & 0xFFFFFFFFu) * by;
 #endif

@@ -65,6 +65,8 @@ void Barrier::wait(int parties) {
     if (generation.load(std::memory_order_acquire) != seen) return;
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
   }
   while (generation.load(std::memory_order_acquire) == seen) generation.wait(seen, std::memory_order_acquire);
