@@ -54,9 +54,9 @@ FEATURES = (
 )
 TRAINING = (
     click.option("--batch", default=32, show_default=True, type=_SIZE, help="Texts of a step."),
-    click.option("--epochs", default=20, show_default=True, type=_SIZE, help="Passes over the training texts."),
+    click.option("--epochs", default=10, show_default=True, type=_SIZE, help="Passes over the training texts."),
     click.option(
-        "--patience", default=5, show_default=True, type=click.IntRange(0),
+        "--patience", default=3, show_default=True, type=click.IntRange(0),
         help="Stop after so many epochs that have not raised the score on dev; 0: never.",
     ),
     click.option(

@@ -38,8 +38,8 @@ class Run:
     """
 
     folder: str
-    epochs: int = 20
-    patience: int = 5
+    epochs: int = 10
+    patience: int = 3
     checkpoint_every: int = 1000
     log_every: int = 100
     device: str | None = None
