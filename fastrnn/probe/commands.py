@@ -18,12 +18,14 @@ COMMANDS = {
     "counting": ("fastrnn.probe.commands:counting", "How far each cell counts: a^n b^n and a^n b^n c^n."),
     "cells": ("fastrnn.probe.cells_command:cells", "Units of a character model that follow quotes, position, depth."),
     "agreement": ("fastrnn.probe.agreement_command:agreement", "Does a word model know a verb's number, and where?"),
+    "layers": ("fastrnn.probe.contexts_command:layers", "Tags that a linear probe reads from each layer of a biLM."),
+    "neighbours": ("fastrnn.probe.contexts_command:neighbours", "The nearest words in context by each layer."),
 }
 
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)
 def probe() -> None:
-    """Experiments that show what a recurrent cell can and cannot keep."""
+    """Experiments: what a recurrent cell can keep, and what a trained model has learnt."""
 
 
 @probe.command("gradients")

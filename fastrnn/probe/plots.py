@@ -107,3 +107,38 @@ def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
         row[0].set_ylabel(title, fontsize=9)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     save(figure, path)
+
+
+def draw_layers(parts: Mapping[str, Sequence[float]], baseline: float, path: Path) -> None:
+    """Accuracy of each layer, a line a model.
+
+    Args:
+        parts: model -> accuracies.
+        baseline: accuracy without a model.
+        path: picture to write.
+    """
+    figure, (axis,) = _figure(1, 5.0)
+    for name, accuracies in parts.items():
+        axis.plot(accuracies, marker="o", label=name)
+    axis.axhline(baseline, color="gray", linestyle=":", label="most frequent tag")
+    axis.set(xlabel="layer", ylabel="right tags", xticks=range(max(map(len, parts.values()))))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    save(figure, path)
+
+
+def draw_neighbours(panels: Mapping[str, Sequence[tuple[str, float, float]]], path: Path) -> None:
+    """Words in context as points, a panel a layer.
+
+    Args:
+        panels: title -> text and coordinates of each.
+        path: picture to write.
+    """
+    figure = new_figure(6.0 * len(panels), 5.0)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        for text, x, y in points:
+            axis.plot(x, y, ".", color="C0")
+            axis.annotate(text.replace("$", r"\$"), (x, y), fontsize=6)
+        axis.set(title=title, xticks=[], yticks=[])
+    save(figure, path)
