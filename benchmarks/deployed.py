@@ -1,4 +1,4 @@
-"""What people deploy layers with: ONNX Runtime, in float32 and with its dynamic int8, and torch's dynamic int8.
+"""What people deploy layers with: frozen layers; ONNX Runtime, in float32 and with its dynamic int8; torch's int8.
 
 Forward only. Each runs in a process of its own (own_process.py): ONNX Runtime's threads spin after a call, on the cores
 that another library's then wait for.
@@ -11,10 +11,13 @@ import io
 import logging
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from fastrnn import freeze
 
 from .cases import Case
 from .providers import Provider, Unsupported, fastrnn_layer, make_input
@@ -100,5 +103,19 @@ def _torch_int8(case: Case, layer: nn.RNNBase) -> nn.Module:
         return torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), {type(layer)}, dtype=torch.qint8)[0]
 
 
-_BUILD = {"onnxruntime": _onnxruntime, "onnxruntime-int8": _onnxruntime_int8, "torch-int8": _torch_int8}
+def _frozen(weights: str, case: Case, layer: nn.RNNBase) -> nn.Module:
+    _require_forward(case, layer, ("float32",))
+    if not case.cell.startswith(("lstm", "gru", "rnn")) or case.cell == "lstm_peephole" or case.heads > 1:
+        raise Unsupported("freeze takes the LSTM, GRU and RNN without peepholes and heads")
+    return freeze(fastrnn_layer(case, layer).eval(), weights)
+
+
+_BUILD = {
+    "frozen": partial(_frozen, "float32"),
+    "frozen-bfloat16": partial(_frozen, "bfloat16"),
+    "frozen-int8": partial(_frozen, "int8"),
+    "onnxruntime": _onnxruntime,
+    "onnxruntime-int8": _onnxruntime_int8,
+    "torch-int8": _torch_int8,
+}
 PROVIDERS = {name: Provider(name, build, own_process=True) for name, build in _BUILD.items()}

@@ -27,7 +27,8 @@ __all__ = [
 OUTPUT_FILE = click.Path(path_type=Path)
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 # deployed.py's providers, and the packages that each needs
-DEPLOYED = {"onnxruntime": _ONNX, "onnxruntime-int8": _ONNX, "torch-int8": ()}
+DEPLOYED: dict[str, tuple[str, ...]] = dict.fromkeys(("frozen", "frozen-bfloat16", "frozen-int8", "torch-int8"), ())
+DEPLOYED |= dict.fromkeys(("onnxruntime", "onnxruntime-int8"), _ONNX)
 
 
 def require_providers(names: Iterable[str], device: str) -> None:

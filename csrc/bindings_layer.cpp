@@ -388,6 +388,120 @@ class Layer {
   }
 };
 
+// Layers one on another with prepared weights (rnn.h, fastrnn/frozen.py). Calls return false, and have done nothing, where the weights
+// were prepared for another instruction set or an operand cannot be read as it lies.
+class Frozen {
+ public:
+  Frozen(int cell, std::vector<bool> reverse, double cell_clip, double proj_clip)
+      : cell_(static_cast<Cell>(cell)), reverse_(std::move(reverse)) {
+    options_.cell_clip = cell_clip, options_.proj_clip = proj_clip;
+  }
+
+  // `prepared`: those of the layers, of all directions each. `input` [T, B, I] or [N, I], states [L*D, B, X] and all results in float32,
+  // all but the input without gaps; the final states may take the initial ones' place.
+  bool forward(py::handle prepared, const py::tuple& extent, bool reset_to_initial, py::handle input, py::handle h0, py::handle c0,
+               py::handle output, py::handle h_n, py::handle c_n, int threads) const {
+    ForwardArgs args{};
+    args.options = options_;
+    Extent(extent).fill(args);
+    args.options.proj_clip = options_.proj_clip, args.options.reset_to_initial = reset_to_initial, args.threads = threads;
+    return run(args, prepared, Tensor(input), Tensor(h0), Tensor(c0), Tensor(output), Tensor(h_n), Tensor(c_n));
+  }
+
+  // A step of the rows of `input` [B, I], from the states h and c in place.
+  bool step(py::handle prepared, py::handle input, py::handle h, py::handle c, py::handle output, int threads) const {
+    Description x, y;
+    const Tensor states(h);
+    const auto fits = [&](Description& t, py::handle object) {
+      return is_plain(object.ptr(), t) && t.of.device_type == kCpu && t.of.type_code == kFloat && t.of.type_bits == 32 && t.of.dimensions == 2 &&
+             t.of.shape[0] == states.size(1) && (t.of.shape[1] == 1 || t.of.strides[1] == 1);
+    };
+    if (!fits(x, input) || !fits(y, output)) return false;
+    const Tensor out(output);
+    if (!out.is_dense()) return false;
+    ForwardArgs args{};
+    args.options = options_, args.threads = threads;
+    args.shape.steps = 1, args.shape.batch = states.size(1);
+    return run(args, prepared, Tensor(input), states, Tensor(c), out, states, Tensor(c));
+  }
+
+ private:
+  static constexpr int kFloat = 2;
+  const Cell cell_;
+  const std::vector<bool> reverse_;
+  Options options_{};
+
+  bool run(ForwardArgs& args, py::handle prepared, const Tensor& input, const Tensor& h0, const Tensor& c0, const Tensor& output,
+           const Tensor& h_n, const Tensor& c_n) const {
+    const Items items(prepared);
+    std::vector<const Prepared*> weights;
+    for (int64_t i = 0; i < items.count; ++i) {
+      const Tensor t(py::handle(items.first[i]));
+      const auto* const own = static_cast<const Prepared*>(t.of.data);
+      if (t.of.device_type != kCpu || t.size(0) < static_cast<int64_t>(sizeof(Prepared)) || t.size(0) != own->bytes)
+        throw py::value_error("prepared: expected what freeze made");
+      if (!cpu_reads(*own)) return false;
+      weights.push_back(own);
+    }
+    const int directions = static_cast<int>(reverse_.size());
+    const int64_t layers = items.count / directions, batch = args.shape.batch;
+    const Prepared &first = *weights.front(), &last = *weights.back();
+    const int64_t columns = directions * (last.projection ? last.projection : last.hidden);
+    if (input.size(0) != first.input || output.size(0) != columns) return false;
+    const int64_t rows = input.of.dimensions == 3 || !args.shape.batch_sizes ? args.shape.steps * batch : input.size(1);
+    std::unique_ptr<float[]> between[2];  // the outputs of layers, in turn
+    Rows from = input.rows();
+    args.shape.cell = cell_, args.shape.type = Type::kFloat32;
+    args.directions = directions;
+    const py::gil_scoped_release released;
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      const Prepared& sizes = *weights[layer * directions];
+      args.shape.input = sizes.input, args.shape.hidden = sizes.hidden, args.shape.projection = sizes.projection;
+      const int64_t width = args.shape.width(), row = directions * width;
+      float* to = static_cast<float*>(output.of.data);
+      if (layer + 1 < layers) {
+        std::unique_ptr<float[]>& own = between[layer % 2];
+        if (!own) own.reset(new float[rows * row]);
+        to = own.get();
+      }
+      args.direction.assign(directions, {});
+      for (int d = 0; d < directions; ++d) {
+        const int64_t place = layer * directions + d;
+        ForwardDirection& x = args.direction[d];
+        x.reverse = reverse_[d], x.weights.prepared = weights[place];
+        x.input = from, x.output = {to + d * width, batch * row, row};
+        x.h0 = h0.part(place), x.c0 = c0.part(place), x.h_n = h_n.part(place), x.c_n = c_n.part(place);
+      }
+      fr::cpu_forward(args);
+      from = {to, batch * row, row};
+    }
+    return true;
+  }
+};
+
+Shape prepared_shape(int cell, int64_t input, int64_t hidden, int64_t projection) {
+  Shape shape{};
+  shape.cell = facts_of(static_cast<Cell>(cell)).code, shape.input = input, shape.hidden = hidden, shape.projection = projection;
+  return shape;
+}
+
+// `tensors`: weight_ih, weight_hh, bias_ih, bias_hh, weight_hr and the scales of the three matrices, float32 without gaps, or None.
+void prepare(int cell, int form, int64_t projection, py::handle tensors, py::handle to) {
+  const Items items(tensors);
+  std::vector<Tensor> t;
+  for (int64_t i = 0; i < items.count; ++i) t.emplace_back(py::handle(items.first[i]));
+  const Tensor out(to);
+  if (t.size() != 8) throw py::value_error("tensors: expected 8");
+  const Shape shape = prepared_shape(cell, t[0].size(0), t[1].size(1) / facts_of(static_cast<Cell>(cell)).gates, projection);
+  if (out.size(0) != cpu_prepared_bytes(shape, static_cast<Form>(form))) throw py::value_error("to: expected prepared_bytes");
+  Weights weights{};
+  weights.ih = t[0].of.data, weights.hh = t[1].of.data, weights.bias_ih = t[2].of.data, weights.bias_hh = t[3].of.data;
+  weights.hr = t[4].of.data;
+  weights.ih_stride = shape.input, weights.hh_stride = shape.width(), weights.hr_stride = shape.hidden;
+  const auto scale = [&](int i) { return static_cast<const float*>(t[5 + i].of.data); };
+  cpu_prepare(shape, static_cast<Form>(form), weights, {scale(0), scale(1), scale(2)}, out.of.data);
+}
+
 }  // namespace
 
 void bind_layer(py::module_& m) {
@@ -413,6 +527,14 @@ void bind_layer(py::module_& m) {
       .def("forward", &Layer::forward)
       .def("cpu_forward", &Layer::cpu_forward)
       .def("cpu_backward", &Layer::cpu_backward);
+  py::class_<Frozen>(m, "Frozen")
+      .def(py::init<int, std::vector<bool>, double, double>())
+      .def("forward", &Frozen::forward)
+      .def("step", &Frozen::step);
+  m.def("prepared_bytes", [](int cell, int form, int64_t input, int64_t hidden, int64_t projection) {
+    return cpu_prepared_bytes(prepared_shape(cell, input, hidden, projection), static_cast<Form>(form));
+  });
+  m.def("prepare", &prepare);
 }
 
 }  // namespace fr

@@ -72,6 +72,7 @@ struct Weights {
   int64_t ih_stride, hh_stride, hr_stride;
   const void* unit;     // [kUnitWeights*H] storage, or null
   const void* state_mask;  // [B, R] state type, or null: h times this enters the recurrence, at all steps (its dropout)
+  const void* prepared;    // what cpu_prepare wrote, or null. CPU, forward, float32: read in place of all the matrices and biases
 };
 
 // One direction, forward. `gates` and `cells` may be null: inference, nothing is kept.
@@ -180,6 +181,32 @@ struct GradientArgs {
 // Both throw std::invalid_argument for a broken contract, before anything is written.
 void cpu_forward(const ForwardArgs& args);
 void cpu_backward(const GradientArgs& args);
+
+// ---- weights prepared once, for inference on the CPU in float32 ----
+
+// What a prepared weight is: itself; rounded to 16 bits, with sums of float products; or a whole number of 8 bits, of which the products
+// with inputs and states, made whole numbers of 16 bits row by row and step by step, are summed in 32 bits without overflow or rounding.
+enum class Form : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+
+// Prepared weights of one direction: this, 64 bytes, then the panels (cpu/product.h, cpu/quantised.h) of W_ih with b_ih, of the first
+// product's rows of W_hh with b_hh, and of the second product, each from a multiple of 64 bytes on. `lanes` and `tile_vectors` are the
+// instruction set's: they say how the panels lie, and weights prepared for others have to be prepared again.
+struct Prepared {
+  int32_t version, form, cell, lanes, tile_vectors, has_bias;
+  int64_t input, hidden, projection, bytes, reserved;
+};
+constexpr int kPreparedVersion = 1;
+
+// The sizes used of a Shape are cell, input, hidden and projection.
+int64_t cpu_prepared_bytes(const Shape& shape, Form form);
+// `weights`: float32, ih and so on as in Weights. kInt8: whole numbers from -127 to 127, which the scales [G*H], [G*H] and [P] or null
+// are the units of, row by row. Writes cpu_prepared_bytes.
+struct Scales {
+  const float *ih, *hh, *hr;
+};
+void cpu_prepare(const Shape& shape, Form form, const Weights& weights, const Scales& scales, void* to);
+// Whether the instruction set in use can read them. Throws if they are none.
+bool cpu_reads(const Prepared& prepared);
 
 // The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was chosen.
 std::string cpu_instruction_sets();

@@ -15,7 +15,7 @@ if not any(_here.glob("_C.*")):
 __version__ = "0.1.0"
 __all__ = [
     "GRU", "LSTM", "RNN", "SLSTM", "GRUCell", "IndRNN", "LSTMCell", "RNNCell",
-    "__version__", "build_info", "convert", "explain", "functional", "has_cuda", "onnx", "revert",
+    "__version__", "build_info", "convert", "explain", "freeze", "functional", "has_cuda", "onnx", "revert",
 ]  # fmt: skip
 
 if _Path(*_sys.argv[:1]).stem != "fastrnn":
@@ -31,6 +31,7 @@ if _Path(*_sys.argv[:1]).stem != "fastrnn":
         build_info,
         convert,
         explain,
+        freeze,
         functional,
         has_cuda,
         onnx,

@@ -4,10 +4,11 @@ from . import functional, onnx
 from ._extension import build_info, has_cuda
 from .convert import convert, revert
 from .explain import explain
+from .frozen import freeze
 from .modules import GRU, LSTM, RNN, SLSTM, IndRNN
 from .step_modules import GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "GRU", "LSTM", "RNN", "SLSTM", "GRUCell", "IndRNN", "LSTMCell", "RNNCell",
-    "build_info", "convert", "explain", "functional", "has_cuda", "onnx", "revert",
+    "build_info", "convert", "explain", "freeze", "functional", "has_cuda", "onnx", "revert",
 ]  # fmt: skip

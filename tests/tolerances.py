@@ -67,6 +67,16 @@ def both(dtype: torch.dtype, steps: int, terms: int, layers: int) -> float:
     return 2 * layers * forward(dtype, steps, terms)
 
 
+def prepared(form: str, layers: int, steps: int, terms: int) -> float:
+    """Error of a frozen layer beside float64 with the very weights that it holds: `forward`'s in each layer.
+
+    int8 rounds the operands of its products too, to 2^-16 of a row's largest (which is below 4 for the normal inputs
+    here): each of the terms, times a weight of size below 1/sqrt(terms) and with a random sign, 4 sigma wide.
+    """
+    rounding = 4 * 4 * 2.0**-16 * steps if form == "int8" else 0.0
+    return layers * (forward(torch.float32, steps, terms) + rounding)
+
+
 # gradcheck in float64: central differences with step 1e-6 err by about u/1e-6 = 1e-10 plus third derivatives * 1e-12;
 # its own default bound leaves room for sums over elements.
 GRADCHECK = dict(eps=1e-6, atol=1e-5, rtol=1e-3)

@@ -9,6 +9,7 @@ namespace fr::cpu {
 // Sizes and functions of one cell in one storage type.
 struct Backend {
   int lanes;                  // units in a register
+  int tile_vectors;           // registers that a tile is wide
   int operand_bytes;          // of an operand of the products
   int state_bytes;            // of a pre-activation, cell state or sum
   bool output_is_operand;     // states need no converted copies
@@ -17,6 +18,7 @@ struct Backend {
   int64_t (*first_bytes)(const MatrixSource&);
   int64_t (*second_bytes)(const MatrixSource&);
   int64_t (*plain_bytes)(const MatrixSource&);       // transposed
+  int64_t (*quantised_bytes)(const Shape&, int64_t inputs);  // of a thread's rows of operands, where they are not as they come
   void (*pack_forward)(const Call&, const DirectionWork&, const void* h0, int index, int count);
   void (*pack_backward)(const DirectionWork&, int index, int count);
   void (*forward)(const Call&, const ForwardDirection&, const DirectionWork&, const Part&, const Scratch&, bool gates_only);
@@ -47,5 +49,9 @@ const Backend* find_backend(Cell cell, Type type) {
     return nullptr;
   }
 }
+
+// Of prepared weights that are not float32 (serve_impl.h), forward without noise alone; null for cells that have none.
+template <class Isa>
+const Backend* find_serving(Cell cell, Form form);
 
 }  // namespace fr::cpu

@@ -13,6 +13,7 @@ const Backend* backend() {
   using Outers = OuterProduct<Isa, S>;
   static constexpr Backend table{
       F::kLanes,
+      Isa::kTileVectors,
       sizeof(typename F::O),
       sizeof(typename F::T),
       F::kOutputIsOperand,
@@ -21,6 +22,7 @@ const Backend* backend() {
       F::First::bytes,
       F::Second::bytes,
       B::Transposed::bytes,
+      F::operand_bytes,
       F::pack,
       B::pack,
       F::run,

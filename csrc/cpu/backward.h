@@ -134,7 +134,7 @@ struct Backward {
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) second[row] = second_operand(t, rows[row]);
-      for_each_tile<Transposed>(work.second_transposed, units, second, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+      for_each_tile<Transposed>(work.second_transposed, units, second, count, tile, nullptr, [&](int64_t panel, int64_t row0, int64_t size) {
         for (int64_t row = 0; row < size; ++row)
           for (int group = 0; group < Transposed::kGroups; ++group) {
             const int64_t unit = panel * Transposed::kUnits + group * kLanes;

@@ -120,9 +120,10 @@ void pack_share(const PackedMatrix& matrix, int index, int count) {
 inline constexpr int64_t kTileRows = 48;
 
 template <class P, class Pointwise>
-inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* rows, int64_t count,
-                          typename P::T* tile, Pointwise pointwise, bool back = false) {
+inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* operands, int64_t count,
+                          typename P::T* tile, void* memory, Pointwise pointwise, bool back = false) {
   if (units.begin >= units.end) return;
+  const typename P::Row* const rows = P::operands(operands, count, matrix.source.depth, memory);
   const int64_t begin = units.begin / P::kUnits, end = (units.end + P::kUnits - 1) / P::kUnits;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t panel = back ? begin + end - 1 - index : index;
@@ -139,6 +140,7 @@ inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typ
 struct Scratch {
   void* tile;        // [kTileRows][max columns] state type
   void* gates;       // [chunk rows][panels of own units][columns] state type: the input product of the steps at hand
+  void* quantised;   // operands in whole numbers, for weights that are (quantised.h)
   void* converted;   // [chunk rows][I] operand type: the input converted, 16 bit without native dot only
   const void** pointers;  // [4 * B + chunk rows]
   int64_t* indices;  // [2 * B]

@@ -19,6 +19,7 @@ struct InstructionSet {
   const Backend* (*find)(Cell, Type);
   const CrossEntropyBackend* (*find_cross_entropy)(Type);
   const LayerNormBackend* (*find_layer_norm)(Type);
+  const Backend* (*find_serving)(Cell, Form);
 };
 
 #if defined(FASTRNN_AVX2)
@@ -47,15 +48,16 @@ template <class Served>
 // third compilation. CMakeLists.txt says which were compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
-    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>},
+    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>,
+     [](Cell, Form) { return static_cast<const Backend*>(nullptr); }},
 #endif
 #if defined(FASTRNN_AVX512)
-    {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>, left_to_the_next<LayerNormBackend>},
+    {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>, left_to_the_next<LayerNormBackend>, find_serving<Avx512>},
 #endif
 #if defined(FASTRNN_AVX2)
-    {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>},
+    {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>, find_serving<Avx2>},
 #endif
-    {kBaselineName, [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>, find_layer_norm<Baseline>},
+    {kBaselineName, [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>, find_layer_norm<Baseline>, find_serving<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 
@@ -82,6 +84,13 @@ const Backend& choose_backend(Cell cell, Type type) {
 const LayerNormBackend& choose_layer_norm(Type type) {
   for (int index = current_instruction_set();; ++index)
     if (const LayerNormBackend* found = kInstructionSets[index].find_layer_norm(type)) return *found;
+}
+
+const Backend& choose_serving(Cell cell, Form form) {
+  if (form == Form::kFloat32) return choose_backend(cell, Type::kFloat32);
+  for (int index = current_instruction_set(); index < kInstructionSetCount; ++index)
+    if (const Backend* found = kInstructionSets[index].find_serving(cell, form)) return *found;
+  throw std::invalid_argument("form: expected float32, the one form of " + std::string(facts_of(cell).name));
 }
 
 const CrossEntropyBackend& choose_cross_entropy(Type type) {
@@ -191,25 +200,42 @@ MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, 
   return {data, stride, true, 0, nullptr, units, depth};
 }
 
-bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows; }
-
-void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
-                  const Weights& w, bool pack, bool pack_input) {
-  const int64_t width = s.width(), second_row = cell.phase[0].gates * s.hidden;
+void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, const Weights& w) {
+  const int64_t second_row = cell.phase[0].gates * s.hidden;
   const auto element = [&](const void* base, int64_t offset) -> const void* {
     return base ? static_cast<const char*>(base) + offset * bytes_of(s.type) : nullptr;
   };
   work.input.source = source_of(w.ih, w.ih_stride, s.hidden, w.bias_ih, s.hidden, s.input);
-  if (cell.multiplies()) work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, width);
-  if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
-  if (pack && cell.multiplies()) arena.want(work.first.panels, backend.first_bytes(work.first.source));
-  if (cell.two_phases()) {
+  if (cell.multiplies()) work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, s.width());
+  if (cell.two_phases())
     work.second.source =
         s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)
                      : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, s.hidden, element(w.bias_hh, second_row), s.hidden, s.hidden);
-    if (pack) arena.want(work.second.panels, backend.second_bytes(work.second.source));
-    arena.want(work.inner, s.batch * s.hidden * backend.operand_bytes);
+}
+
+int64_t place_panels(DirectionWork& work, const Backend& backend, const CellFacts& cell, void* first) {
+  char* next = static_cast<char*>(first);
+  const auto place = [&](PackedMatrix& matrix, int64_t bytes) { matrix.panels = next, next += (bytes + 63) / 64 * 64; };
+  place(work.input, backend.input_bytes(work.input.source));
+  if (cell.multiplies()) place(work.first, backend.first_bytes(work.first.source));
+  if (cell.two_phases()) place(work.second, backend.second_bytes(work.second.source));
+  return next - static_cast<char*>(first);
+}
+
+bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows; }
+
+void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
+                  const Weights& w, bool pack, bool pack_input) {
+  const int64_t width = s.width();
+  set_sources(work, s, cell, w);
+  if (w.prepared) {
+    place_panels(work, backend, cell, static_cast<Prepared*>(const_cast<void*>(w.prepared)) + 1);
+  } else {
+    if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
+    if (pack && cell.multiplies()) arena.want(work.first.panels, backend.first_bytes(work.first.source));
+    if (pack && cell.two_phases()) arena.want(work.second.panels, backend.second_bytes(work.second.source));
   }
+  if (cell.two_phases()) arena.want(work.inner, s.batch * s.hidden * backend.operand_bytes);
   if (!backend.output_is_operand) {
     arena.want(work.operands, 2 * s.batch * width * backend.operand_bytes);
     arena.want(work.initial, s.batch * width * backend.operand_bytes);
@@ -251,6 +277,7 @@ void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const 
   arena.want(scratch.indices, 2 * s.batch * sizeof(int64_t));
   if (chunk.rows) {
     arena.want(scratch.gates, chunk.rows * cell.gates * padded_units(s, backend.lanes) * backend.state_bytes);
+    if (const int64_t bytes = backend.quantised_bytes(s, chunk.rows)) arena.want(scratch.quantised, bytes);
     if (!backend.output_is_operand) arena.want(scratch.converted, chunk.rows * s.input * backend.operand_bytes);
   }
   scratch.chunk_steps = chunk.steps;

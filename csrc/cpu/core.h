@@ -17,6 +17,8 @@ namespace fr::cpu {
 
 // The instruction set's table that serves a cell and type.
 const Backend& choose_backend(Cell cell, Type type);
+// The one for prepared weights. Throws where there is none.
+const Backend& choose_serving(Cell cell, Form form);
 
 int64_t bytes_of(Type type);
 
@@ -50,13 +52,15 @@ const CellFacts& check(const Args& args) {
   const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;
   for (int d = 0; d < args.directions; ++d) {
     const auto& x = args.direction[d];
-    check_address(x.weights.ih, storage, "weight_ih", rows && s.input > 0);
-    check_address(x.weights.hh, storage, "weight_hh", rows && cell.multiplies());
-    check_address(x.weights.hr, storage, "weight_hr", rows && s.projection > 0);
+    const bool reads = rows && !x.weights.prepared;
+    check_address(x.weights.ih, storage, "weight_ih", reads && s.input > 0);
+    check_address(x.weights.hh, storage, "weight_hh", reads && cell.multiplies());
+    check_address(x.weights.hr, storage, "weight_hr", reads && s.projection > 0);
     check_address(x.weights.unit, storage, "weight_unit", rows && cell.unit_weights > 0);
     require((x.weights.bias_ih && cell.multiplies()) == (x.weights.bias_hh != nullptr), "bias_hh",
             "a bias exactly where bias_ih has one and the cell a weight_hh");
-    require(x.weights.ih_stride >= s.input && (!cell.multiplies() || x.weights.hh_stride >= s.width()) && (!s.projection || x.weights.hr_stride >= s.hidden),
+    require(x.weights.prepared || (x.weights.ih_stride >= s.input && (!cell.multiplies() || x.weights.hh_stride >= s.width()) &&
+                                   (!s.projection || x.weights.hr_stride >= s.hidden)),
             "weight strides", "rows that do not overlap");
     check_address(x.output.data, storage, "output", rows);
     check_address(x.cells.data, state, "cells", false);
@@ -68,6 +72,9 @@ const CellFacts& check(const Args& args) {
   }
   return cell;
 }
+
+// Refuses prepared weights of another layer, form or instruction set than the first direction's, `first`, has; null: it has none.
+void check_prepared(const ForwardDirection& direction, const Shape& shape, const Prepared* first);
 
 // ---- sharing the work ----
 
@@ -120,6 +127,12 @@ MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, 
 
 // Weights that are used once are packed in cache, block by block, as they are used.
 bool packs(int64_t steps, int64_t batch);
+
+// Says where the weights of one direction lie.
+void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, const Weights& w);
+
+// Points the sources' panels to where prepared weights have them, from `first` on, and returns their bytes.
+int64_t place_panels(DirectionWork& work, const Backend& backend, const CellFacts& cell, void* first);
 
 // Wants everything the forward pass of one direction needs but zeros.
 void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,

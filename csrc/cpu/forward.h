@@ -9,17 +9,33 @@
 
 namespace fr::cpu {
 
-template <class Isa, class Cell, class S>
+// The products of storage type S with weights of type W.
+template <class Isa, class S, class W>
+struct Products {
+  template <int kGates>
+  using Of = Product<Isa, S, kGates, W>;
+};
+
+// W: of the weights in the panels; not the operands' own for prepared weights, for which inference without noise is all there is.
+template <class Isa, class Cell, class S, class W = Operand<Isa, S>>
 struct Forward {
   using T = StateOf<S>;
   using O = Operand<Isa, S>;
   using V = Vec<T, Isa>;
   using N = Numbers<Cell>;
-  using Input = Product<Isa, S, N::kGates>;
-  using First = Product<Isa, S, N::kFirstGates>;
-  using Second = Product<Isa, S, N::kTwoPhases ? N::kSecondRows : 1>;
+  using Input = typename Products<Isa, S, W>::template Of<N::kGates>;
+  using First = typename Products<Isa, S, W>::template Of<N::kFirstGates>;
+  using Second = typename Products<Isa, S, W>::template Of<N::kTwoPhases ? N::kSecondRows : 1>;
+  static constexpr bool kTrains = std::is_same_v<W, O>;
   static constexpr int kLanes = V::kLanes, kGates = N::kGates, kCells = Cell::kCells;
   static constexpr bool kOutputIsOperand = std::is_same_v<O, S>;
+
+  // Bytes for rows of operands as the products take them, for so many rows of inputs, and of states.
+  static int64_t operand_bytes(const Shape& s, int64_t inputs) {
+    const int64_t width = s.width() > s.hidden ? s.width() : s.hidden;
+    const int64_t input = Input::operand_bytes(inputs, s.input), state = First::operand_bytes(s.batch, width);
+    return input > state ? input : state;
+  }
 
   // One thread's share of what must be ready before any step: packed weights, and the initial state as operands.
   static void pack(const Call& call, const DirectionWork& work, const void* h0, int index, int count) {
@@ -143,8 +159,9 @@ struct Forward {
     }
     if (count == 0 || units.begin >= units.end) return;
     const int64_t panel0 = units.begin / Input::kUnits;
+    const typename Input::Row* const operands = Input::operands(input_rows, count, call.shape.input, scratch.quantised);
     for (int64_t panel = 0; panel < own / Input::kColumns; ++panel)
-      Input::run(work.input, panel0 + panel, input_rows, count, input_gates + panel * Input::kColumns, own, panel0 + panel + 1);
+      Input::run(work.input, panel0 + panel, operands, count, input_gates + panel * Input::kColumns, own, panel0 + panel + 1);
   }
 
   // Where the input part of a gate of the unit lies in a row of scratch.gates.
@@ -173,7 +190,7 @@ struct Forward {
     // Rebuilding, the parts that share rows have each converted their units of the states.
     if (N::kMultiplies && !kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
     if constexpr (N::kMultiplies) {
-      for_each_tile<First>(work.first, units, operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+      for_each_tile<First>(work.first, units, operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
         for (int64_t row = 0; row < size; ++row) {
           const int64_t b = rows[row0 + row];
           for (int group = 0; group < First::kGroups; ++group) {
@@ -181,20 +198,20 @@ struct Forward {
             if (unit >= units.end) break;
             const T* const sums = tile + row * First::kColumns;
             T* const input = gates + (row0 + row) * own;
-            noise.on ? noisy_first_phase(t, b, unit, group, sums, input) : first_phase<false>(t, b, unit, group, sums, input);
+            is_noisy() ? noisy_first_phase(t, b, unit, group, sums, input) : first_phase<false>(t, b, unit, group, sums, input);
           }
         }
       }, t & 1);
     } else {
       for (int64_t row = 0; row < count; ++row)
         for (int64_t b = rows[row], unit = units.begin; unit < units.end; unit += kLanes)
-          noise.on ? noisy_first_phase(t, b, unit, 0, nullptr, gates + row * own)
+          is_noisy() ? noisy_first_phase(t, b, unit, 0, nullptr, gates + row * own)
                    : first_phase<false>(t, b, unit, 0, nullptr, gates + row * own);
     }
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
-      for_each_tile<Second>(work.second, out_units, inner_operand, count, tile, [&](int64_t panel, int64_t row0, int64_t size) {
+      for_each_tile<Second>(work.second, out_units, inner_operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
         for (int64_t row = 0; row < size; ++row) {
           const int64_t b = rows[row0 + row];
           for (int group = 0; group < Second::kGroups; ++group) {
@@ -202,7 +219,7 @@ struct Forward {
             if (unit >= out_units.end) break;
             const T* const sums = tile + row * Second::kColumns;
             const T* const input = gates + (row0 + row) * own;
-            noise.on ? noisy_second_phase(t, b, unit, group, sums, input) : second_phase<false>(t, b, unit, group, sums, input);
+            is_noisy() ? noisy_second_phase(t, b, unit, group, sums, input) : second_phase<false>(t, b, unit, group, sums, input);
           }
         }
       }, t & 1);
@@ -260,12 +277,16 @@ struct Forward {
     }
   }
 
+  bool is_noisy() const {
+    if constexpr (kTrains) return noise.on;
+    else return false;
+  }
   // Apart from the code of all calls, which stays as it is without noise.
   [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
-    first_phase<true>(t, b, unit, group, sums, input);
+    if constexpr (kTrains) first_phase<true>(t, b, unit, group, sums, input);
   }
   [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input) {
-    second_phase<true>(t, b, unit, group, sums, input);
+    if constexpr (kTrains) second_phase<true>(t, b, unit, group, sums, input);
   }
   UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
     V factor(1);
@@ -325,7 +346,7 @@ struct Forward {
 
   template <int kBegin, int kEnd>
   void save(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) {
-    if constexpr (kBegin < kEnd) {
+    if constexpr (kTrains && kBegin < kEnd) {
       if (!direction.gates.data) return;
       const int64_t offset = gates_only ? call.range_row(t, b) * direction.gates.row_stride : call.offset(direction.gates, t, b);
       S* to = at<S>(direction.gates, offset) + unit;

@@ -29,6 +29,7 @@ struct MatrixSource {
   const void* bias;      // [gates*gate_rows] or null, only if not transposed
   int64_t units, depth;  // columns per gate; number of k
   int64_t first_k = 0;   // transposed: the row of data that k = 0 is; after the last comes row 0
+  const float* scale = nullptr;  // [gates*gate_rows], of weights in whole numbers (quantised.h)
 };
 
 struct PackedMatrix {
@@ -47,8 +48,10 @@ struct HalfRegister<double> {
 };
 #endif
 
-template <class Isa, class S, int kGates_>
+// W_: a weight in the panels.
+template <class Isa, class S, int kGates_, class W_ = Operand<Isa, S>>
 struct Product {
+  using W = W_;
   using T = StateOf<S>;
   using O = Operand<Isa, S>;
   using V = Vec<T, Isa>;
@@ -63,6 +66,7 @@ struct Product {
   static constexpr int kMaxRows = Isa::kAccumulators / kSlice;
   static_assert(kVectors % kSlices == 0 && kSlice <= Isa::kTileVectors && (kSlices == 1 || kSlice * Isa::kBytes <= 64));
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
+  static constexpr bool kOnlyPrepared = !std::is_same_v<W, O>;  // nothing is packed in passing
   // A block of k keeps its part of a slice near (Isa) while the row groups pass; a block packed on the fly in L1.
   static constexpr int64_t kDepthBlock = Isa::kDepthBlock, kFlyBlock = 64;
   static constexpr int64_t kLine = 64;  // of cache
@@ -76,7 +80,7 @@ struct Product {
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
   static int64_t padded_depth(int64_t depth) { return kPairs ? (depth + 1) / 2 * 2 : depth; }
   static int64_t panel_bytes(int64_t depth) {
-    return static_cast<int64_t>(kColumns * (sizeof(T) + padded_depth(depth) * sizeof(O)));
+    return static_cast<int64_t>(kColumns * (sizeof(T) + padded_depth(depth) * sizeof(W)));
   }
   static int64_t bytes(const MatrixSource& source) { return panels(source.units) * panel_bytes(source.depth); }
 
@@ -94,34 +98,34 @@ struct Product {
   }
 
   // Packs k in [k0, k1) of one panel, slices `apart` elements from each other; k0 is even.
-  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, O* out, int64_t apart) {
+  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t apart) {
     const S* data = static_cast<const S*>(source.data);
     const int64_t end = padded_depth(k1);
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t gate = vector / kGroups, unit0 = panel * kUnits + vector % kGroups * kLanes;
       const int64_t left = source.units - unit0;
       const int lanes = left < 0 ? 0 : left < kLanes ? static_cast<int>(left) : kLanes;
-      O* const slice = out + vector / kSlice * apart;
-      const auto slot = [&](int64_t k) -> O* {
+      W* const slice = out + vector / kSlice * apart;
+      const auto slot = [&](int64_t k) -> W* {
         if constexpr (kPairs) return slice + ((k - k0) / 2 * kSliceColumns + vector % kSlice * kLanes) * 2 + (k - k0) % 2;
         else return slice + (k - k0) * kSliceColumns + vector % kSlice * kLanes;
       };
       constexpr int kLaneStep = kPairs ? 2 : 1;
       if (source.transposed) {
         for (int64_t k = k0; k < end; ++k) {
-          O* to = slot(k);
+          W* to = slot(k);
           const int64_t data_row = k + source.first_k < source.depth ? k + source.first_k : k + source.first_k - source.depth;
           const S* from = data + data_row * source.stride + unit0;
           const int valid = k < k1 ? lanes : 0;
           for (int lane = 0; lane < valid; ++lane) convert(to[lane * kLaneStep], from[lane]);
-          for (int lane = valid; lane < kLanes; ++lane) to[lane * kLaneStep] = O{};
+          for (int lane = valid; lane < kLanes; ++lane) to[lane * kLaneStep] = W{};
         }
         continue;
       }
       const S* from = data + (gate * source.gate_rows + unit0) * source.stride;
       int64_t k = k0;
 #if defined(__AVX2__)
-      for (; lanes == kLanes && k + 4 * kWordSize <= k1; k += 4 * kWordSize)
+      for (; !kOnlyPrepared && lanes == kLanes && k + 4 * kWordSize <= k1; k += 4 * kWordSize)
 #pragma GCC unroll 2
         for (int part = 0; part < kLanes; part += kHalf) {
           Half words[4];
@@ -133,9 +137,9 @@ struct Product {
       for (int lane = 0; lane < lanes; ++lane)
         for (int64_t i = k; i < k1; ++i) convert(slot(i)[lane * kLaneStep], from[lane * source.stride + i]);
       for (int lane = lanes; lane < kLanes; ++lane)
-        for (int64_t i = k; i < k1; ++i) slot(i)[lane * kLaneStep] = O{};
+        for (int64_t i = k; i < k1; ++i) slot(i)[lane * kLaneStep] = W{};
       for (int64_t i = k1; i < end; ++i)
-        for (int lane = 0; lane < kLanes; ++lane) slot(i)[lane * kLaneStep] = O{};
+        for (int lane = 0; lane < kLanes; ++lane) slot(i)[lane * kLaneStep] = W{};
     }
   }
 
@@ -143,12 +147,17 @@ struct Product {
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
       char* base = static_cast<char*>(matrix.panels) + panel * panel_bytes(matrix.source.depth);
       pack_bias(matrix.source, panel, reinterpret_cast<T*>(base));
-      pack_block(matrix.source, panel, 0, matrix.source.depth, reinterpret_cast<O*>(base + kColumns * sizeof(T)),
+      pack_block(matrix.source, panel, 0, matrix.source.depth, reinterpret_cast<W*>(base + kColumns * sizeof(T)),
                  padded_depth(matrix.source.depth) * kSliceColumns);
     }
   }
 
   // ---- the product ----
+
+  // Rows of operands as `run` takes them, made in `memory` of operand_bytes.
+  using Row = const O*;
+  static int64_t operand_bytes(int64_t, int64_t) { return 0; }
+  static const Row* operands(const O* const* rows, int64_t, int64_t, void*) { return rows; }
 
   // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth` operands
   // each. `next`: the panel that the caller wants next.
@@ -165,16 +174,16 @@ struct Product {
       for (int64_t row = 0; row < count; ++row)
         for (int vector = 0; vector < kVectors; ++vector)
           store_full(out + row * out_stride + vector * kLanes, load_full<V>(bias + vector * kLanes));
-    } else if (matrix.panels) {
-      const O* weights = reinterpret_cast<const O*>(bias + kColumns);
+    } else if (kOnlyPrepared || matrix.panels) {
+      const W* weights = reinterpret_cast<const W*>(bias + kColumns);
       const char* after = reinterpret_cast<const char*>(weights) + (next - panel) * panel_bytes(depth);
       for (int64_t k = 0; k < depth; k += kDepthBlock) {
-        const O* here = weights + k * kSliceColumns;
+        const W* here = weights + k * kSliceColumns;
         const bool last = k + kDepthBlock >= depth;
         block(rows, count, k, last ? depth : k + kDepthBlock, here, padded_depth(depth) * kSliceColumns, bias, out, out_stride,
               last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kSliceColumns));
       }
-    } else {
+    } else if constexpr (!kOnlyPrepared) {
       int64_t k = 0;
 #if defined(__AVX2__)
       // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are read line by line, or packed, a block at
@@ -200,16 +209,16 @@ struct Product {
   }
 
  private:
-  static void convert(O& to, S from) {
-    if constexpr (std::is_same_v<O, S>) to = from;
-    else to = to_float(from);
+  static void convert(W& to, S from) {
+    if constexpr (std::is_same_v<W, S>) to = from;
+    else from_float(to, to_float(from));
   }
 
   // Adds k in [k0, k1) to the sums, slice by slice, in groups of rows as even as can be. The first block starts from the bias, the
   // others from what the one before left. Meanwhile the next block comes closer, from `ahead`: each group asks for a part of it, so
   // that memory works all the time and not for the first group alone. With slices the first group's part is all of it, and the other
   // groups ask for what is near: more would push out of a small L2 what is in use.
-  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const O* weights, int64_t apart, const T* bias,
+  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t apart, const T* bias,
                     T* out, int64_t out_stride, const char* ahead) {
     if constexpr (kSlices > 1) {
       // Few rows take all slices at once: one would give too few chains of additions.
@@ -218,7 +227,7 @@ struct Product {
                                                   out_stride, ahead);
     }
     for (int slice = 0; slice < kSlices; ++slice) {
-      const char* part = ahead + slice * apart * static_cast<int64_t>(sizeof(O));
+      const char* part = ahead + slice * apart * static_cast<int64_t>(sizeof(W));
       int64_t groups = (count + kMaxRows - 1) / kMaxRows;
       for (int64_t row = 0; groups > 0; --groups) {
         const int64_t size = (count - row + groups - 1) / groups;
@@ -233,7 +242,7 @@ struct Product {
   }
 
   template <int kRows, int kWide>
-  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const O* weights, int64_t apart, const T* from,
+  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t apart, const T* from,
                     int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
     if constexpr (kRows > 1) {
       if (size < kRows)
@@ -245,7 +254,7 @@ struct Product {
   // The loop that matters: kRows times the registers of kWide slices in sums; per k, a load for each of those registers and kRows
   // broadcasts. k0 < k1.
   template <int kRows, int kWide>
-  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const O* weights, int64_t apart,
+  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t apart,
                                                      const T* from, int64_t from_stride, T* to, int64_t to_stride,
                                                      const char* ahead) {
     constexpr int kWidth = kWide * kSlice;

@@ -17,10 +17,12 @@ void cpu_forward(const ForwardArgs& args) {
     check_address(args.direction[d].h_n, bytes_of(s.type), "h_n", s.batch > 0);
     check_address(args.direction[d].c_n, 4, "c_n", s.batch > 0 && cell.cells > 0);
   }
-  const Backend& backend = choose_backend(s.cell, s.type);
+  const auto* const prepared = static_cast<const Prepared*>(args.direction[0].weights.prepared);
+  for (const ForwardDirection& direction : args.direction) check_prepared(direction, s, prepared);
+  const Backend& backend = prepared ? choose_serving(s.cell, static_cast<Form>(prepared->form)) : choose_backend(s.cell, s.type);
   Team team;
   prepare(team, s, args.options, args.directions, args.threads, cell, backend, true);
-  const bool pack = packs(s.steps, s.batch);
+  const bool pack = !prepared && packs(s.steps, s.batch);
 
   Arena arena;
   std::vector<DirectionWork> work(args.directions);

@@ -1,0 +1,74 @@
+// Weights prepared once (rnn.h): writing them, and refusing those that a call cannot read.
+#include "core.h"
+
+namespace fr {
+namespace cpu {
+namespace {
+
+static_assert(sizeof(Prepared) == 64);
+
+const Backend& check_sizes(const Shape& s, Form form) {
+  const CellFacts& cell = facts_of(s.cell);
+  require(s.hidden > 0 && s.input >= 0 && cell.projects() == (s.projection > 0), "shape", "the sizes of a layer of the cell");
+  require(form == Form::kFloat32 || form == Form::kBFloat16 || form == Form::kInt8, "form", "a code from 0 to 2, got " + std::to_string(static_cast<int>(form)));
+  require(cell.multiplies() && cell.unit_weights == 0, "cell", "one whose weights are matrices and biases, got " + std::string(cell.name));
+  return choose_serving(s.cell, form);
+}
+
+Shape float_shape(const Shape& s) {
+  Shape shape = s;
+  shape.type = Type::kFloat32, shape.steps = shape.batch = 0;
+  return shape;
+}
+
+int64_t prepared_bytes(const Backend& backend, const Shape& s) {
+  DirectionWork work{};
+  set_sources(work, float_shape(s), facts_of(s.cell), {});
+  alignas(64) static char nowhere;
+  return static_cast<int64_t>(sizeof(Prepared)) + place_panels(work, backend, facts_of(s.cell), &nowhere);
+}
+
+}  // namespace
+
+void check_prepared(const ForwardDirection& direction, const Shape& s, const Prepared* first) {
+  const auto* const own = static_cast<const Prepared*>(direction.weights.prepared);
+  require(!own == !first, "prepared", "weights of every direction or of none");
+  if (!own) return;
+  require(s.type == Type::kFloat32 && !direction.gates.data && !direction.cells.data && !direction.weights.state_mask, "prepared",
+          "null but for inference in float32 without noise");
+  require(cpu_reads(*own) && own->form == first->form, "prepared", "weights prepared for the instruction set in use, of one form");
+  require(own->cell == static_cast<int>(s.cell) && own->input == s.input && own->hidden == s.hidden && own->projection == s.projection,
+          "prepared", "weights of this layer");
+}
+
+}  // namespace cpu
+
+int64_t cpu_prepared_bytes(const Shape& shape, Form form) { return cpu::prepared_bytes(cpu::check_sizes(shape, form), shape); }
+
+void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Scales& scales, void* to) {
+  using namespace cpu;
+  const Backend& backend = check_sizes(given, form);
+  const CellFacts& cell = facts_of(given.cell);
+  const Shape s = float_shape(given);
+  check_address(weights.ih, 4, "weight_ih", s.input > 0), check_address(weights.hh, 4, "weight_hh", true);
+  check_address(weights.hr, 4, "weight_hr", s.projection > 0), check_address(to, 8, "to", true);
+  require(form != Form::kInt8 || (scales.ih && scales.hh && (scales.hr || !s.projection)), "scales", "those of every matrix of int8");
+  DirectionWork work{};
+  set_sources(work, s, cell, weights);
+  work.input.source.scale = scales.ih, work.first.source.scale = scales.hh;
+  work.second.source.scale = s.projection || !scales.hh ? scales.hr : scales.hh + cell.phase[0].gates * s.hidden;
+  auto* const header = static_cast<Prepared*>(to);
+  *header = {kPreparedVersion, static_cast<int32_t>(form), static_cast<int32_t>(s.cell), backend.lanes, backend.tile_vectors,
+             weights.bias_ih != nullptr, s.input, s.hidden, s.projection, prepared_bytes(backend, s), 0};
+  place_panels(work, backend, cell, header + 1);
+  backend.pack_forward(Call{s, {}, nullptr, 0, 0}, work, nullptr, 0, 1);
+}
+
+bool cpu_reads(const Prepared& prepared) {
+  using namespace cpu;
+  require(prepared.version == kPreparedVersion, "prepared", "weights that this version of the library prepared");
+  const Backend& backend = choose_serving(static_cast<Cell>(prepared.cell), static_cast<Form>(prepared.form));
+  return prepared.lanes == backend.lanes && prepared.tile_vectors == backend.tile_vectors;
+}
+
+}  // namespace fr

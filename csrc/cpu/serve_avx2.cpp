@@ -1,0 +1,8 @@
+// Prepared weights of fewer bits, compiled for AVX2 with FMA and F16C; CMakeLists.txt gives the flags.
+#include "serve_impl.h"
+
+namespace fr::cpu {
+
+template const Backend* find_serving<Avx2>(Cell, Form);
+
+}  // namespace fr::cpu

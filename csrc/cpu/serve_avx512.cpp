@@ -1,0 +1,8 @@
+// Prepared weights of fewer bits, compiled for AVX-512 (F, BW, VL, DQ); CMakeLists.txt gives the flags.
+#include "serve_impl.h"
+
+namespace fr::cpu {
+
+template const Backend* find_serving<Avx512>(Cell, Form);
+
+}  // namespace fr::cpu

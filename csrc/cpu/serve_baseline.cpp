@@ -1,0 +1,8 @@
+// Prepared weights of fewer bits, compiled for any x86-64, arm64 or other machine; CMakeLists.txt gives the flags.
+#include "serve_impl.h"
+
+namespace fr::cpu {
+
+template const Backend* find_serving<Baseline>(Cell, Form);
+
+}  // namespace fr::cpu

@@ -1,0 +1,459 @@
+"""Layers for inference on the CPU whose weights are prepared once: `freeze`, and the modules that it makes.
+
+A frozen layer keeps, of each layer and direction, one buffer of bytes ``prepared_l{k}`` or ``prepared_l{k}_reverse`` in
+the order in which the kernels read it. csrc/rnn.h (Prepared) has its layout; `_unpack` reads it. The layout depends on
+the instruction set: a buffer that comes from another kind of machine is prepared again at its first call.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from . import _forked, _routes
+from ._extension import _C
+from ._recurrent import NOISE, Recurrent
+from ._structs import check_lengths
+from .cells import CELLS, States
+from .modules import GRU, LSTM, RNN
+
+__all__ = ["FrozenGRU", "FrozenLSTM", "FrozenRNN", "freeze"]
+
+FORMS = {"float32": 0, "bfloat16": 1, "int8": 2}
+_HEADER_BYTES = 64
+
+
+class Comparison(NamedTuple):
+    """What :meth:`Frozen.compare` finds.
+
+    Attributes:
+        bytes: of the frozen layer's buffers.
+        float32_bytes: of the parameters that it was made from.
+        error: largest difference of an output from float32's.
+        state_error: largest difference of a final state.
+    """
+
+    bytes: int
+    float32_bytes: int
+    error: float
+    state_error: float
+
+
+class Frozen(Recurrent):
+    """What the frozen layers share."""
+
+    weights: str  # the form: a key of FORMS
+    training = False
+    _stream: tuple | None = None  # h, c and the output's shape, of `step`
+    _core: Any = None
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(f"{type(self).__name__} is made by fastrnn.freeze(layer)")
+
+    # ---- what a module is asked for ----
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_core"}
+
+    def __setstate__(self, state: dict) -> None:
+        torch.nn.Module.__setstate__(self, state)  # torch.nn.RNNBase's expects parameters
+
+    def train(self, mode: bool = True) -> Frozen:
+        """Stay in evaluation: nothing of a frozen layer acts in training alone."""
+        return super().train(False)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + f", weights={self.weights}"
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments: Any) -> None:
+        # Another instruction set's have another size, where units fill no whole register.
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if isinstance(given, Tensor) and given.dtype == torch.uint8 and given.dim() == 1:
+                if given.shape != own.shape and _same_layer(given, own):
+                    self._buffers[name] = own.new_empty(given.shape)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    # ---- a call ----
+
+    def _weights(self) -> list[Tensor]:
+        return list(self._buffers.values())
+
+    def _check_input(self, x: Tensor, given: Tensor, weight: Tensor, dims: int) -> None:
+        super()._check_input(x, given, torch.empty(0, dtype=torch.float32), dims)
+
+    def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None, all_states=False):
+        if all_states:
+            raise RuntimeError("a frozen layer has no all_states: ask the layer that it was made from")
+        _refuse_gradients(x, *(states or ()))
+        for name, t in (("input", x), ("weights", weights[0])):
+            if t.device.type != "cpu":
+                raise RuntimeError(f"a frozen layer runs on the CPU, got {name} on {t.device}")
+        batch = states[0].shape[1] if states else x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+        x = x.to(torch.float32)  # another type: under autocast
+        h0, c0 = _two(states if states is None else [s.to(torch.float32) for s in states])
+        rows = (lengths, resets, batch_sizes, bool(reset_to_initial), batch)
+        call = (x, h0, c0, *rows, *self._options(), *self._sizes())
+        compiling = torch.compiler.is_compiling()
+        if not compiling and _routes._transformed():
+            raise RuntimeError(
+                "a frozen layer runs under no functorch transform, forward-mode AD or torch.jit.trace: take the layer "
+                "that it was made from"
+            )
+        if compiling or _routes._observed() or not _routes._plain((x, h0, c0)):
+            return _two_or_one(*_frozen_op(weights, *call))
+        found = _forward(weights, *call)
+        if found is None:
+            self._prepare_again()
+            found = _forward(self._weights(), *call)
+            if found is None:
+                raise RuntimeError(f"the prepared weights are not those of {self}")
+        return _two_or_one(*found)
+
+    def _options(self) -> tuple:
+        return self.cell, self.bidirectional, float(self.cell_clip or 0), float(self.proj_clip or 0)
+
+    def _sizes(self) -> tuple[int, int]:
+        """R, and the cell states of a unit times H."""
+        width, of_cells, *_ = (*self._state_widths(), 0)
+        return width, of_cells
+
+    # ---- steps ----
+
+    def step(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Run one step of every row, from the state that the last call left in this object to the next one.
+
+        The state belongs to this object: two streams need two frozen layers (``copy.deepcopy``; both may read the same
+        shared memory), or one of more rows. The first call begins with zeros; :meth:`reset_state` begins anew.
+
+        Args:
+            x: [B, I] float32 on the CPU, B always the same.
+            out: [B, R] without gaps, written; None makes a new one.
+
+        Returns:
+            The last layer's h, [B, R].
+        """
+        stream = self._stream
+        if stream is not None and self._core is not None and not (x.requires_grad and torch.is_grad_enabled()):
+            h, c, shape = stream
+            output = h.new_empty(shape) if out is None else out
+            if self._core.step(list(self._buffers.values()), x, h, c, output, _forked.threads()):
+                return output
+        return self._first_step(x, out)
+
+    def _first_step(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """A step that begins a stream, or a refusal."""
+        if self.bidirectional:
+            raise RuntimeError("step needs a layer of one direction: the other one begins at the end of the sequence")
+        _refuse_gradients(x)
+        width, began = self.proj_size or self.hidden_size, self._stream is not None
+        batch = self._stream[2][0] if began else len(x) if x.dim() else 0
+        for name, t, shape in (("x", x, (batch, self.input_size)), ("out", out, (batch, width))):
+            if t is not None and (t.shape != shape or t.dtype != torch.float32 or t.device.type != "cpu"):
+                raise RuntimeError(
+                    f"step: expected {name} of shape {shape}, float32 on the CPU, got {tuple(t.shape)}, {t.dtype} on "
+                    f"{t.device}" + ("; reset_state() begins anew with other rows" if began else "")
+                )
+        if out is not None and not out.is_contiguous():
+            raise RuntimeError("step: expected out without gaps")
+        if not began:
+            self._begin(batch)
+        self.__dict__["_core"] = _kernels(*self._options())
+        h, c, shape = self._stream
+        output = h.new_empty(shape) if out is None else out
+        x = x.detach().resolve_neg().contiguous()
+        for _ in range(2):
+            if self._core.step(self._weights(), x, h, c, output, _forked.threads()):
+                return output
+            self._prepare_again()
+        raise RuntimeError(f"step: x or out is no ordinary tensor, got {type(x).__name__}")
+
+    def _begin(self, batch: int, hx: States | None = None) -> None:
+        kind = dict(dtype=torch.float32, device="cpu")
+        states = [torch.zeros(self.num_layers, batch, size, **kind) for size in self._state_widths()]
+        for state, given in zip(states, hx or (), strict=bool(hx)):
+            state.copy_(given)
+        self._stream = (*_two(states), (batch, self.proj_size or self.hidden_size))
+
+    @property
+    def state(self) -> Tensor | tuple[Tensor, Tensor] | None:
+        """A copy of the state inside: h_n [L, B, R], or of an LSTM (h_n, c_n [L, B, H]); None before the first step."""
+        if self._stream is None:
+            return None
+        h, c, _ = self._stream
+        return h.clone() if c is None else (h.clone(), c.clone())
+
+    def reset_state(self, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> None:
+        """Begin anew at the next `step`: from ``hx``, in the form of ``state``, or from zeros of any number of rows."""
+        self._stream = None
+        if hx is not None:
+            states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+            self._check_dims(states, True)
+            self._check_states(states, states[0].shape[1])
+            with torch.no_grad():
+                self._begin(states[0].shape[1], states)
+
+    # ---- size and error ----
+
+    def compare(self, x: Tensor | PackedSequence, module: Recurrent) -> Comparison:
+        """Size and error of this layer beside the float32 layer that it was made from, on one input.
+
+        Args:
+            x: what both take.
+            module: the layer that was given to :func:`fastrnn.freeze`.
+        """
+        was_training = module.training
+        with torch.no_grad():
+            try:
+                expected, found = module.eval()(x), self(x)
+            finally:
+                module.train(was_training)
+        errors = []
+        for one, other in zip(_tensors(found), _tensors(expected), strict=True):
+            errors.append((one - other).abs().max().item() if one.numel() else 0.0)
+        sizes = [sum(t.numel() * t.element_size() for t in own) for own in (self.buffers(), module.parameters())]
+        return Comparison(*sizes, errors[0], max(errors[1:]))
+
+    def _prepare_again(self) -> None:
+        """Bring the buffers into the order of the instruction set in use."""
+        with torch.no_grad():
+            for name, own in self._buffers.items():
+                self._buffers[name] = _prepared_again(own)
+
+
+class FrozenLSTM(Frozen, LSTM):
+    """A frozen :class:`fastrnn.LSTM`: called like it; see :func:`fastrnn.freeze`."""
+
+
+class FrozenGRU(Frozen, GRU):
+    """A frozen :class:`fastrnn.GRU`: called like it; see :func:`fastrnn.freeze`."""
+
+
+class FrozenRNN(Frozen, RNN):
+    """A frozen :class:`fastrnn.RNN`: called like it; see :func:`fastrnn.freeze`."""
+
+
+_KINDS = {LSTM: FrozenLSTM, GRU: FrozenGRU, RNN: FrozenRNN}
+
+
+def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | FrozenGRU | FrozenRNN:
+    """A copy of a layer for inference on the CPU, with its weights prepared once.
+
+    It is called as the layer is (initial states, lengths, resets, PackedSequence) and gives no gradients; ``step`` runs
+    one step of a stream whose state it keeps; ``compare`` says its size and error. It has no parameters. Its buffers
+    are in the order in which the kernels read them, and ``state_dict``, pickle, deepcopy and ``share_memory`` have
+    them.
+
+    Args:
+        module: a layer of this package in float32 on the CPU, one or two directions, with or without a projection.
+        weights: what the matrices become. "float32": themselves; the same sums as the layer's. "bfloat16": rounded to
+            16 bits, with sums in float32. "int8": whole numbers from -127 to 127 times a scale a row; inputs and states
+            are made whole numbers of 16 bits at each product, row by row, and all sums are exact. Biases, gates and
+            cell states are float32 always.
+
+    Raises:
+        TypeError: ``module`` is no such layer.
+        ValueError: parameters of another type or device, that are not finite (int8), dropout in training, or an option
+            that frozen layers do not have.
+    """
+    kind = _KINDS.get(type(module))
+    if kind is None:
+        given = f"{type(module).__module__}.{type(module).__name__}"
+        raise TypeError(f"freeze takes a fastrnn.LSTM, GRU or RNN, as fastrnn.convert makes of torch.nn's; got {given}")
+    if weights not in FORMS:
+        raise ValueError(f"weights should be one of {', '.join(FORMS)}, got {weights!r}")
+    for name in ("dropout", *NOISE):
+        if getattr(module, name) and (module.training or name == "zoneout"):
+            text = "is not there in frozen layers" if name == "zoneout" else "acts in training: freeze(module.eval())"
+            raise ValueError(f"{name}={getattr(module, name)} {text}")
+    for name in ("layer_norm", "peephole"):
+        if getattr(module, name, False):
+            raise ValueError(f"{name}=True is not there in frozen layers")
+    if module.heads > 1:
+        raise ValueError(f"heads={module.heads} is not there in frozen layers")
+    frozen = kind.__new__(kind)
+    torch.nn.Module.__init__(frozen)
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    frozen.__dict__.update(own, weights=weights, training=False, _flat_weights_names=[], _all_weights=[])
+    spec = CELLS[module.cell]
+    with torch.no_grad():
+        for names in module._all_weights:
+            parameters = {_stem(name): _checked(name, getattr(module, name), weights) for name in names}
+            tensors = [parameters.get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")]
+            scales: list[Tensor | None] = [None] * 3
+            if weights == "int8":
+                for scale, place in enumerate((0, 1, 4)):
+                    if tensors[place] is not None:
+                        tensors[place], scales[scale] = _quantised(tensors[place])
+            ending = names[0].removeprefix("weight_ih")
+            frozen.register_buffer(f"prepared{ending}", _prepare(spec.code, FORMS[weights], [*tensors, *scales]))
+    return frozen
+
+
+@cache
+def _kernels(cell: str, bidirectional: bool, cell_clip: float, proj_clip: float) -> Any:
+    """The core's side of a stack: csrc/bindings_layer.cpp."""
+    return _C.Frozen(CELLS[cell].code, [False, True] if bidirectional else [False], cell_clip, proj_clip)
+
+
+def _forward(prepared, x, h0, c0, lengths, resets, batch_sizes, reset_to_initial, batch, cell, bidirectional, *more):
+    """output, h_n and c_n, the last without elements where the cell has none; None: prepared for other instructions."""
+    cell_clip, proj_clip, width, of_cells = more
+    steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
+    if lengths is not None:
+        lengths = lengths.to(torch.int64).contiguous()
+        check_lengths(lengths, steps)
+    x = x.detach().resolve_neg()
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    h0, c0 = (None if t is None else t.detach().resolve_neg().contiguous() for t in (h0, c0))
+    output = x.new_empty(*x.shape[:-1], (2 if bidirectional else 1) * width)
+    h_n, c_n = (x.new_empty(len(prepared), batch, size) for size in (width, of_cells))
+    offsets = None if batch_sizes is None else batch_sizes.cumsum(0) - batch_sizes
+    resets = None if resets is None else resets.contiguous()
+    extent = (steps, batch, 0.0, batch_sizes, offsets, lengths, resets, None, None)
+    core = _kernels(cell, bidirectional, cell_clip, proj_clip)
+    known = not batch or core.forward(
+        prepared, extent, reset_to_initial, x, h0, c0, output, h_n, c_n if of_cells else None, _forked.threads()
+    )
+    return (output, h_n, c_n) if known else None
+
+
+def _forward_op(prepared, *call):
+    found = _forward(prepared, *call)
+    return _forward([_prepared_again(t) for t in prepared], *call) if found is None else found
+
+
+_frozen_op = torch.library.custom_op(
+    "fastrnn::frozen",
+    _forward_op,
+    mutates_args=(),
+    schema="(Tensor[] prepared, Tensor x, Tensor? h0, Tensor? c0, Tensor? lengths, Tensor? resets, "
+    "Tensor? batch_sizes, bool reset_to_initial, SymInt batch, str cell, bool bidirectional, float cell_clip, "
+    "float proj_clip, SymInt width, SymInt of_cells) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@_frozen_op.register_fake
+def _frozen_fake(prepared, x, *more):
+    *_, batch, _, bidirectional, _, _, width, of_cells = more
+    final = [x.new_empty(len(prepared), batch, size) for size in (width, of_cells)]
+    return x.new_empty(*x.shape[:-1], (2 if bidirectional else 1) * width), *final
+
+
+def _two_or_one(output: Tensor, h_n: Tensor, c_n: Tensor) -> tuple[Tensor, States]:
+    return output, (h_n, c_n) if c_n.shape[-1] else (h_n,)
+
+
+def _stem(name: str) -> str:
+    return name[: name.rindex("_l")]
+
+
+def _checked(name: str, parameter: Tensor, weights: str) -> Tensor:
+    if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+        raise ValueError(
+            f"freeze takes float32 parameters on the CPU, got {name} of {parameter.dtype} on {parameter.device}: "
+            "module.float().cpu() has such"
+        )
+    if weights == "int8" and not parameter.isfinite().all():
+        raise ValueError(f"int8 needs weights that are finite, and {name} has others")
+    return parameter.detach().contiguous()
+
+
+def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, as floats, and what they are times: one scale a row."""
+    scale = weight.abs().amax(1) / 127
+    return (weight / torch.where(scale > 0, scale, 1.0).unsqueeze(1)).round().clamp(-127, 127), scale
+
+
+def _prepare(cell: int, form: int, tensors: list[Tensor | None]) -> Tensor:
+    """The buffer of one direction of a layer; ``tensors`` as csrc/bindings_layer.cpp's `prepare` takes them."""
+    weight_ih, _, _, _, weight_hr, *_ = tensors
+    spec = next(spec for spec in CELLS.values() if spec.code == cell)
+    projection = 0 if weight_hr is None else weight_hr.shape[0]
+    size = _C.prepared_bytes(cell, form, weight_ih.shape[1], weight_ih.shape[0] // spec.gates, projection)
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    _C.prepare(cell, form, projection, tensors, buffer)
+    return buffer
+
+
+def _prepared_again(buffer: Tensor) -> Tensor:
+    form, cell, *_ = _header(buffer)[0]
+    return _prepare(cell, form, _unpack(buffer))
+
+
+def _header(buffer: Tensor) -> tuple[list[int], list[int]]:
+    """form, cell, lanes, tile_vectors, has_bias, and input, hidden, projection."""
+    return buffer[4:24].clone().view(torch.int32).tolist(), buffer[24:48].clone().view(torch.int64).tolist()
+
+
+def _same_layer(one: Tensor, other: Tensor) -> bool:
+    (form, cell, _, _, bias), sizes = _header(one)
+    (own_form, own_cell, _, _, own_bias), own_sizes = _header(other)
+    return (form, cell, bias, sizes) == (own_form, own_cell, own_bias, own_sizes)
+
+
+def _unpack(buffer: Tensor) -> list[Tensor | None]:
+    """The inverse of `_prepare`: its ``tensors``, those of bfloat16 as rounded."""
+    (form, cell, lanes, tile_vectors, has_bias), (inputs, hidden, projection) = _header(buffer)
+    spec = next(spec for spec in CELLS.values() if spec.code == cell)
+    width, second = projection or hidden, spec.gates - spec.first_gates
+    at = _HEADER_BYTES
+
+    def matrix(gates: int, units: int, depth: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The next one in the buffer: weights [gates*units, depth], biases and scales."""
+        nonlocal at
+        groups = {1: 4, 2: 2}.get(gates, 1)
+        vectors = gates * groups
+        slices, columns = 2 if vectors > tile_vectors else 1, vectors * lanes
+        panels, pairs = -(-units // (groups * lanes)), -(-depth // 2)
+        head = columns * 4 * (2 if form == 2 else 1)
+        size = head + columns * (4 * depth, 2 * depth, 2 * pairs)[form]
+        data = buffer[at : at + panels * size].view(panels, size)
+        at += -(-panels * size // 64) * 64
+
+        def rows(t: Tensor) -> Tensor:
+            """[panels, columns, ...] -> [gates*units, ...]."""
+            t = t.reshape(panels, gates, groups * lanes, -1).transpose(0, 1).reshape(gates, panels * groups * lanes, -1)
+            return t[:, :units].reshape(gates * units, -1)
+
+        packed = partial(torch.clone, memory_format=torch.contiguous_format)
+        floats = packed(data[:, :head]).view(torch.float32)
+        bias = rows(floats[:, :columns]).squeeze(1)
+        scale = rows(floats[:, columns:]).squeeze(1) if form == 2 else None
+        numbers = packed(data[:, head:]).view((torch.float32, torch.bfloat16, torch.int8)[form]).float()
+        words = 2 if form == 2 else 1
+        numbers = numbers.view(panels, slices, -1, vectors // slices, lanes, words).permute(0, 1, 3, 4, 2, 5)
+        return rows(numbers.reshape(panels, columns, -1)[..., :depth]).contiguous(), bias, scale
+
+    weight_ih, bias_ih, scale_ih = matrix(spec.gates, hidden, inputs)
+    weight_hh, bias_hh, scale_hh = matrix(spec.first_gates, hidden, width)
+    weight_hr = scale_hr = None
+    if projection:
+        weight_hr, _, scale_hr = matrix(1, projection, hidden)
+    elif second:
+        more = matrix(second, hidden, hidden)
+        weight_hh, bias_hh = torch.cat([weight_hh, more[0]]), torch.cat([bias_hh, more[1]])
+        scale_hh = None if scale_hh is None else torch.cat([scale_hh, more[2]])
+    biases = (bias_ih, bias_hh) if has_bias else (None, None)
+    return [weight_ih, weight_hh, *biases, weight_hr, scale_ih, scale_hh, scale_hr]
+
+
+def _two(states: States | list[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    h, c, *_ = (*(states or ()), None, None)
+    return h, c
+
+
+def _tensors(result: tuple) -> list[Tensor]:
+    """Output and final states."""
+    output, final = result
+    return [output.data, *((final,) if isinstance(final, Tensor) else final)]
+
+
+def _refuse_gradients(*tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise RuntimeError("a frozen layer gives no gradients: call it under torch.no_grad(), or with t.detach()")

@@ -1,0 +1,286 @@
+"""fastrnn.freeze: layers with prepared weights in every form, their steps, their buffers and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import tolerances as tol
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+import fastrnn
+from fastrnn import _C, frozen
+
+FORMS = tuple(frozen.FORMS)
+# Odd sizes, sizes of whole panels, one of everything; two layers, both directions, every cell.
+LAYERS = {
+    "lstm": lambda: fastrnn.LSTM(33, 65, num_layers=2, bidirectional=True, cell_clip=0.5),
+    "lstm_panels": lambda: fastrnn.LSTM(64, 64, bias=False),
+    "lstm_projected": lambda: fastrnn.LSTM(5, 33, proj_size=9, num_layers=2, proj_clip=0.1, batch_first=True),
+    "gru": lambda: fastrnn.GRU(17, 40, bidirectional=True),
+    "gru_reset_before": lambda: fastrnn.GRU(5, 19, num_layers=2, reset_after=False),
+    "rnn_tanh": lambda: fastrnn.RNN(1, 1),
+    "rnn_relu": lambda: fastrnn.RNN(35, 66, nonlinearity="relu", bidirectional=True),
+}
+SETS = _C.build_info()["cpu_instruction_sets"].split()
+
+
+def make(kind: str) -> fastrnn.LSTM:
+    torch.manual_seed(0)
+    return LAYERS[kind]().eval()
+
+
+def arguments(layer: torch.nn.Module, option: str, steps: int = 7, batch: int = 5) -> tuple:
+    """Arguments of a call."""
+    torch.manual_seed(1)
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    states = [torch.randn(count, batch, size).mul_(0.5) for size in layer._state_widths()]
+    hx = tuple(states) if len(states) > 1 else states[0]
+    rows = (batch, steps) if layer.batch_first else (steps, batch)
+    x, lengths = torch.randn(*rows, layer.input_size), torch.tensor([3, steps, 0, 1, 5])
+    if option == "packed":
+        packed = pack_padded_sequence(x, lengths.clamp(min=1), layer.batch_first, enforce_sorted=False)
+        return (packed, hx), {}
+    resets = torch.rand(rows) < 0.3
+    return (x, hx), dict(lengths=lengths, resets=resets, reset_to_initial=True) if option == "masked" else {}
+
+
+def tensors(result: tuple) -> list[torch.Tensor]:
+    output, final = result
+    output = output.data if isinstance(output, PackedSequence) else output
+    return [output, *(final if isinstance(final, tuple) else (final,))]
+
+
+def as_prepared(layer: torch.nn.Module, form: str) -> torch.nn.Module:
+    """The layer in float64 with the weights that the form makes of its own."""
+    rounded = copy.deepcopy(layer).double()
+    for name, weight in rounded.named_parameters():
+        if name.startswith("weight"):
+            if form == "bfloat16":
+                weight.data = weight.data.bfloat16().double()
+            elif form == "int8":
+                whole, scale = frozen._quantised(weight.data.float())
+                weight.data = whole.double() * scale.double().unsqueeze(1)
+    return rounded
+
+
+@pytest.mark.parametrize("option", ["plain", "masked", "packed"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_float32_has_the_layers_own_bits(kind, option):
+    layer = make(kind)
+    call, options = arguments(layer, option)
+    with torch.no_grad():
+        expected, found = (tensors(own(*call, **options)) for own in (layer, fastrnn.freeze(layer)))
+    assert all(map(torch.equal, expected, found))
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_other_forms_are_the_layer_with_rounded_weights(kind, form):
+    layer = make(kind)
+    truth = as_prepared(layer, form)
+    for option in ("plain", "masked", "packed"):
+        call, options = arguments(layer, option)
+        doubled, _ = arguments(layer, option)
+        doubled = (doubled[0].to(torch.float64), torch.utils._pytree.tree_map(lambda t: t.double(), doubled[1]))
+        with torch.no_grad():
+            expected = tensors(truth(*doubled, **options))
+            found = tensors(fastrnn.freeze(layer, form)(*call, **options))
+        terms = layer.input_size * (2 if layer.bidirectional else 1) + 2 * layer.hidden_size
+        for one, other in zip(found, expected, strict=True):
+            tol.assert_close(one, other, tol.prepared(form, layer.num_layers, 7, terms), f"{kind} {form} {option}")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_instruction_sets(name):
+    """Each reads what another prepared, and few rows and many give the same bits."""
+    layer, made = make("lstm"), {}
+    call, _ = arguments(layer, "plain")
+    for form in FORMS:
+        made[form] = fastrnn.freeze(layer, form)
+    try:
+        _C.cpu_choose_instruction_set(name)
+    except ValueError as error:
+        pytest.skip(str(error))
+    try:
+        with torch.no_grad():
+            for form, own in made.items():
+                output = own(*call)[0]
+                expected = as_prepared(layer, form)(call[0].double(), tuple(t.double() for t in call[1]))[0]
+                tol.assert_close(output, expected, tol.prepared(form, 2, 7, 33 + 130 + 65), f"{name} {form}")
+                alone = own(call[0][:, :1], tuple(t[:, :1] for t in call[1]))[0]
+                assert torch.equal(output[:, :1], alone)
+                assert torch.equal(own(*call)[0], fastrnn.freeze(layer, form)(*call)[0])
+    finally:
+        _C.cpu_choose_instruction_set("")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_int8_sums_are_exact(name):
+    """At the largest numbers, whose sums come near 2^31 and whose pairs pass 16 bits, and at others."""
+    try:
+        _C.cpu_choose_instruction_set(name)
+    except ValueError as error:
+        pytest.skip(str(error))
+    try:
+        for depth, hidden, kind in ((515, 37, "largest"), (64, 24, "largest"), (1023, 16, "opposed"), (9, 9, "random")):
+            torch.manual_seed(0)
+            layer = fastrnn.RNN(depth, hidden, nonlinearity="relu", bias=False).eval()
+            x = torch.randn(1, 7, depth) if kind == "random" else torch.ones(1, 7, depth)
+            with torch.no_grad():
+                if kind != "random":
+                    layer.weight_ih_l0.fill_(1.0)
+                if kind == "opposed":
+                    x[..., 1::2], layer.weight_ih_l0[:, 1::2] = -1.0, -1.0
+                whole, scale = frozen._quantised(layer.weight_ih_l0)
+                most = min(32767, (2**31 - 1) // (127 * depth))
+                size = x.abs().amax(-1, keepdim=True)
+                sums = (x * (most / size)).round().long() @ whole.long().T
+                assert kind == "random" or sums.max() == depth * most * 127
+                expected = (sums.float() * (size / most * scale)).relu()
+                found = fastrnn.freeze(layer, "int8")(x)[0]
+            # Three roundings to float and no more.
+            tol.assert_close(found, expected, 4 * tol.roundoff(torch.float32), f"{name} {kind}", relative=True)
+    finally:
+        _C.cpu_choose_instruction_set("")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_and_threads(form, threads):
+    """Steps give the sequence's bits, whatever the number of threads; few units and many."""
+    before = torch.get_num_threads()
+    torch.manual_seed(0)
+    for layer in (fastrnn.GRU(24, 700, num_layers=2).eval(), fastrnn.LSTM(9, 33, proj_size=7).eval()):
+        own = fastrnn.freeze(layer, form)
+        x = torch.randn(3, 2, layer.input_size)
+        with torch.no_grad():
+            expected, final = own(x)
+        try:
+            torch.set_num_threads(threads)
+            out = torch.empty(2, expected.shape[-1])
+            found = [own.step(x[0]), own.step(x[1]).clone(), own.step(x[2], out=out)]
+            assert found[2] is out
+            assert torch.equal(torch.stack(found), expected)
+            assert torch.equal(torch.cat(tensors((out, own.state))[1:], -1), torch.cat(tensors((out, final))[1:], -1))
+            own.reset_state(final)
+            again = copy.deepcopy(own)
+            assert torch.equal(own.step(x[0]), again.step(x[0]))
+        finally:
+            torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_copies(form, tmp_path):
+    from safetensors.torch import load_model, save_model
+
+    layer = make("lstm_projected")
+    own, (call, _) = fastrnn.freeze(layer, form), arguments(layer, "plain")
+    other = fastrnn.freeze(LAYERS["lstm_projected"]().eval(), form)
+    with torch.no_grad():
+        expected = own(*call)[0]
+        assert not torch.equal(other(*call)[0], expected)
+        loaded = copy.deepcopy(other)
+        loaded.load_state_dict(own.state_dict())
+        save_model(own, str(tmp_path / "own.safetensors"))
+        load_model(other, str(tmp_path / "own.safetensors"))
+        file = io.BytesIO()
+        torch.save(own, file)
+        file.seek(0)
+        for each in (
+            loaded, other, copy.deepcopy(own), pickle.loads(pickle.dumps(own)), torch.load(file, weights_only=False),
+            own.share_memory().train(), own.double(),
+        ):  # fmt: skip
+            assert torch.equal(each(*call)[0], expected)
+    assert not list(own.parameters()) and len(own.state_dict()) == 2
+    assert all(t.is_shared() for t in own.buffers())
+
+
+def test_buffers_of_another_instruction_set_load():
+    """Those of 4 lanes are shorter than those of more."""
+    layer = make("lstm_projected")
+    own = fastrnn.freeze(layer)
+    try:
+        _C.cpu_choose_instruction_set(SETS[-1])
+        foreign = fastrnn.freeze(layer).state_dict()
+    finally:
+        _C.cpu_choose_instruction_set("")
+    other = fastrnn.freeze(LAYERS["lstm_projected"]().eval())
+    other.load_state_dict(foreign)
+    (call, _) = arguments(layer, "plain")
+    with torch.no_grad():
+        assert torch.equal(other(*call)[0], own(*call)[0])
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        fastrnn.freeze(make("gru")).load_state_dict(fastrnn.freeze(make("gru_reset_before")).state_dict(), strict=False)
+        fastrnn.freeze(fastrnn.LSTM(3, 4)).load_state_dict(fastrnn.freeze(fastrnn.LSTM(3, 40)).state_dict())
+
+
+def test_compare():
+    layer = fastrnn.LSTM(64, 64).eval()
+    x = torch.randn(9, 3, 64)
+    found = {form: fastrnn.freeze(layer, form).compare(x, layer) for form in FORMS}
+    assert found["float32"].error == found["float32"].state_error == 0
+    assert 0 < found["int8"].error < found["bfloat16"].error * 4 < 0.1
+    assert found["float32"].float32_bytes == sum(p.numel() * 4 for p in layer.parameters())
+    assert found["int8"].bytes < 0.3 * found["float32"].bytes
+    assert found["bfloat16"].bytes < 0.53 * found["float32"].bytes
+
+
+def test_compiled_and_exported():
+    layer = make("lstm")
+    own, (call, options) = fastrnn.freeze(layer, "int8"), arguments(layer, "masked")
+    with torch.no_grad():
+        expected = tensors(own(*call, **options))
+        compiled = torch.compile(own, backend="aot_eager", fullgraph=True)(*call, **options)
+        exported = torch.export.export(own, call, options).module()(*call, **options)
+    assert all(map(torch.equal, tensors(compiled), expected)) and all(map(torch.equal, tensors(exported), expected))
+
+
+def test_not_finite_inputs_stay_so():
+    own = fastrnn.freeze(fastrnn.GRU(5, 9).eval(), "int8")
+    for value in (math.nan, math.inf):
+        x = torch.randn(2, 2, 5)
+        x[0, 1, 3] = value
+        with torch.no_grad():
+            output = own(x)[0]
+        assert output[:, 0].isfinite().all() and output[:, 1].isnan().all()
+
+
+def refused(function, kind: type, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        function()
+
+
+def test_refusals():
+    lstm = fastrnn.LSTM(3, 4).eval()
+    freeze = fastrnn.freeze
+    refused(lambda: freeze(torch.nn.LSTM(3, 4)), TypeError, r"got torch\.nn\.modules\.rnn\.LSTM")
+    refused(lambda: freeze(lstm, "int4"), ValueError, "weights should be one of float32, bfloat16, int8, got 'int4'")
+    refused(lambda: freeze(fastrnn.LSTM(3, 4, 2, dropout=0.5)), ValueError, r"dropout=0.5 acts in training")
+    refused(lambda: freeze(fastrnn.GRU(3, 4, zoneout=0.5).eval()), ValueError, "zoneout=0.5 is not there")
+    refused(lambda: freeze(fastrnn.LSTM(3, 4, peephole=True)), ValueError, "peephole=True is not there")
+    refused(lambda: freeze(fastrnn.GRU(3, 4, heads=2)), ValueError, "heads=2 is not there")
+    refused(lambda: freeze(fastrnn.RNN(3, 4).double()), ValueError, "got weight_ih_l0 of torch.float64 on cpu")
+    refused(lambda: freeze(fastrnn.SLSTM(3, 4)), TypeError, r"got fastrnn\.modules\.SLSTM")
+    broken = fastrnn.LSTM(3, 4)
+    broken.weight_hh_l0.data[1, 2] = math.inf
+    refused(lambda: freeze(broken, "int8"), ValueError, "int8 needs weights that are finite, and weight_hh_l0 has")
+    refused(lambda: frozen.FrozenLSTM(3, 4), TypeError, "made by fastrnn.freeze")
+    own, x = freeze(lstm), torch.randn(2, 1, 3)
+    refused(lambda: own(x.requires_grad_()), RuntimeError, "gives no gradients")
+    x = x.detach()
+    refused(lambda: own(x.double()), ValueError, "RNN input dtype")
+    refused(lambda: torch.func.vmap(own)(x[None]), RuntimeError, "no functorch transform")
+    refused(lambda: own(x, all_states=True), RuntimeError, "no all_states")
+    refused(lambda: own(x, lengths=torch.tensor([3])), ValueError, "lengths must lie between 0 and 2")
+    for wrong in (x, x[0, :, :2], x[0].double()):
+        refused(lambda wrong=wrong: own.step(wrong), RuntimeError, r"step: expected x of shape \(., 3\), float32")
+    own.step(x[0])
+    refused(lambda: own.step(torch.randn(2, 3)), RuntimeError, r"of shape \(1, 3\).*reset_state\(\) begins anew")
+    refused(lambda: own.step(x[0], out=torch.empty(1, 3)), RuntimeError, r"step: expected out of shape \(1, 4\)")
+    refused(lambda: own.step(x[0].requires_grad_()), RuntimeError, "gives no gradients")
+    refused(lambda: freeze(fastrnn.GRU(3, 4, bidirectional=True)).step(x[0]), RuntimeError, "one direction")
