@@ -1,4 +1,5 @@
-// What each instruction set offers to rnn_cpu.cpp: one table of functions per cell and storage type.
+// One table of functions for each instruction set, cell and storage type: all that rnn_cpu.cpp and core.cpp know of
+// them.
 #pragma once
 
 #include "input_gradient.h"
@@ -9,33 +10,34 @@ namespace fr::cpu {
 // Sizes and functions of one cell in one storage type.
 struct Backend {
   int lanes;                  // units in a register
-  int tile_vectors;           // registers that a tile is wide
+  int tile_vectors;           // width of a tile in registers
   int operand_bytes;          // of an operand of the products
   int state_bytes;            // of a pre-activation, cell state or sum
-  bool output_is_operand;     // states need no converted copies
+  bool output_is_operand;     // the products read outputs as they are: no converted copies of states
   int64_t tile_bytes;         // of two tiles
-  int64_t (*input_bytes)(const MatrixSource&);       // packed sizes
+  int64_t (*input_bytes)(const MatrixSource&);       // sizes of packed matrices
   int64_t (*first_bytes)(const MatrixSource&);
   int64_t (*second_bytes)(const MatrixSource&);
   int64_t (*plain_bytes)(const MatrixSource&);       // transposed
-  int64_t (*quantised_bytes)(const Shape&, int64_t inputs);  // of a thread's rows of operands, where they are not as they come
+  int64_t (*quantised_bytes)(const Shape&, int64_t inputs);  // one thread's quantised operands; null: operands are used
+                                                             // as they come
   void (*pack_forward)(const Call&, const DirectionWork&, const void* h0, int index, int count);
   void (*pack_backward)(const DirectionWork&, int index, int count);
   void (*forward)(const Call&, const ForwardDirection&, const DirectionWork&, const Part&, const Scratch&, bool gates_only);
   void (*backward)(const Call&, const GradientDirection&, const DirectionWork&, const Part&, const Scratch&);
-  int64_t (*outer_left_bytes)(int64_t rows, int64_t columns);  // one thread's buffers
+  int64_t (*outer_left_bytes)(int64_t rows, int64_t columns);  // buffers of one thread
   int64_t (*outer_right_bytes)(int64_t rows, int64_t columns);
   void (*outer)(const Outer&, int64_t rows, bool first, int index, int count, void* left, void* right);
   void (*input_gradient)(const InputGradient&, int index, int count, void* tiles);
-  void (*widen)(const void* from, void* to, int64_t size);  // storage to state type
+  void (*widen)(const void* from, void* to, int64_t size);  // storage type to state type
   void (*narrow)(const void* from, const void* more, void* to, int64_t size);  // and back
 };
 
-// Of each storage type; isa_*.cpp instantiate it.
+// One function for each storage type; isa_*.cpp instantiate it.
 template <class Isa, class S>
 const Backend* find_cell(Cell cell);
 
-// Null where the instruction set leaves the type to another.
+// Returns null if the instruction set does not serve the type.
 template <class Isa>
 const Backend* find_backend(Cell cell, Type type) {
   if constexpr (Isa::kNativeBFloat16) return type == Type::kBFloat16 ? find_cell<Isa, BFloat16>(cell) : nullptr;
@@ -50,7 +52,8 @@ const Backend* find_backend(Cell cell, Type type) {
   }
 }
 
-// Of prepared weights that are not float32 (serve_impl.h), forward without noise alone; null for cells that have none.
+// The table for prepared weights that are not float32 (serve_impl.h): forward without noise only. Returns null for
+// cells that have none.
 template <class Isa>
 const Backend* find_serving(Cell cell, Form form);
 

@@ -1,4 +1,4 @@
-// The definition of find_cell, included by each isa_*.cpp.
+// Defines find_cell; included by each isa_*.cpp.
 #pragma once
 
 #include "backend.h"

@@ -1,8 +1,8 @@
-// What forward and backward share between the public entry points (rnn_cpu.cpp) and the instruction sets' tables (backend.h): the
-// contract's checks, how threads share the work, and the scratch memory of a call.
+// What forward and backward share between the public entry points (rnn_cpu.cpp) and the instruction sets' tables
+// (backend.h): argument checks, the division of work among threads, and a call's scratch memory.
 //
-// Threads: directions first, then batch rows for the whole sequence (no barrier), and hidden units only where rows are few.
-// The result never depends on the choice: every sum has one fixed order (product.h, outer.h).
+// Threads split directions first, then batch rows for the whole sequence (no barrier), and hidden units only if rows
+// are few. The result never depends on the split: every sum has one fixed order (product.h, outer.h).
 #pragma once
 
 #include <memory>
@@ -15,19 +15,19 @@
 
 namespace fr::cpu {
 
-// The instruction set's table that serves a cell and type.
+// The table of the instruction set in use for a cell and type.
 const Backend& choose_backend(Cell cell, Type type);
-// The one for prepared weights. Throws where there is none.
+// The table for prepared weights. Throws if there is none.
 const Backend& choose_serving(Cell cell, Form form);
 
 int64_t bytes_of(Type type);
 
-// ---- the contract ----
+// ---- argument checks ----
 
 void require(bool holds, const char* argument, const std::string& expected);
 void check_address(const void* data, int64_t alignment, const char* argument, bool needed);
 
-// What forward and backward have in common.
+// The checks that forward and backward share.
 template <class Args>
 const CellFacts& check(const Args& args) {
   const Shape& s = args.shape;
@@ -73,7 +73,8 @@ const CellFacts& check(const Args& args) {
   return cell;
 }
 
-// Refuses prepared weights of another layer, form or instruction set than the first direction's, `first`, has; null: it has none.
+// Throws unless the prepared weights are of this layer, in the form of the first direction's (`first`; null: it has
+// none) and for the instruction set in use.
 void check_prepared(const ForwardDirection& direction, const Shape& shape, const Prepared* first);
 
 // ---- sharing the work ----
@@ -82,8 +83,8 @@ struct Sharing {
   int directions;
   bool by_units;
 
-  // Threads per direction when `count` run: each direction has threads of its own, or each thread whole directions, if that comes
-  // out even; else all threads share every direction.
+  // Threads per direction if `count` run. If that divides evenly, each direction has its own threads, or each thread
+  // whole directions; else all threads share every direction.
   int group(int count) const { return count % directions == 0 ? count / directions : directions % count == 0 ? 1 : count; }
 };
 
@@ -99,7 +100,7 @@ struct Team {
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
              const Backend& backend, bool forward);
 
-// The parts of thread `index` of `count`: calls work(part) for each.
+// Calls work(part) for each part of thread `index` of `count`.
 template <class Work>
 void for_each_part(const Team& team, int index, int count, Work work) {
   const Sharing& sharing = team.sharing;
@@ -107,7 +108,7 @@ void for_each_part(const Team& team, int index, int count, Work work) {
   const int64_t batch = team.call.shape.batch;
   const int group = sharing.group(count), member = index % group;
   const int groups = count / group, each = sharing.directions / groups, first = index / group * each;
-  // The row where the thread's share of the active steps begins.
+  // The first row of a share, so that shares have about equal numbers of active steps.
   const auto boundary = [&](int share) -> int64_t {
     if (share == 0 || share == group) return share == 0 ? 0 : batch;
     const int64_t target = work_before[batch] * share / group;
@@ -125,28 +126,29 @@ void for_each_part(const Team& team, int index, int count, Work work) {
 
 MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, int64_t depth);
 
-// Weights that are used once are packed in cache, block by block, as they are used.
+// Whether weights are packed ahead. Weights that are used once are packed block by block when they are used, in cache.
 bool packs(int64_t steps, int64_t batch);
 
-// Says where the weights of one direction lie.
+// Sets the sources of one direction's weights.
 void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, const Weights& w);
 
-// Points the sources' panels to where prepared weights have them, from `first` on, and returns their bytes.
+// Points the panels into prepared weights, from `first` on, and returns their bytes.
 int64_t place_panels(DirectionWork& work, const Backend& backend, const CellFacts& cell, void* first);
 
-// Wants everything the forward pass of one direction needs but zeros.
+// Registers all that the forward pass of one direction needs, except zeros.
 void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
                   const Weights& w, bool pack, bool pack_input);
 void want_zeros(Arena& arena, DirectionWork& work, const Shape& s);
 void clear_zeros(const DirectionWork& work, const Shape& s);
 
-// Steps at a time for which the input product is made, at most `most`, and their rows.
+// Steps whose input product is computed together, at most `most`, and their rows.
 struct Chunk {
   int64_t steps, rows;
 };
 Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most);
 
-// The input weights are used once where one chunk covers all steps and no other thread needs them for other rows.
+// Whether input weights are packed ahead: not if one chunk covers all steps and no other thread needs them for other
+// rows.
 bool packs_input(const Team& team, Chunk chunk);
 
 void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk);

@@ -1,15 +1,21 @@
-// The instruction sets: tags for the templates of this folder. Included only by isa_*.cpp (and through them).
+// The instruction sets: tags for the templates of this folder. Included only by the files that are compiled for one
+// instruction set.
 #pragma once
 
 namespace fr::cpu {
 
-// kBytes: one register. kAccumulators: how many hold a tile of sums while operands pass through the rest. kTileVectors: registers
-// that such a tile may be wide. 3 rows of 4 take a register more than AVX2's 16 leave, so that each row reads one of the weights from
-// memory again; 6 rows of 2 need 8 loads for 12 multiply-adds, not 9, and half as many bytes of weights from L2.
-// kDepthBlock: operands of a row that a tile takes at a time. AVX2: a slice of 64 bytes each is 16 KiB, which stay in an L1 of 32
-// while the groups of rows pass; the others: 128 KiB in L2. kL2Bytes: of a core that has this set and no better one.
-// kNativeBFloat16: products of bfloat16 pairs in one instruction (vdpbf16ps), so that operands stay in 16 bit.
-// kUnpacksLines: weights that are used once, and are many or have rows that share a set of L1, are read a line of each row at a time.
+// kBytes: a register.
+// kAccumulators: registers that hold a tile of sums, while operands pass through the rest.
+// kTileVectors: width of such a tile in registers. On AVX2, 3 rows of 4 registers would need one register more than its
+// 16, so that each row reads a weight from memory again. 6 rows of 2 take 8 loads for 12 multiply-adds instead of 9,
+// and half as many bytes of weights from L2.
+// kDepthBlock: operands of a row that a tile processes at a time. On AVX2 a slice of them is 16 KiB (64 bytes each),
+// which stays in an L1 of 32 KiB from one group of rows to the next; elsewhere 128 KiB, in L2.
+// kL2Bytes: L2 of a core that has this set and no better one.
+// kNativeBFloat16: one instruction multiplies bfloat16 pairs (vdpbf16ps), so operands stay in 16 bit.
+// kUnpacksLines: weights that are used once are read one cache line of each row at a time, if they are many or their
+// rows share a set of L1.
+//
 // Baseline: SSE2 with its 16 registers, or on arm64 NEON with 32.
 #if defined(__aarch64__)
 inline constexpr int kBaselineAccumulators = 24;

@@ -1,4 +1,4 @@
-// Weights prepared once (rnn.h): writing them, and refusing those that a call cannot read.
+// Weights prepared once (rnn.h): writes them, and refuses those that a call cannot read.
 #include "core.h"
 
 namespace fr {

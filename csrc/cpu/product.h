@@ -1,13 +1,14 @@
-// The matrix product of the CPU backend: rows of operands times a packed weight matrix, into a tile of sums that the caller's
-// pointwise code reads while it is in L1. This is the micro-kernel's file; nothing else knows how a product is computed.
+// The matrix product of the CPU backend: rows of operands times a packed weight matrix, into a tile of sums that the
+// caller's pointwise code reads while it is in L1. The micro-kernel is here; no other file knows how a product is
+// computed.
 //
-// A packed matrix is cut into panels of kVectors registers of columns. A panel covers kGroups*kLanes hidden units with all
-// kGates of their gates side by side (gate-major), so that the pointwise part of a unit finds its gates in one tile:
-//   panel = bias [kVectors*kLanes] (state type), then its slices, one after the other: for each k, the weights of the slice's
-//   kSlice registers (bfloat16: for each pair k, k+1, so many pairs).
+// A packed matrix is cut into panels of kVectors registers of columns. A panel covers kGroups*kLanes hidden units with
+// all kGates of their gates, gate-major, so that a unit's pointwise part finds its gates in one tile:
+//   panel = bias [kVectors*kLanes] (state type), then its slices in turn: for each k, the weights of the slice's kSlice
+//   registers (bfloat16: pairs of them, for each pair k, k+1).
 // A slice is as wide as a tile of sums may be: the whole panel, or half of it where registers are few.
-// Every sum runs over k in ascending order in one accumulator, whatever the number of rows, threads or blocks: results do not
-// depend on them, bit for bit.
+// Every sum runs over k in ascending order in one accumulator, whatever the number of rows, threads or blocks, so
+// results are the same bit for bit.
 #pragma once
 
 #include "isa.h"
@@ -19,17 +20,17 @@ template <class Isa, class S>
 using Operand = std::conditional_t<std::is_same_v<S, double>, double,
                                    std::conditional_t<std::is_same_v<S, BFloat16> && Isa::kNativeBFloat16, BFloat16, float>>;
 
-// Where the weights of a product lie before packing, in storage type S (erased: the packing code is told).
+// The weights of a product before packing, in storage type S.
 struct MatrixSource {
   const void* data;
   int64_t stride;        // elements between rows of the matrix
   bool transposed;       // false: out[unit of gate] = sum_k data[gate*gate_rows + unit][k] a[k]
                          // true:  out[unit] = sum_k data[k][unit] a[k]
   int64_t gate_rows;     // rows between the gates of a unit
-  const void* bias;      // [gates*gate_rows] or null, only if not transposed
+  const void* bias;      // [gates*gate_rows] or null; only if not transposed
   int64_t units, depth;  // columns per gate; number of k
-  int64_t first_k = 0;   // transposed: the row of data that k = 0 is; after the last comes row 0
-  const float* scale = nullptr;  // [gates*gate_rows], of weights in whole numbers (quantised.h)
+  int64_t first_k = 0;   // transposed: the row of data for k = 0; after the last row comes row 0
+  const float* scale = nullptr;  // [gates*gate_rows], for int8 weights (quantised.h)
 };
 
 struct PackedMatrix {
@@ -48,7 +49,7 @@ struct HalfRegister<double> {
 };
 #endif
 
-// W_: a weight in the panels.
+// W_: the type of a weight in the panels.
 template <class Isa, class S, int kGates_, class W_ = Operand<Isa, S>>
 struct Product {
   using W = W_;
@@ -66,16 +67,17 @@ struct Product {
   static constexpr int kMaxRows = Isa::kAccumulators / kSlice;
   static_assert(kVectors % kSlices == 0 && kSlice <= Isa::kTileVectors && (kSlices == 1 || kSlice * Isa::kBytes <= 64));
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
-  static constexpr bool kOnlyPrepared = !std::is_same_v<W, O>;  // nothing is packed in passing
-  // A block of k keeps its part of a slice near (Isa) while the row groups pass; a block packed on the fly in L1.
+  static constexpr bool kOnlyPrepared = !std::is_same_v<W, O>;  // the panels are always prepared: nothing is packed on
+                                                                // the fly
+  // kDepthBlock keeps a slice in cache (isa.h) from one group of rows to the next. Blocks packed on the fly stay in L1.
   static constexpr int64_t kDepthBlock = Isa::kDepthBlock, kFlyBlock = 64;
-  static constexpr int64_t kLine = 64;  // of cache
+  static constexpr int64_t kLine = 64;  // bytes of a cache line
 
   static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
-  // Up to so many rows, weights that are used once go from where they lie straight into the sums.
+  // Most rows for which weights that are used once are multiplied from where they lie, without packing.
   static constexpr int kUnpackedRows = Isa::kBytes / 8;
   static constexpr int64_t kStep = 4 * kWordSize;  // operands of a row of such weights that are transposed at a time
-  static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely in cache when they are used again
+  static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely still in cache at the next use
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
   static int64_t padded_depth(int64_t depth) { return kPairs ? (depth + 1) / 2 * 2 : depth; }
@@ -97,7 +99,7 @@ struct Product {
     }
   }
 
-  // Packs k in [k0, k1) of one panel, slices `apart` elements from each other; k0 is even.
+  // Packs k in [k0, k1) of one panel, `apart` elements from slice to slice; k0 is even.
   static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t apart) {
     const S* data = static_cast<const S*>(source.data);
     const int64_t end = padded_depth(k1);
@@ -154,14 +156,14 @@ struct Product {
 
   // ---- the product ----
 
-  // Rows of operands as `run` takes them, made in `memory` of operand_bytes.
+  // Converts rows of operands to what `run` takes, in `memory` of operand_bytes.
   using Row = const O*;
   static int64_t operand_bytes(int64_t, int64_t) { return 0; }
   static const Row* operands(const O* const* rows, int64_t, int64_t, void*) { return rows; }
 
-  // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth` operands
-  // each. `next`: the panel that the caller wants next.
-  // Not inlined: the callers' own code, the cells' mathematics, suffers from its size.
+  // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth`
+  // operands each. `next`: the panel that the caller wants next.
+  // Not inlined, because its size would slow the callers' own code, the cells' formulas.
   static __attribute__((noinline)) void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count,
                                             T* out, int64_t out_stride, int64_t next) {
     const MatrixSource& source = matrix.source;
@@ -186,8 +188,8 @@ struct Product {
     } else if constexpr (!kOnlyPrepared) {
       int64_t k = 0;
 #if defined(__AVX2__)
-      // Rows of weights a multiple of 4 KiB apart share one set of L1's lines: those are read line by line, or packed, a block at
-      // a time.
+      // If rows of weights are a multiple of 4 KiB apart, they share one set of L1's lines. Then they are read line by
+      // line, or packed, a block at a time.
       const int64_t row_bytes = source.stride * static_cast<int64_t>(sizeof(S));
       const bool apart = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
       const bool full = (panel + 1) * kUnits <= source.units && depth >= kStep;
@@ -214,14 +216,14 @@ struct Product {
     else from_float(to, to_float(from));
   }
 
-  // Adds k in [k0, k1) to the sums, slice by slice, in groups of rows as even as can be. The first block starts from the bias, the
-  // others from what the one before left. Meanwhile the next block comes closer, from `ahead`: each group asks for a part of it, so
-  // that memory works all the time and not for the first group alone. With slices the first group's part is all of it, and the other
-  // groups ask for what is near: more would push out of a small L2 what is in use.
+  // Adds k in [k0, k1) to the sums, slice by slice, in groups of rows of nearly equal size. The first block starts from
+  // the bias, the others from the sums so far. Meanwhile it prefetches the next block from `ahead`: each group asks for
+  // a part, so that memory is busy all the time. With slices the first group asks for all of it and the others for what
+  // is in cache already, because more would evict from a small L2 what is in use.
   static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t apart, const T* bias,
                     T* out, int64_t out_stride, const char* ahead) {
     if constexpr (kSlices > 1) {
-      // Few rows take all slices at once: one would give too few chains of additions.
+      // Few rows take all slices at once: one slice would give too few independent chains of additions.
       if (count <= kMaxRows / kSlices)
         return group<kMaxRows / kSlices, kSlices>(count, rows, k0, k1, weights, apart, k0 ? out : bias, k0 ? out_stride : 0, out,
                                                   out_stride, ahead);
@@ -251,8 +253,8 @@ struct Product {
     micro_kernel<kRows, kWide>(rows, k0, k1, weights, apart, from, from_stride, to, to_stride, ahead);
   }
 
-  // The loop that matters: kRows times the registers of kWide slices in sums; per k, a load for each of those registers and kRows
-  // broadcasts. k0 < k1.
+  // The hot loop: kRows times the registers of kWide slices in sums; for each k, a load for each of those registers and
+  // kRows broadcasts. k0 < k1.
   template <int kRows, int kWide>
   static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t apart,
                                                      const T* from, int64_t from_stride, T* to, int64_t to_stride,
@@ -299,7 +301,7 @@ struct Product {
       int64_t k = 0;
       do {
         V w[kWidth];
-        // All slices at once are read no faster than memory gives them: fetching ahead would only take the loads' place.
+        // All slices at once are read as fast as memory delivers them: prefetches would only take the loads' place.
         if constexpr (kWide == 1) __builtin_prefetch(ahead + k * kLine, 0, 2);
 #pragma GCC unroll 4
         for (int vector = 0; vector < kWidth; ++vector) w[vector] = load_full<V>(weights + place(k, vector));
@@ -318,14 +320,15 @@ struct Product {
         store_full(to + row * to_stride + vector * kLanes, sum[row][vector]);
   }
 
-  // ---- weights as they lie ----
+  // ---- weights that are not packed ----
 #if defined(__AVX2__)
 
-  // Registers of half the size transpose at twice the rate: two go through the ports at once, and rows meet as they are loaded.
+  // Half registers transpose at twice the rate: two go through the ports at once, and rows are merged as they are
+  // loaded.
   using Half = typename HalfRegister<T>::Type;
   static constexpr int kHalf = 32 / sizeof(T);
 
-  // Four words of a row: floats, bits of pairs, or 16-bit weights made floats.
+  // Four words of a row: floats, pairs of bfloat16, or 16-bit weights converted to float.
   static inline __attribute__((always_inline)) __m128 four(const S* from) {
     if constexpr (kPairs || std::is_same_v<S, float>) {
       return _mm_loadu_ps(reinterpret_cast<const float*>(from));
@@ -358,7 +361,7 @@ struct Product {
     }
   }
 
-  // What the micro-kernel does, for one word of kHalf columns.
+  // The multiply-add of the micro-kernel, for one word of kHalf columns.
   static inline __attribute__((always_inline)) Half add_product(Half sum, const O* operand, Half words) {
     if constexpr (kPairs) {
 #if defined(__AVX512BF16__)
@@ -373,9 +376,10 @@ struct Product {
     }
   }
 
-  // The sums of k in [0, depth), a multiple of 4 words, from the bias, for a panel without padding. A few half registers of
-  // columns at a time: each is one chain of additions, and with more a line of weights would leave L1 before all of it is used.
-  // kLines: a line of each row at a time, for weights that come from memory or whose rows share a set of L1.
+  // Sums over k in [0, depth), a multiple of 4 words, starting from the bias, for a panel without padding. A few half
+  // registers of columns at a time: each is one chain of additions, and with more of them a line of weights would leave
+  // L1 before all of it is used. kLines: reads one line of each row at a time, for weights that come from memory or
+  // whose rows share a set of L1.
   template <int kRows, bool kLines>
   static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows, int64_t count,
                                                  int64_t depth, const T* bias, T* out, int64_t out_stride, int64_t next) {
@@ -399,8 +403,8 @@ struct Product {
         for (int row = 0; row < kRows; ++row) std::memcpy(&sum[row][i], bias + first, 32);
       }
       if constexpr (kLines) {
-        // Line by line, so that none leaves L1 half used. Meanwhile the rows that come next are asked for in the order in which
-        // they lie; the core's own prefetch sees each row as a short stream of its own.
+        // Line by line, so that none leaves L1 half used. Meanwhile it prefetches the next rows in the order in which
+        // they lie; to the core's own prefetcher each row is only a short stream.
         constexpr int64_t kRun = kLine / sizeof(S);
         const S* ahead[kTogether];
         for (int i = 0; i < kTogether; ++i) {

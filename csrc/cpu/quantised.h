@@ -1,11 +1,12 @@
-// The matrix product with weights in whole numbers of 8 bits: the interface of Product (product.h), whose geometry it has.
+// The matrix product with 8-bit integer weights. It has the interface and the geometry of Product (product.h).
 //
-// A weight is q*s, q from -127 to 127, s its row's scale. A row of operands a is made whole numbers too when a product needs it:
-// a = p*t, p from -m to m, t = max|a| / m, with m = min(32767, (2^31 - 1) / (127 depth)). So no sum of p*q leaves 32 bits, nor a pair of
-// them, and all sums are exact: the same on every instruction set, in any order. A result is bias + sum*(s*t), rounded in float alone.
+// A weight is q*s: q an integer from -127 to 127, s its row's scale. A row of operands a is quantised when a product
+// needs it: a = p*t, p an integer from -m to m, t = max|a| / m, m = min(32767, (2^31 - 1) / (127 depth)). So no sum of
+// p*q, nor of a pair of them, overflows 32 bits, and all sums are exact: the same on every instruction set and in any
+// order. Only the result, bias + sum*(s*t), is rounded to float.
 //
-//   panel = bias [kColumns] and scales [kColumns] (float), then its slices as in product.h: for each pair k, k+1 the 8-bit weights of
-//   the slice's registers, the two of a lane side by side. They are widened to 16 bits as they are loaded.
+//   panel = bias [kColumns] and scales [kColumns] (float), then its slices as in product.h: for each pair k, k+1 the
+//   8-bit weights of the slice's registers, with the two of a lane side by side. Loading widens them to 16 bits.
 #pragma once
 
 #include <cfloat>
@@ -15,10 +16,10 @@
 
 namespace fr::cpu {
 
-// Stands for such weights among the storage types.
+// The storage type of such weights.
 struct Int8 {};
 
-// Pairs of 16-bit numbers, one pair a lane of 32 bits.
+// Pairs of 16-bit integers, one pair in each 32-bit lane.
 template <class Isa>
 struct Pairs {
   using Sums = typename Vec<float, Isa>::RawInteger;
@@ -78,7 +79,7 @@ struct QuantisedProduct {
 
   struct Row {
     const int16_t* values;  // [padded depth]
-    float scale;            // NaN where the operands are not finite
+    float scale;            // NaN if the operands are not finite
   };
 
   static int64_t panels(int64_t units) { return Geometry::panels(units); }
@@ -86,7 +87,7 @@ struct QuantisedProduct {
   static int64_t panel_bytes(int64_t depth) { return kColumns * (2 * static_cast<int64_t>(sizeof(float)) + padded(depth)); }
   static int64_t bytes(const MatrixSource& source) { return panels(source.units) * panel_bytes(source.depth); }
 
-  // The weights come as floats that are whole numbers.
+  // The weights come as floats with integer values.
   static void pack_panels(const PackedMatrix& matrix, int64_t begin, int64_t end) {
     const MatrixSource& source = matrix.source;
     const float* const data = static_cast<const float*>(source.data);
@@ -119,9 +120,10 @@ struct QuantisedProduct {
     return out;
   }
 
-  // Returns the scale. Largest numbers below 2^-100 count as zero: their scale's inverse would not be finite.
+  // Returns the scale. A row whose largest number is below 2^-100 counts as zero, because the inverse of its scale
+  // would not be finite.
   static float quantise(const float* from, int64_t depth, int16_t* to) {
-    int32_t largest = 0;  // of the bits without the sign, which grow as the numbers do
+    int32_t largest = 0;  // of the bits without the sign: they are ordered like the numbers
     for (int64_t k = 0; k < depth; ++k) {
       int32_t bits;
       std::memcpy(&bits, from + k, sizeof bits);

@@ -1,4 +1,4 @@
-// The CPU backend's entry points: what a call needs, laid out in one piece of scratch memory, and the team that runs it.
+// The CPU backend's entry points: lay out a call's scratch memory, and run the team.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -75,7 +75,7 @@ int64_t rows_before(const Shape& s, int64_t t) {
 }
 int64_t rows_of(const Shape& s, Range range) { return rows_before(s, range.last) - rows_before(s, range.first); }
 
-// Ranges of at most so many rows, or one step; at least one range.
+// Cuts the sequence into ranges of at most this many rows, or of one step; at least one range.
 std::vector<Range> cut(const Shape& s, int64_t most_rows) {
   std::vector<Range> ranges;
   for (int64_t first = 0; first < s.steps || ranges.empty();) {
@@ -90,26 +90,28 @@ std::vector<Range> cut(const Shape& s, int64_t most_rows) {
 GradientColumns columns_of(const CellFacts& cell, const Shape& s, const Backend& backend) {
   const int64_t gates = cell.split_gate >= 0 ? s.hidden : 0, inner = gates + cell.gates * s.hidden;
   const int64_t projected = inner + (cell.two_phases() ? s.hidden : 0), size = projected + s.projection;
-  // Rows an odd number of cache lines apart: those of one product then never compete for the same few lines of a cache.
+  // Rows are an odd number of cache lines apart, so that those of one product never compete for the same few cache
+  // lines.
   const int64_t line = 64 / backend.operand_bytes;
   return {gates, inner, projected, ((size + line - 1) / line | 1) * line};
 }
 
-// The sums of one direction's parameter gradients, in the state type: the gradients themselves, or scratch to be rounded.
+// The sums of one direction's parameter gradients, in the state type: the gradients themselves, or scratch to be
+// rounded.
 struct Sums {
   void *weight_ih, *weight_hh, *weight_hr, *bias_ih, *bias_hh, *weight_unit;
 };
 
-// The rows of a range in the order of the pass, the active ones only.
+// The active rows of a range, in processing order.
 struct RangeRows {
   const void** gradients;
   const void** input;
-  const void** previous;  // the states that the steps began with
+  const void** previous;  // the states that the steps started from
   int64_t* row;
   int64_t count;
 };
 
-// `clears`: null, or where the input gradients of rows that are not active are set to zero, in elements of so many bytes.
+// clears: where to zero the input gradients of inactive rows, `element` bytes each; or null.
 void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const Backend& backend, void* clears,
                int64_t element, RangeRows& rows) {
   const Shape& s = call.shape;
@@ -157,7 +159,8 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
   const auto bias_hh = [&](int64_t gate) { return at(sums.bias_hh, gate * hidden); };
   const void* const* left = rows.gradients;
   const auto gates = [&](int gate) { return columns.gates + gate * hidden; };
-  // Of the gates before this one input and recurrent part have the same gradient, and both products the same left rows.
+  // Gates before this one have the same gradient for input and recurrent part, so both products have the same left
+  // rows.
   const int joint = cell.split_gate >= 0 ? cell.split_gate : cell.phase[0].gates, others = cell.gates - joint;
   std::vector<Outer> products{{left, gates(0), joint * hidden, {input(0), previous(0)}, {bias_ih(0), bias_hh(0)}}};
   if (cell.split_gate >= 0) {
@@ -203,7 +206,7 @@ class BackwardPass {
   bool pack_ = false, rebuild_ = false;
   Team team_;
   Arena arena_;
-  // Of each direction.
+  // One of each for every direction.
   std::vector<Call> calls_;
   std::vector<DirectionWork> work_;
   std::vector<ForwardDirection> rebuilding_;
@@ -211,7 +214,8 @@ class BackwardPass {
   std::vector<RangeRows> rows_;
   std::vector<std::vector<Outer>> products_;
   std::vector<InputGradient> inputs_;
-  // Directions of both ways share the input, and are at different ranges: their sum is kept in the state type until it is complete.
+  // Directions of both ways share the input but are at different ranges: their sum stays in the state type until it is
+  // complete.
   bool shared_input_ = false;
   void* input_sums_ = nullptr;
   struct Buffers {
@@ -226,7 +230,7 @@ class BackwardPass {
              const_cast<Body*>(&body));
   }
 
-  // Parameters' gradients of direction d: sums, the gradient, and its size.
+  // Calls function(sums, gradient, size) for each parameter of direction d.
   template <class Function>
   void for_each_parameter(int d, Function function) {
     const GradientDirection& x = args_.direction[d];
@@ -336,7 +340,7 @@ class BackwardPass {
     }
   }
 
-  // Each direction back over its `index`-th range, then the products over the ranges' rows.
+  // Runs each direction backward over its `index`-th range, then the products over that range's rows.
   void back(size_t index) {
     const bool first = index == 0, last = index + 1 == ranges_.size();
     for (int d = 0; d < args_.directions; ++d) {
@@ -352,8 +356,8 @@ class BackwardPass {
         backend_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
       });
     }, team_.threads);
-    // Directions that share the input make its gradient together where they are at the same range, by the first of them; of those at
-    // different ranges the first at a range puts its part there, and the second adds to it.
+    // Directions that share the input and are at the same range compute its gradient together, in the first one's name.
+    // Of those at different ranges the first to reach a range stores its part, and the second adds to it.
     const bool second = ranges_.size() != 2 * index + 1 && index >= ranges_.size() / 2;
     for (int d = 0; d < args_.directions; ++d) {
       int first = 0;

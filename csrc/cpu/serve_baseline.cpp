@@ -1,4 +1,4 @@
-// Prepared weights of fewer bits, compiled for any x86-64, arm64 or other machine; CMakeLists.txt gives the flags.
+// Prepared 16-bit and 8-bit weights, compiled for any x86-64, arm64 or other machine; CMakeLists.txt gives the flags.
 #include "serve_impl.h"
 
 namespace fr::cpu {

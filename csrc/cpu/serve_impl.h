@@ -1,4 +1,5 @@
-// The definition of find_serving, included by each serve_*.cpp: the forward pass (forward.h) over prepared weights of fewer bits.
+// Defines find_serving; included by each serve_*.cpp. The forward pass (forward.h) over prepared 16-bit and 8-bit
+// weights.
 #pragma once
 
 #include "backend.h"
