@@ -353,7 +353,9 @@ class Layer {
     return states_ < 2 || all[inputs_ + 1].bytes() == (all[0].bytes() == 8 ? 8 : 4);
   }
   bool reads_parameter(const Tensor& t, size_t place) const {
-    return parameters_[(place - first_weight()) % parameters_.size()].stride ? t.is_matrix() : t.is_dense();
+    const Parameter& parameter = parameters_[(place - first_weight()) % parameters_.size()];
+    if (parameter.stride) return t.is_matrix();
+    return t.is_dense() || (parameter.data == &Weights::bias_ih && t.has_dense_last());  // of a head: [G, H], gates as in weight_ih
   }
   Weights weights_of(const std::vector<Tensor>& all, const Extent& extent, int d) const {
     Weights weights{};
@@ -362,6 +364,7 @@ class Layer {
       const Tensor& t = all[first_of(d) + i];
       weights.*parameters_[i].data = t.of.data;
       if (parameters_[i].stride) weights.*parameters_[i].stride = t.row_stride();
+      if (i == 0 && t.of.dimensions == 3) weights.ih_gate_rows = t.stride(2) / t.row_stride();  // of a head: [G, H, I]
     }
     return weights;
   }

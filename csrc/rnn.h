@@ -73,6 +73,7 @@ struct Weights {
   const void* unit;     // [kUnitWeights*H] storage, or null
   const void* state_mask;  // [B, R] state type, or null: h times this enters the recurrence, at all steps (its dropout)
   const void* prepared;    // what cpu_prepare wrote, or null. CPU, forward, float32: read in place of all the matrices and biases
+  int64_t ih_gate_rows;  // rows of ih, and values of bias_ih, between the gates of a unit, or 0: H. The CPU's forward alone has others
 };
 
 // One direction, forward. `gates` and `cells` may be null: inference, nothing is kept.

@@ -40,9 +40,16 @@ def apart(config: Config) -> Config:
     return replace(config, heads=1, reverse=tuple(r for r in config.reverse for _ in range(config.heads)))
 
 
+def _split(t: Tensor, dim: int, *sizes: int) -> Tensor:
+    """``t`` with dimension ``dim`` as these; what Tensor.unflatten does takes five times as long."""
+    return t.view(*t.shape[:dim], *sizes, *t.shape[dim + 1 :])
+
+
 def _take(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
     """Bring the heads in each of so many blocks of units of dimension ``dim`` to a dimension of their own at ``to``."""
-    return t.unflatten(dim, (blocks, heads, -1)).movedim(dim + 1, to).flatten(dim + 1, dim + 2)
+    return (
+        _split(t, dim, blocks, heads, t.shape[dim] // (blocks * heads)).movedim(dim + 1, to).flatten(dim + 1, dim + 2)
+    )
 
 
 def _put(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
@@ -92,14 +99,25 @@ def put_cells(config: Config, t: Tensor | None) -> Tensor | None:
     return t.unflatten(-1, (len(config.reverse), config.heads, config.spec.cells, -1)).transpose(-3, -2).flatten(-4)
 
 
-def take_operands(config: Config, operands: Sequence[Tensor]) -> list[Tensor]:
-    """The operands of the call of parts: the inputs as they are, copies of what lies otherwise."""
+def take_operands(config: Config, operands: Sequence[Tensor], views: bool = False) -> list[Tensor]:
+    """The operands of the call of parts: the inputs as they are, copies of what lies otherwise.
+
+    Args:
+        config: of the whole call.
+        operands: of the whole call.
+        views: give weight_ih as [G, H/heads, I] and bias_ih as [G, H/heads] where they lie, for the CPU's forward.
+    """
     found = [*operands[: config.inputs], *take_states(config, operands[config.first_state : config.first_weight])]
+    gates = config.spec.gates
     for d in range(len(config.reverse)):
         own = []
         for name in config.places:
             t = operands[config.place(name, d)]
-            own.append((t if name == "weight_hh" else _take(t, *_units(config, name), config.heads, 0)).unbind(0))
+            if views and name.endswith("_ih") and t.shape[0] > gates * config.heads:
+                t = _split(t, 0, gates, config.heads, t.shape[0] // (gates * config.heads)).transpose(0, 1)
+            elif name != "weight_hh":
+                t = _take(t, *_units(config, name), config.heads, 0)
+            own.append(t.unbind(0))
         for parameters in zip(*own, strict=True):
             found += parameters
     return found

@@ -89,7 +89,8 @@ def forward(
         save: False keeps nothing.
     """
     if config.heads > 1:
-        result = forward(apart(config), take_operands(config, operands), rows, save)
+        views = select(operands[0].device).computes_input_gates and operands[0].numel() > 0
+        result = forward(apart(config), take_operands(config, operands, views), rows, save)
         cells = put_cells(config, result.cells) if config.all_states else result.cells
         return result._replace(final=tuple(put_states(config, result.final)), cells=cells)
     x = operands[0]

@@ -129,6 +129,20 @@ def test_every_emulated_strategy(cell, strategy, dtype, monkeypatch, emulated_ke
         compare(make_call(cell, option, shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
 
 
+def test_weights_that_lie_apart(device):
+    """Rows with gaps, and heads of one unit, whose rows do not say how far apart they are."""
+    for hidden in (6, 3):
+        call = make_call("gru", dict(heads=3), (3, 2, 4, hidden, 0), torch.float64, device)
+        own = call.parameters[0]
+        wide = torch.cat([own.weight_ih, own.weight_ih], 1)[:, :4]
+        apart, leaves = replace(call, parameters=(replace(own, weight_ih=wide),)), list(call.tensors().values())
+        found, truth = apart.run(functional.layer), call.reference()
+        tol.assert_close(found[0], truth[0], tol.SAME_FLOAT64)
+        pairs = (torch.autograd.grad(weighted_sum(*results), leaves) for results in (found, truth))
+        for mine, true in zip(*pairs, strict=True):
+            tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
+
+
 def test_ranges(monkeypatch):
     """Both ways of several heads share the input's gradient over ranges of steps, in 16 bit too."""
     for name in ("RANGE_BYTES", "CORE_RANGE_BYTES"):
@@ -144,8 +158,8 @@ FAULTS = {
         _heads, "_put", lambda t, dim, blocks, heads, to: t.unflatten(dim + 1, (blocks, -1)).flatten(dim, dim + 2)
         if to == 0 else t.flatten(1, 2).unflatten(1, (-1, heads)).flatten(2), dict(heads=3)),
     "heads read each other's input": (
-        _heads, "take_operands", lambda config, operands, take=_heads.take_operands:
-        take(config, [operands[1], operands[0], *operands[2:]]), dict(heads=3, two_inputs=True)),
+        _heads, "take_operands", lambda config, operands, views=False, take=_heads.take_operands:
+        take(config, [operands[1], operands[0], *operands[2:]], views), dict(heads=3, two_inputs=True)),
     "directions inside heads": (
         _heads, "apart", lambda config: _heads.replace(config, heads=1, reverse=config.reverse * config.heads),
         dict(heads=2, reverse=(False, True))),

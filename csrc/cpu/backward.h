@@ -54,7 +54,8 @@ struct Backward {
   int64_t pending_step = 0;
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
-  const NoiseParams noise{call.options.noise, direction.weights.state_mask};
+  // Where the mask acts on a product's operand alone, the pointwise part is as without it.
+  const NoiseParams noise{call.options.noise, N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell> ? nullptr : direction.weights.state_mask};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool clips_gradient = call.options.gradient_clip <= std::numeric_limits<double>::max();
   const bool cuts_gradient = call.options.gradient_clip == 0;

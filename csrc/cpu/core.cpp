@@ -205,7 +205,7 @@ void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, con
   const auto element = [&](const void* base, int64_t offset) -> const void* {
     return base ? static_cast<const char*>(base) + offset * bytes_of(s.type) : nullptr;
   };
-  work.input.source = source_of(w.ih, w.ih_stride, s.hidden, w.bias_ih, s.hidden, s.input);
+  work.input.source = source_of(w.ih, w.ih_stride, w.ih_gate_rows ? w.ih_gate_rows : s.hidden, w.bias_ih, s.hidden, s.input);
   if (cell.multiplies()) work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, s.width());
   if (cell.two_phases())
     work.second.source =

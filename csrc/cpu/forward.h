@@ -79,8 +79,11 @@ struct Forward {
   int64_t* const rows = scratch.indices;  // the active rows of a step
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
+  // Where the mask acts on a product's operand alone, the pointwise part is as without it.
+  static constexpr bool kDropsInProduct = N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell>;
   // What is rebuilt does not depend on the noise, but through the states.
-  const NoiseParams noise = gates_only ? NoiseParams{} : NoiseParams(call.options.noise, direction.weights.state_mask);
+  const NoiseParams noise =
+      gates_only ? NoiseParams{} : NoiseParams(call.options.noise, kDropsInProduct ? nullptr : direction.weights.state_mask);
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool drops_state = N::kMultiplies && mask;
 
@@ -360,8 +363,8 @@ struct Forward {
     S* out = at<S>(direction.output, call.offset(direction.output, t, b)) + unit;
     store(out, h, n);
     if constexpr (!kOutputIsOperand) store(state_buffer(t, b) + unit, load<V>(out, n), n);
-    if constexpr (kNoise && N::kMultiplies)
-      if (mask) store_operand<S>(entering(t, b) + unit, load<V>(out, n) * load<V>(mask + b * width + unit, n), n);
+    if constexpr (kDropsInProduct || (kNoise && N::kMultiplies))
+      if (drops_state) [[unlikely]] store_operand<S>(entering(t, b) + unit, load<V>(out, n) * load<V>(mask + b * width + unit, n), n);
   }
 
   void finish() {

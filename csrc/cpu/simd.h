@@ -283,6 +283,22 @@ struct Draws<cpu::Vec<T, Isa>> {
   using V = cpu::Vec<T, Isa>;
   using Integer = typename V::Integer;
   using Word = typename cpu::Counters<Isa>::Word;
+  static constexpr int kCounters = sizeof(Word) / 8;
+  struct Lanes {
+    alignas(sizeof(Word)) uint64_t of[kCounters];
+  };
+  template <class Function>
+  static constexpr Lanes lanes(Function function) {
+    Lanes all{};
+    for (int lane = 0; lane < kCounters; ++lane) all.of[lane] = function(lane);
+    return all;
+  }
+  static Word word_of(const Lanes& lanes) {
+    Word word;
+    std::memcpy(&word, lanes.of, sizeof word);
+    return word;
+  }
+
   typename V::RawInteger word[2]{};
 
   Draws() = default;
@@ -290,12 +306,11 @@ struct Draws<cpu::Vec<T, Isa>> {
   Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
     constexpr bool kShared = sizeof(T) == 4;
     const Word zero{};
-    Word pair, odd;
-    for (uint32_t lane = 0; lane < sizeof(Word) / 8; ++lane) {
-      pair[lane] = place.unit / 2 + (kShared ? lane : lane / 2);
-      odd[lane] = lane % 2 ? ~uint64_t{0} : 0;
-    }
-    Word counter[4] = {pair, zero + place.row, zero + place.step, zero + stream};
+    // Vectors of constants: written lane by lane they would go through memory in halves, which no load gets at once.
+    static constexpr auto offset = lanes([](uint64_t lane) { return kShared ? lane : lane / 2; });
+    [[maybe_unused]] static constexpr auto odd_lanes = lanes([](uint64_t lane) { return lane % 2 ? ~uint64_t{0} : 0; });
+    const Word odd = word_of(odd_lanes);
+    Word counter[4] = {word_of(offset) + place.unit / 2, zero + place.row, zero + place.step, zero + stream};
     philox<cpu::Counters<Isa>>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
     for (int i = 0; i < 2; ++i) {
       const Word of_unit = kShared ? (counter[i] & 0xFFFFFFFFu) | counter[2 + i] << 32
