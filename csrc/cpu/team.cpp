@@ -3,11 +3,16 @@
 #include <thread>
 #include <vector>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#if defined(__unix__) || defined(__APPLE__)
+#if defined(FASTRNN_OPENMP)
 #include <pthread.h>
-#endif
+
+// OpenMP's runtime as GCC's compiler calls it (libgomp manual, "Implementing PARALLEL construct"); those of LLVM and Intel take
+// these calls too. Called outright, objects of every compiler use the one runtime that torch has loaded.
+extern "C" {
+void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+int omp_get_thread_num();
+int omp_get_num_threads();
+}
 #endif
 
 #if defined(__x86_64__)
@@ -21,11 +26,11 @@ namespace {
 void run_on_new_threads(int threads, void (*body)(void*, int, int), void* context) {
   std::vector<std::thread> others;
   for (int index = 1; index < threads; ++index) others.emplace_back(body, context, index, threads);
-  body(context, 0, threads < 1 ? 1 : threads);
+  body(context, 0, threads);
   for (std::thread& other : others) other.join();
 }
 
-#if defined(_OPENMP) && (defined(__unix__) || defined(__APPLE__))
+#if defined(FASTRNN_OPENMP)
 // A process forked after anybody used OpenMP inherits the runtime's record of a team whose threads did not come along, and
 // would wait for them for ever. Who used it cannot be asked, so a forked process leaves the runtime alone. Watched from the
 // time the library is loaded, for a fork may come before the first call.
@@ -33,19 +38,25 @@ std::atomic<bool> forked{false};
 [[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
 
 bool openmp_is_safe() { return !forked.load(std::memory_order_relaxed); }
-#elif defined(_OPENMP)
-bool openmp_is_safe() { return true; }
+
+struct Job {
+  void (*body)(void*, int, int);
+  void* context;
+};
 #endif
 
 }  // namespace
 
 void run_team(int threads, void (*body)(void*, int, int), void* context) {
-#if defined(_OPENMP)
   if (threads <= 1) return body(context, 0, 1);
+#if defined(FASTRNN_OPENMP)
   if (openmp_is_safe()) {
-#pragma omp parallel num_threads(threads)
-    body(context, omp_get_thread_num(), omp_get_num_threads());
-    return;
+    Job job{body, context};
+    const auto run = [](void* data) {
+      const Job& job = *static_cast<const Job*>(data);
+      job.body(job.context, omp_get_thread_num(), omp_get_num_threads());
+    };
+    return GOMP_parallel(run, &job, static_cast<unsigned>(threads), 0);
   }
 #endif
   run_on_new_threads(threads, body, context);
