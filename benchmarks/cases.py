@@ -11,7 +11,10 @@ from itertools import product
 
 MODES = ("forward", "training")
 # Beside lstm, gru and rnn_tanh, which have cases of many shapes. (A test compares with fastrnn.cells.)
-OTHER_CELLS = ("lstm_peephole", "gru_reset_before", "rnn_relu", "indrnn_tanh", "indrnn_relu", "slstm")
+OTHER_CELLS = (
+    "lstm_peephole", "gru_reset_before", "rnn_relu", "indrnn_tanh", "indrnn_relu", "slstm", "lstm_layer_norm",
+    "gru_layer_norm",
+)  # fmt: skip
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -100,10 +103,10 @@ class Case:
         Training counts the forward pass, the weight gradients (as much again) and the gradients of the hidden state and
         of the inner layers' inputs; the gradient of the first layer's input only with ``input_gradient``.
         """
-        from fastrnn.cells import CELLS
+        from fastrnn.cells import ALL_CELLS
 
         directions = 2 if self.bidirectional else 1
-        spec = CELLS[self.cell]
+        spec = ALL_CELLS[self.cell]
         gate_rows, recurrent = spec.gates * self.hidden, self.proj or self.hidden
         total = 0
         for layer in range(self.layers):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from fastrnn._heads import block_diagonal
-from fastrnn.cells import CELLS, Clips, Parameters, States
+from fastrnn.cells import ALL_CELLS, CELLS, Clips, Parameters, States
 
 from .cases import Case
 
@@ -47,7 +47,7 @@ def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -
         torch.manual_seed(seed)
         if case.cell == "lstm":
             layer = nn.LSTM(case.input, case.hidden, proj_size=case.proj, **options)
-        elif case.cell.startswith("gru"):  # both forms have the same weights
+        elif case.cell in ("gru", "gru_reset_before"):  # both forms have the same weights
             layer = nn.GRU(case.input, case.hidden, **options)
         elif case.cell.startswith("rnn_"):
             layer = nn.RNN(case.input, case.hidden, nonlinearity=case.cell.removeprefix("rnn_"), **options)
@@ -87,12 +87,14 @@ def _new_fastrnn_layer(case: Case) -> nn.RNNBase:
     import fastrnn
 
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional, "heads": case.heads}
+    if case.cell.endswith("_layer_norm"):
+        options["layer_norm"] = True
     if case.cell.startswith("lstm"):
         return fastrnn.LSTM(
             case.input, case.hidden, proj_size=case.proj, peephole=case.cell == "lstm_peephole", **options
         )
     if case.cell.startswith("gru"):
-        return fastrnn.GRU(case.input, case.hidden, reset_after=case.cell == "gru", **options)
+        return fastrnn.GRU(case.input, case.hidden, reset_after=case.cell != "gru_reset_before", **options)
     if case.cell == "slstm":
         return fastrnn.SLSTM(case.input, case.hidden, **options)
     kind, nonlinearity = case.cell.split("_")
@@ -122,7 +124,7 @@ class StepLoop(nn.Module):
 
     def __init__(self, case: Case, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.spec = CELLS[case.cell + "_projected" * bool(case.proj)]
+        self.spec = ALL_CELLS[case.cell + "_projected" * bool(case.proj)]
         self.layer = layer
 
     def forward(self, inputs: Tensor | PackedSequence) -> tuple[Tensor | PackedSequence, Tensor | States]:
@@ -150,7 +152,7 @@ class StepLoop(nn.Module):
     def _direction(
         self, sequence: Tensor, sizes: list[int], parameters: Parameters, reverse: bool
     ) -> tuple[Tensor, States]:
-        gates = nn.functional.linear(sequence, parameters.weight_ih, parameters.bias_ih).split(sizes)
+        gates = self.spec.input_part(sequence, parameters).split(sizes)
         widths = self.spec.state_widths(self.layer.proj_size or self.layer.hidden_size, self.layer.hidden_size)
         states = tuple(sequence.new_zeros(sizes[0], width) for width in widths)
         outputs: list[Tensor] = [sequence] * len(sizes)

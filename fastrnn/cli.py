@@ -36,15 +36,15 @@ _OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard", "tensorflow"}
 
 
 class CellName(click.ParamType):
-    """A key of fastrnn.cells.CELLS, looked up when one is given: the help does not wait for torch."""
+    """A key of fastrnn.cells.ALL_CELLS, looked up when one is given: the help does not wait for torch."""
 
     name = "cell"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .cells import CELLS
+        from .cells import ALL_CELLS
 
-        if value not in CELLS:
-            self.fail(f"{value!r} is not one of {', '.join(CELLS)}", param, ctx)
+        if value not in ALL_CELLS:
+            self.fail(f"{value!r} is not one of {', '.join(ALL_CELLS)}", param, ctx)
         return value
 
 
