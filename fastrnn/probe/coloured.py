@@ -18,7 +18,7 @@ from ..text_models.files import replacing
 from .plots import new_figure, save
 
 _NEGATIVE, _POSITIVE = (90, 115, 230), (225, 70, 70)  # blue and red on which black can be read
-_WIDEST = 100  # columns of a picture
+_NARROWEST, _WIDEST = 70, 100  # columns of a picture, the first for its titles
 # Of a picture, in inches: matplotlib's own monospaced font, each character of which is 1233/2048 of its size wide.
 _FONT, _POINTS = "DejaVu Sans Mono", 8
 _ADVANCE, _ROW = _POINTS / 72 * 1233 / 2048, 0.155
@@ -50,7 +50,8 @@ def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> Non
     """
     grids = [_grid(text, values) for _, text, values in panels]
     columns = max(colours.shape[1] for colours, _ in grids)
-    width, height = columns * _ADVANCE + 2 * _MARGIN, sum(len(rows) * _ROW + _HEAD for _, rows in grids) + _MARGIN
+    width = max(columns, _NARROWEST) * _ADVANCE + 2 * _MARGIN
+    height = sum(len(rows) * _ROW + _HEAD for _, rows in grids) + _MARGIN
     figure = new_figure(width, height)
     figure.set_layout_engine("none")  # characters and colours meet only where axes have just this size
     top = height

@@ -94,6 +94,8 @@ def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
     axes = figure.subplots(len(parts), len(kinds), squeeze=False)
     for row, (title, (words, lines)) in zip(axes, parts.items(), strict=True):
         for axis, kind in zip(row, kinds, strict=True):
+            if not any(kind in own for own in lines.values()):
+                axis.set_visible(False)
             for number, (condition, own) in enumerate(lines.items()):
                 if kind in own:
                     style = "--" if "attractors" in condition else "-"
