@@ -1,9 +1,9 @@
-// What a call of one layer says to the core, filled in from its tensors: sizes, addresses and strides. One call of C++ in place of
-// some fifty from Python, which were most of the time of a single step.
+// Fills the argument structs of one layer's call from its tensors: sizes, addresses and strides. One call from Python
+// in place of some fifty, which took most of the time of a single step.
 //
-// Tensors are read through the C functions that their class offers for this (DLPack 1.3, DLPackExchangeAPI:
-// https://dmlc.github.io/dlpack/latest/c_api.html), so that the module contains no code of torch; from a torch that lacks them,
-// through its DLPack capsules. Nothing is kept of a tensor: the caller holds all of them until the core has run.
+// Tensors are read through the C functions of their class (DLPack 1.3, DLPackExchangeAPI:
+// https://dmlc.github.io/dlpack/latest/c_api.html), so that the module contains no code of torch. A torch without these
+// functions gives DLPack capsules instead. No tensor is kept: the caller holds all of them until the core has run.
 #include "bindings_layer.h"
 
 #include <pybind11/stl.h>
@@ -40,20 +40,20 @@ struct DlExchange {
 };
 constexpr int kCpu = 1;
 
-// Set once by `use_tensors`; to_capsule where there is no exchange.
+// Set once by `use_tensors`. to_capsule serves where there is no exchange.
 const DlExchange* exchange = nullptr;
 PyObject *tensor_type = nullptr, *parameter_type = nullptr, *to_capsule = nullptr;
 
-// What a tensor says of itself, and the capsule that shape and strides lie in, if one was needed.
+// A tensor's description. If it came in a capsule, the capsule owns shape and strides.
 struct Description {
   DlTensor of{};
   py::object capsule;
 
-  // False: a Python exception is set.
+  // Returns false if a Python exception is set.
   bool read(PyObject* object) {
     if (exchange) return !exchange->read(object, &of);
     capsule = py::reinterpret_steal<py::object>(PyObject_CallOneArg(to_capsule, object));
-    // A DLManagedTensor, which begins with the DLTensor.
+    // a DLManagedTensor, which begins with the DLTensor
     const void* const managed = capsule ? PyCapsule_GetPointer(capsule.ptr(), "dltensor") : nullptr;
     if (managed) of = *static_cast<const DlTensor*>(managed);
     return managed;
@@ -61,7 +61,7 @@ struct Description {
 };
 
 struct Tensor : private Description {
-  using Description::of;  // null data: there is no tensor
+  using Description::of;  // null data: no tensor
 
   Tensor() = default;
   explicit Tensor(py::handle object) {
@@ -75,17 +75,17 @@ struct Tensor : private Description {
   int64_t bytes() const { return of.type_bits / 8; }
   void* at(int64_t elements) const { return of.data ? static_cast<char*>(of.data) + elements * bytes() : nullptr; }
 
-  // Rows of a [T, B, X] or [N, X] tensor, so many elements into each.
+  // Rows of a [T, B, X] or [N, X] tensor, beginning `offset` elements into each.
   Rows rows(int64_t offset = 0) const {
     if (!of.data) return {};
     return {at(offset), of.dimensions == 3 ? stride(2) : 0, stride(1)};
   }
-  // The same of one without gaps, whatever the strides of sizes of one are.
+  // The same for a contiguous tensor, whose strides of dimensions of size 1 may be anything.
   Rows dense_rows(int64_t batch, int64_t offset = 0) const {
     if (!of.data) return {};
     return {at(offset), batch * size(0), size(0)};
   }
-  // Part d of a [D, N, X] tensor without gaps.
+  // Part d of a contiguous [D, N, X] tensor.
   Rows part_rows(int64_t batch, int64_t d) const { return dense_rows(batch, of.data ? d * size(1) * size(0) : 0); }
   void* part(int64_t d) const { return of.data ? at(d * size(1) * size(0)) : nullptr; }
 
@@ -105,7 +105,7 @@ struct Tensor : private Description {
 struct Parameter {
   const char* name;
   const void* Weights::* data;
-  int64_t Weights::* stride;  // null: no matrix
+  int64_t Weights::* stride;  // null: not a matrix
   void* GradientDirection::* gradient;
 };
 constexpr Parameter kParameters[] = {
@@ -117,8 +117,8 @@ constexpr Parameter kParameters[] = {
     {"weight_unit", &Weights::unit, nullptr, &GradientDirection::d_weight_unit},
 };
 
-// Whether an object is a tensor of torch's own classes whose memory can be read, and what it says of itself. The memory of a lazily
-// negated view has the other sign, lazy zeros have none.
+// Whether an object is a tensor of torch's own classes whose memory can be read directly; `found` gets its description.
+// A lazily negated view is refused, because its memory has the other sign, and so are lazy zeros, which have no memory.
 bool is_plain(PyObject* object, Description& found) {
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
@@ -146,8 +146,8 @@ struct Items {
   }
 };
 
-// What differs from call to call beside the operands: (T, B, proj_clip, batch_sizes, step_offset, lengths, resets, seed, state_mask), of
-// which the last six are tensors without gaps or None (rnn.h; state_mask [D, B, R]).
+// What differs from call to call besides the operands: (T, B, proj_clip, batch_sizes, step_offset, lengths, resets,
+// seed, state_mask). The last six are contiguous tensors or None (rnn.h; state_mask [D, B, R]).
 struct Extent {
   int64_t steps, batch;
   double proj_clip;
@@ -171,7 +171,8 @@ struct Extent {
   }
 };
 
-// The options of a call and how its operands lie (fastrnn/_config.py). One serves all calls with the same options.
+// The options of a call and the order of its operands (fastrnn/_config.py). One object serves all calls with the same
+// options.
 class Layer {
  public:
   Layer(int cell, std::vector<bool> reverse, int inputs, bool has_initial, const std::vector<std::string>& parameters, bool all_states,
@@ -185,11 +186,11 @@ class Layer {
         if (name == parameter.name) parameters_.push_back(parameter);
   }
 
-  // B, where the operands are ordinary tensors in the CPU's memory with the shapes and the type that `remember` was last told; -1
-  // where they are not, or may not be. T may be another.
+  // B, if the operands are plain tensors in CPU memory with the type and shapes last given to `remember`, except that T
+  // may differ; -1 if not, or if that is uncertain.
   int64_t known_batch(py::handle operands) const {
     const Items items(operands);
-    const std::shared_ptr<const std::vector<Known>> all = known_;  // another thread may remember others meanwhile
+    const std::shared_ptr<const std::vector<Known>> all = known_;  // another thread may call remember meanwhile
     if (!all || items.count != static_cast<int64_t>(all->size())) return -1;
     int64_t steps = 0;
     for (int64_t i = 0; i < items.count; ++i) {
@@ -206,7 +207,7 @@ class Layer {
     }
     return (*all)[0].shape[1];
   }
-  // To be told operands [T, B, I] and so on that have been checked.
+  // Call it with operands [T, B, I] and so on that have been checked.
   void remember(py::handle operands) {
     std::vector<Known> known;
     const Items items(operands);
@@ -222,9 +223,9 @@ class Layer {
     known_ = std::make_shared<const std::vector<Known>>(std::move(known));
   }
 
-  // Whether the core can read the operands as they lie, the cell states in the state type.
+  // Whether the core can read the operands in place, with cell states in the state type.
   bool reads(py::handle operands) const { return reads_all(tensors(operands)); }
-  // Whether gradients are ordinary tensors with memory, or None.
+  // Whether every gradient is None or a plain tensor with memory.
   static bool plain(py::handle gradients) {
     const Items items(gradients);
     for (int64_t i = 0; i < items.count; ++i) {
@@ -244,7 +245,7 @@ class Layer {
     direction.weights = weights_of(tensors(operands), Extent(extent), d);
   }
 
-  // `input`: the core makes the input part of the gates itself.
+  // input: the core computes the input part of the gates itself.
   ForwardArgs forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n, py::handle gates,
                       py::handle cells, bool input) const {
     const std::vector<Tensor> all = tensors(operands);
@@ -269,7 +270,7 @@ class Layer {
     return args;
   }
 
-  // False, and nothing done, where an operand cannot be read as it lies.
+  // Returns false, and does nothing, if an operand cannot be read in place.
   bool cpu_forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n, py::handle gates,
                    py::handle cells, int threads) const {
     if (!reads(operands)) return false;
@@ -280,8 +281,8 @@ class Layer {
     return true;
   }
 
-  // `found`: where the gradients of the operands go, None for those that are not wanted. False, and nothing done, where a tensor cannot
-  // be read or written as it lies.
+  // found: where the gradients of the operands go; None for those not wanted. Returns false, and does nothing, if a
+  // tensor cannot be read or written in place.
   bool cpu_backward(py::handle operands, const py::tuple& extent, py::handle output, py::handle gates, py::handle cells,
                     py::handle entering, py::handle h0_entering, py::handle d_output, py::handle d_h_n, py::handle d_c_n,
                     py::handle d_cells, py::handle found, int64_t range_bytes, int threads) const {
@@ -355,7 +356,8 @@ class Layer {
   bool reads_parameter(const Tensor& t, size_t place) const {
     const Parameter& parameter = parameters_[(place - first_weight()) % parameters_.size()];
     if (parameter.stride) return t.is_matrix();
-    return t.is_dense() || (parameter.data == &Weights::bias_ih && t.has_dense_last());  // of a head: [G, H], gates as in weight_ih
+    // a head's bias: [G, H], with gates as in weight_ih
+    return t.is_dense() || (parameter.data == &Weights::bias_ih && t.has_dense_last());
   }
   Weights weights_of(const std::vector<Tensor>& all, const Extent& extent, int d) const {
     Weights weights{};
@@ -364,7 +366,8 @@ class Layer {
       const Tensor& t = all[first_of(d) + i];
       weights.*parameters_[i].data = t.of.data;
       if (parameters_[i].stride) weights.*parameters_[i].stride = t.row_stride();
-      if (i == 0 && t.of.dimensions == 3) weights.ih_gate_rows = t.stride(2) / t.row_stride();  // of a head: [G, H, I]
+      // a head's weight_ih: [G, H, I]
+      if (i == 0 && t.of.dimensions == 3) weights.ih_gate_rows = t.stride(2) / t.row_stride();
     }
     return weights;
   }
@@ -391,8 +394,8 @@ class Layer {
   }
 };
 
-// Layers one on another with prepared weights (rnn.h, fastrnn/frozen.py). Calls return false, and have done nothing, where the weights
-// were prepared for another instruction set or an operand cannot be read as it lies.
+// A stack of layers with prepared weights (rnn.h, fastrnn/frozen.py). Calls return false, and do nothing, if the
+// weights were prepared for another instruction set or an operand cannot be read in place.
 class Frozen {
  public:
   Frozen(int cell, std::vector<bool> reverse, double cell_clip, double proj_clip)
@@ -400,8 +403,8 @@ class Frozen {
     options_.cell_clip = cell_clip, options_.proj_clip = proj_clip;
   }
 
-  // `prepared`: those of the layers, of all directions each. `input` [T, B, I] or [N, I], states [L*D, B, X] and all results in float32,
-  // all but the input without gaps; the final states may take the initial ones' place.
+  // prepared: of all layers, and of each layer's directions. input: [T, B, I] or [N, I]; states: [L*D, B, X]. All are
+  // float32 and, except for the input, contiguous. The final states may overwrite the initial ones.
   bool forward(py::handle prepared, const py::tuple& extent, bool reset_to_initial, py::handle input, py::handle h0, py::handle c0,
                py::handle output, py::handle h_n, py::handle c_n, int threads) const {
     ForwardArgs args{};
@@ -411,7 +414,7 @@ class Frozen {
     return run(args, prepared, Tensor(input), Tensor(h0), Tensor(c0), Tensor(output), Tensor(h_n), Tensor(c_n));
   }
 
-  // A step of the rows of `input` [B, I], from the states h and c in place.
+  // One step for the rows of `input` [B, I]; updates the states h and c in place.
   bool step(py::handle prepared, py::handle input, py::handle h, py::handle c, py::handle output, int threads) const {
     Description x, y;
     const Tensor states(h);
@@ -452,7 +455,7 @@ class Frozen {
     const int64_t columns = directions * (last.projection ? last.projection : last.hidden);
     if (input.size(0) != first.input || output.size(0) != columns) return false;
     const int64_t rows = input.of.dimensions == 3 || !args.shape.batch_sizes ? args.shape.steps * batch : input.size(1);
-    std::unique_ptr<float[]> between[2];  // the outputs of layers, in turn
+    std::unique_ptr<float[]> between[2];  // outputs of the layers, alternating
     Rows from = input.rows();
     args.shape.cell = cell_, args.shape.type = Type::kFloat32;
     args.directions = directions;
@@ -488,7 +491,8 @@ Shape prepared_shape(int cell, int64_t input, int64_t hidden, int64_t projection
   return shape;
 }
 
-// `tensors`: weight_ih, weight_hh, bias_ih, bias_hh, weight_hr and the scales of the three matrices, float32 without gaps, or None.
+// tensors: weight_ih, weight_hh, bias_ih, bias_hh, weight_hr and the scales of the three matrices; contiguous float32,
+// or None.
 void prepare(int cell, int form, int64_t projection, py::handle tensors, py::handle to) {
   const Items items(tensors);
   std::vector<Tensor> t;
@@ -508,7 +512,8 @@ void prepare(int cell, int form, int64_t projection, py::handle tensors, py::han
 }  // namespace
 
 void bind_layer(py::module_& m) {
-  // capsule_of: makes a DLPack capsule of a tensor, for a torch without exchange functions, or with those of another version.
+  // capsule_of: makes a DLPack capsule of a tensor, for a torch without exchange functions or with another version of
+  // them.
   m.def("use_tensors", [](const py::object& tensor, const py::object& parameter, const py::object& capsule_of) {
     const py::object capsule = py::getattr(tensor, "__dlpack_c_exchange_api__", py::none());
     exchange = nullptr;

@@ -1,17 +1,20 @@
-// The whole C++ surface of fastrnn: one recurrent layer (one or two directions, or their heads), forward and backward.
+// The C++ interface of one recurrent layer (one or two directions, or their heads), forward and backward. The other
+// parts of the core have cross_entropy.h and layer_norm.h.
 //
-// The core knows nothing of torch, allocates nothing that outlives a call and owns nothing. The caller (bindings.cpp, fed
-// by fastrnn/functional.py) allocates every buffer; each pointer below is given with its shape, type and lifetime: all
-// pointers need to live only for the duration of the call (CUDA: until the stream has passed it).
+// The core knows nothing of torch and owns nothing that a caller sees; from call to call it keeps only scratch memory
+// (cpu/arena.h). The caller (fastrnn/_raw.py, fastrnn/_backward.py) allocates every buffer. Each pointer below is given
+// with shape and type. It must stay valid for the duration of the call, on CUDA until the stream has passed it.
 //
-// Letters: T steps, B batch, I input, H hidden, P projection, G gates, R = P if projected else H (the width of the state
-// that recurs and of the output), D directions, N rows (T*B for padded input, the sum of batch_sizes for packed input).
+// Letters: T steps, B batch, I input, H hidden, P projection, G gates, R = P if projected else H (the width of the
+// state that recurs and of the output), D directions, N rows (T*B for padded input, the sum of batch_sizes for packed
+// input).
 //
-// Heads: with a block-diagonal W_hh each head of a direction is a recurrence that touches no other. To the core it is a direction
-// of its own, with the H and the addresses of its part (fastrnn/_heads.py); D, H and R below are then those of the parts.
+// Heads: with a block-diagonal W_hh each head of a direction is an independent recurrence. To the core it is a
+// direction of its own, with the H and the addresses of its part (fastrnn/_heads.py); D, H and R below are then those
+// of the parts.
 //
-// Types: "storage" is the type of input, weights and output (float32, float64, bfloat16, float16); "state" is float for all
-// of them but float64, where it is double. Pre-activations, cell states and all sums are kept in the state type.
+// Types: "storage" is the type of input, weights and output (float32, float64, bfloat16, float16). "state" is float, or
+// double with float64. Pre-activations, cell states and all sums are kept in the state type.
 #pragma once
 
 #include <cstdint>
@@ -37,25 +40,26 @@ struct Shape {
   int64_t input;       // I
   int64_t hidden;      // H
   int64_t projection;  // P, 0 if the cell has none
-  const int64_t* batch_sizes;  // [T] on the host, or null: padded
-  const int64_t* step_offset;  // [T] on the host, exclusive sums of batch_sizes, or null: padded
-  const int64_t* lengths;      // [B], or null: a row's state stops at its length; its outputs beyond are zero
-  const uint8_t* resets;       // [N] by row, or null: nonzero: a new segment starts at this step of this row, so the state is
-                               // reset before it (forward), or after it, between steps t and t-1 (reverse direction)
+  const int64_t* batch_sizes;  // [T] on the host; null: padded
+  const int64_t* step_offset;  // [T] on the host, exclusive sums of batch_sizes; null: padded
+  const int64_t* lengths;      // [B] or null: a row's state stops at its length; its outputs beyond are zero
+  // [N] by row, or null. Nonzero: a new segment starts at this step of this row. The state is reset before the step
+  // (forward), or after it, between steps t and t-1 (reverse direction)
+  const uint8_t* resets;
   int64_t width() const { return projection > 0 ? projection : hidden; }  // R
 };
 
 struct Options {
-  double cell_clip;       // the stored cell state is clipped to [-cell_clip, cell_clip]; 0: off
+  double cell_clip;       // clips the stored cell state to [-cell_clip, cell_clip]; 0: off
   double proj_clip;       // likewise the projected state; 0: off
-  bool reset_to_initial;  // a reset puts the initial state in place of zero
-  NoiseOptions noise;     // the same in forward and backward; the seed on the kernels' device
-  // The gradient of h that a step gives to the step before is clipped to +-this. 0: cut; infinity: off.
+  bool reset_to_initial;  // a reset restores the initial state, instead of zero
+  NoiseOptions noise;     // the same in forward and backward; the seed lies on the kernels' device
+  // Clips the gradient of h that a step passes to the step before to +-this. 0: cuts it off; infinity: no clip.
   double gradient_clip = std::numeric_limits<double>::infinity();
 };
 
-// Where the element (t, b, 0) of a matrix of rows lies: padded: t*step_stride + b*row_stride; packed: row(t, b)*row_stride.
-// Strides are in elements; the last dimension is always contiguous.
+// Where the element (t, b, 0) of a matrix of rows lies: padded: t*step_stride + b*row_stride; packed: row(t,
+// b)*row_stride. Strides are in elements; the last dimension is always contiguous.
 struct Rows {
   void* data;
   int64_t step_stride;
@@ -64,33 +68,38 @@ struct Rows {
 
 // Weights of one direction, as torch.nn lays them out. Gate order: LSTM i,f,g,o; GRU r,z,n.
 struct Weights {
-  const void* ih;       // [G*H, I] storage, rows ih_stride apart
-  const void* hh;       // [G*H, R] storage, rows hh_stride apart
-  const void* hr;       // [P, H] storage, rows hr_stride apart, or null
+  const void* ih;       // [G*H, I] storage, ih_stride elements from row to row
+  const void* hh;       // [G*H, R] storage, hh_stride elements from row to row
+  const void* hr;       // [P, H] storage, hr_stride elements from row to row; or null
   const void* bias_ih;  // [G*H] storage, or null
-  const void* bias_hh;  // [G*H] storage, or null (both or none; a cell without a product has neither hh nor bias_hh)
+  const void* bias_hh;  // [G*H] storage, or null. Both biases or none, but a cell without a product has neither hh nor
+                        // bias_hh
   int64_t ih_stride, hh_stride, hr_stride;
   const void* unit;     // [kUnitWeights*H] storage, or null
-  const void* state_mask;  // [B, R] state type, or null: h times this enters the recurrence, at all steps (its dropout)
-  const void* prepared;    // what cpu_prepare wrote, or null. CPU, forward, float32: read in place of all the matrices and biases
-  int64_t ih_gate_rows;  // rows of ih, and values of bias_ih, between the gates of a unit, or 0: H. The CPU's forward alone has others
+  const void* state_mask;  // [B, R] state type, or null. Dropout of the state: h times this enters the recurrence, at
+                           // all steps
+  const void* prepared;    // what cpu_prepare wrote, or null. CPU, forward, float32: read in place of all matrices and
+                           // biases
+  int64_t ih_gate_rows;  // rows of ih, and values of bias_ih, from one gate of a unit to the next; 0: H. Other values
+                         // only in the CPU's forward
 };
 
-// One direction, forward. `gates` and `cells` may be null: inference, nothing is kept.
+// One direction, forward. In inference `gates` and `cells` may be null: nothing is kept.
 struct ForwardDirection {
   bool reverse;
   Weights weights;
-  Rows input;        // [N, I] storage. CPU: read. CUDA: null data; the input part comes in `input_gates`
-  Rows input_gates;  // [N, G*H] state type: x W_ih^T + b_ih, for backends that leave this product to the caller; else null
+  Rows input;        // [N, I] storage, read. CUDA: null; the input part comes in `input_gates`
+  Rows input_gates;  // [N, G*H] state type: x W_ih^T + b_ih, for backends whose caller computes this product; else null
   Rows output;       // [N, R] storage, written; zero beyond a row's length
   const void* h0;    // [B, R] storage, contiguous, or null: zero
   const void* c0;    // [B, kCells*H] state type, contiguous, or null: zero
   void* h_n;         // [B, R] storage, contiguous, written: the state after a row's last step
   void* c_n;         // [B, kCells*H] state type, contiguous, written (cells with cell states only)
   Rows gates;        // [N, kSaved*H] storage, written where the row is active: what backward needs (cells/cell.h)
-  Rows cells;        // [N, kCells*H] state type, written where the row is active: the cell states after each step (likewise)
-  Rows entering;     // [N, R] storage, CUDA with a state_mask and a product: written, the output times the mask; else null
-  const void* h0_entering;  // [B, R] storage, likewise, read: h0 times the mask, or null: zero
+  Rows cells;        // [N, kCells*H] state type, written where the row is active: the cell states after each step
+  Rows entering;     // [N, R] storage, written: the output times the mask. CUDA with a state_mask and a product; else
+                     // null
+  const void* h0_entering;  // [B, R] storage, read, likewise: h0 times the mask; null: zero
 };
 
 struct ForwardArgs {
@@ -100,17 +109,17 @@ struct ForwardArgs {
   std::vector<ForwardDirection> direction;  // [directions]
   int threads;     // CPU: at most this many; the result does not depend on it
   void* stream;    // CUDA: the stream to run on
-  int first_direction = 0;  // CUDA: of the layer's, of which a call has one or two: its noise draws by it
+  int first_direction = 0;  // CUDA: index of direction[0] in the layer, which has its noise drawn by it
 };
 
-// One direction, backward, for kernels that walk back over the steps [first_step, last_step) alone: the caller may cut the
-// sequence into ranges, last range in processing order first, and carry d_h and d_c from one to the next. Buffers marked "range"
-// hold only the range's rows: row(first_step, 0) is their row 0. The time-parallel products (d_input, weight and bias gradients)
-// are the caller's.
+// One direction, backward over steps [first_step, last_step), for the kernels. The caller may cut the sequence into
+// ranges: last range in processing order first, with d_h and d_c carried from one to the next. Buffers marked "range"
+// hold only the range's rows: row(first_step, 0) is their row 0. The caller computes the time-parallel products
+// (d_input, weight and bias gradients).
 struct BackwardDirection {
   bool reverse;
   Weights weights;
-  Rows input_gates;  // range [*, G*H] state type: read only when gates are rebuilt; else null
+  Rows input_gates;  // range [*, G*H] state type, read only to rebuild gates; else null
   Rows output;       // [N, R] storage: what forward wrote
   const void* h0;    // as in forward
   const void* c0;    // as in forward
@@ -118,18 +127,21 @@ struct BackwardDirection {
   Rows cells;        // [N, kCells*H] state type: what forward wrote
   Rows d_output;     // [N, R] storage, or null: zero
   Rows d_cells;      // [N, kCells*H] state type, likewise: of the cell states after each step
-  bool wants_initial;  // d_h is wanted: false for the range processed last when h0 needs no gradient, and a product is saved
-  void* d_h;         // [B, R] state type, in: gradient of the state after the range; out: of the state before it
+  bool wants_initial;  // d_h is wanted. False skips one product when h0 needs no gradient; only for the range processed
+                       // last
+  void* d_h;         // [B, R] state type; in: gradient of the state after the range; out: of the state before it
   void* d_c;         // [B, kCells*H] state type, likewise
-  void* d_h0_reset;  // [B, R] state type, added to: what reaches the initial state through resets (reset_to_initial); or null
+  void* d_h0_reset;  // [B, R] state type: accumulates what reaches the initial state through resets (reset_to_initial);
+                     // or null
   void* d_c0_reset;  // [B, kCells*H] likewise
-  void* d_unit;      // [B, kUnitWeights*H] state type, added to: gradients of the unit's weights, row by row; or null
+  void* d_unit;      // [B, kUnitWeights*H] state type: accumulates the gradients of the unit weights, row by row; or
+                     // null
   Rows d_gates;      // range [*, G*H] storage, written: gradient of the input part of the gates; zero where inactive
-  Rows d_recurrent;  // range [*, H] storage, written: gradient of the recurrent part of the candidate gate where it differs
-                     // from d_gates' (GRU reset-after: d_gates's n block times r); else null
+  Rows d_recurrent;  // range [*, H] storage, written: gradient of the recurrent part of the gate where it differs from
+                     // d_gates' (GRU reset-after: d_gates's n block times r); else null
   Rows h_prev;       // range [*, R] storage, written: the state each step started from; zero where inactive
   Rows inner;        // range [*, H] storage, written: operand of a cell's second product (o*tanh(c), or r*h); else null
-  Rows d_projected;  // range [*, P] storage, written: gradient of the projection's result before its clip; else null
+  Rows d_projected;  // range [*, P] storage, written: gradient of the projection before its clip; else null
 };
 
 struct BackwardArgs {
@@ -142,8 +154,8 @@ struct BackwardArgs {
   int first_direction = 0;  // as in forward
 };
 
-// One direction, backward, all of it in one call (CPU): every gradient that is not null is written, in the storage type and
-// contiguous. What lies beyond a row's length is not read; d_input is zero there.
+// One direction, the whole of backward in one call (CPU). Every gradient that is not null is written, contiguous and in
+// the storage type. Nothing beyond a row's length is read; d_input is zero there.
 struct GradientDirection {
   bool reverse;
   Weights weights;
@@ -155,14 +167,14 @@ struct GradientDirection {
   Rows cells;          // [N, kCells*H] state type: what forward wrote
   Rows d_output;       // [N, R] storage, or null: zero
   Rows d_cells;        // [N, kCells*H] state type, likewise: of the cell states after each step
-  Rows entering;       // [N, R] storage, with a state_mask and a product: the output times the mask; else null
-  const void* h0_entering;  // [B, R] storage, likewise: h0 times the mask, or null: zero
+  Rows entering;       // [N, R] storage: the output times the mask, with a state_mask and a product; else null
+  const void* h0_entering;  // [B, R] storage, likewise: h0 times the mask; null: zero
   const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
   const void* d_c_n;   // [B, kCells*H] storage, likewise
   void* d_input;       // [N, I]; directions with the same address add up
   void* d_h0;          // [B, R]
   void* d_c0;          // [B, kCells*H]
-  void* d_weight_ih;   // shapes as in Weights, without gaps
+  void* d_weight_ih;   // shapes as in Weights, contiguous
   void* d_weight_hh;
   void* d_weight_hr;
   void* d_bias_ih;
@@ -173,8 +185,8 @@ struct GradientDirection {
 struct GradientArgs {
   Shape shape;
   Options options;
-  int64_t range_bytes;  // the sequence is cut into ranges of steps so that gradients of the gates take no more memory than this
-  int directions;       // any number; of both ways only those share d_input that share it with the first one
+  int64_t range_bytes;  // most bytes for the gradients of gates: the sequence is cut into ranges of steps to keep to it
+  int directions;       // any number; those of the other way may share a d_input only with the first one
   std::vector<GradientDirection> direction;  // [directions]
   int threads;          // at most this many; the result does not depend on it
 };
@@ -185,34 +197,37 @@ void cpu_backward(const GradientArgs& args);
 
 // ---- weights prepared once, for inference on the CPU in float32 ----
 
-// What a prepared weight is: itself; rounded to 16 bits, with sums of float products; or a whole number of 8 bits, of which the products
-// with inputs and states, made whole numbers of 16 bits row by row and step by step, are summed in 32 bits without overflow or rounding.
+// The form of a prepared weight. kFloat32: as it is. kBFloat16: rounded to 16 bits, multiplied and summed in float.
+// kInt8: an 8-bit integer; inputs and states are quantised to 16 bits, row by row and step by step, and the products
+// are summed in 32 bits without overflow or rounding.
 enum class Form : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 
-// Prepared weights of one direction: this, 64 bytes, then the panels (cpu/product.h, cpu/quantised.h) of W_ih with b_ih, of the first
-// product's rows of W_hh with b_hh, and of the second product, each from a multiple of 64 bytes on. `lanes` and `tile_vectors` are the
-// instruction set's: they say how the panels lie, and weights prepared for others have to be prepared again.
+// Header of one direction's prepared weights, 64 bytes. The panels follow (cpu/product.h, cpu/quantised.h): W_ih with
+// b_ih, the first product's rows of W_hh with b_hh, and the second product's, each aligned to 64 bytes. Their layout
+// depends on the instruction set's `lanes` and `tile_vectors`; a set with others needs its own preparation.
 struct Prepared {
   int32_t version, form, cell, lanes, tile_vectors, has_bias;
   int64_t input, hidden, projection, bytes, reserved;
 };
 constexpr int kPreparedVersion = 1;
 
-// The sizes used of a Shape are cell, input, hidden and projection.
+// Uses only cell, input, hidden and projection of the Shape.
 int64_t cpu_prepared_bytes(const Shape& shape, Form form);
-// `weights`: float32, ih and so on as in Weights. kInt8: whole numbers from -127 to 127, which the scales [G*H], [G*H] and [P] or null
-// are the units of, row by row. Writes cpu_prepared_bytes.
+// weights: float32, as in Weights. kInt8: integers from -127 to 127, in units of their row's scale; scales are [G*H],
+// [G*H], and [P] or null. Writes cpu_prepared_bytes.
 struct Scales {
   const float *ih, *hh, *hr;
 };
 void cpu_prepare(const Shape& shape, Form form, const Weights& weights, const Scales& scales, void* to);
-// Whether the instruction set in use can read them. Throws if they are none.
+// Whether the instruction set in use can read them. Throws if they are not prepared weights.
 bool cpu_reads(const Prepared& prepared);
 
-// The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was chosen.
+// The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was
+// chosen.
 std::string cpu_instruction_sets();
 std::string cpu_chosen_instruction_set();
-// Uses the named one from now on (tests compare them); an empty name: the best. Throws if it is unknown or the machine lacks it.
+// From now on uses the named one (tests compare them); an empty name: the best. Throws if it is unknown or the machine
+// lacks it.
 void cpu_choose_instruction_set(const std::string& name);
 
 }  // namespace fr

@@ -1,11 +1,13 @@
-// The backward pass through time of one thread's part of a layer on the CPU, over one range of steps: gradients of the gates and of
-// the states, from which those of weights, biases and input follow (outer.h, input_gradient.h). Called by the tables in backend.h.
-// The loop is turned by half a step: at step t the product of the later step's d_recurrent with the recurrent weights first
-// completes d_h, unit by unit, and the cell's gradient is taken on the same tile; the last step's product comes after the loop.
+// Backpropagation through time on the CPU: one thread's part of a layer, over one range of steps. It computes the
+// gradients of the gates and of the states; those of weights, biases and input follow from them (outer.h,
+// input_gradient.h). Called through the tables in backend.h.
 //
-// A cell without a product leaves d_h whole after each step.
+// The loop is software-pipelined: step t first finishes the product of the step processed before, d_recurrent times the
+// recurrent weights, which completes d_h unit by unit, and takes the cell's gradient on the same tile. The last step's
+// product comes after the loop. A cell without a product leaves d_h complete after each step.
 //
-// Sync: parts that share rows (units split) meet at the barrier after each phase; parts with rows of their own never.
+// Sync: parts that share rows (units split) wait at the barrier after each phase. Parts with rows of their own never
+// wait.
 #pragma once
 
 #include <limits>
@@ -46,7 +48,8 @@ struct Backward {
   const UnitRange units = unit_range(part, hidden, kLanes);     // of H
   const UnitRange out_units = unit_range(part, width, kLanes);  // of R
   T* const tile = static_cast<T*>(scratch.tile);
-  const O** const pending = reinterpret_cast<const O**>(scratch.pointers);  // operands of the product still to be added to d_h
+  // operands of the pending product, still to be added to d_h
+  const O** const pending = reinterpret_cast<const O**>(scratch.pointers);
   const O** const second = reinterpret_cast<const O**>(scratch.pointers + batch);
   int64_t* const pending_rows = scratch.indices;
   int64_t* const rows = scratch.indices + batch;
@@ -54,7 +57,7 @@ struct Backward {
   int64_t pending_step = 0;
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
-  // Where the mask acts on a product's operand alone, the pointwise part is as without it.
+  // If the mask acts only on a product's operand, the pointwise part needs no noise code for it.
   const NoiseParams noise{call.options.noise, N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell> ? nullptr : direction.weights.state_mask};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool clips_gradient = call.options.gradient_clip <= std::numeric_limits<double>::max();
@@ -80,7 +83,7 @@ struct Backward {
     if (N::kMultiplies && work.wants_initial) for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
   }
 
-  // ---- d_h += d_recurrent W_hh of the step before (in this order), one panel of units; `next`: the one that follows ----
+  // ---- d_h += d_recurrent W_hh of the step processed before, for one panel of units; `next`: the panel after it ----
 
   void add_pending(int64_t panel, int64_t next) {
     for (int64_t row0 = 0; row0 < pending_count; row0 += kTileRows) {
@@ -88,7 +91,8 @@ struct Backward {
       Transposed::run(work.first_transposed, panel, pending + row0, size, tile, Transposed::kColumns, next);
       for (int64_t row = 0; row < size; ++row) {
         const int64_t b = pending_rows[row0 + row];
-        const bool to_initial = call.is_cut(direction.reverse, pending_step, b);  // else it would not be pending
+        // a reset to zero is not pending, so a cut leads to the initial state
+        const bool to_initial = call.is_cut(direction.reverse, pending_step, b);
         for (int group = 0; group < Transposed::kGroups; ++group) {
           const int64_t unit = panel * Transposed::kUnits + group * kLanes;
           if (unit >= out_units.end) break;
@@ -107,7 +111,7 @@ struct Backward {
     }
   }
 
-  // Calls function(panel, next panel) for the panels of out_units; forth and back in turn, as for_each_tile.
+  // Calls function(panel, next panel) for the panels of out_units, in alternating order as in for_each_tile.
   template <class Function>
   void for_each_panel(bool back, Function function) const {
     if (out_units.begin >= out_units.end) return;
@@ -146,7 +150,7 @@ struct Backward {
       }, t & 1);
     }
     if constexpr (N::kMultiplies) {
-      // Rows whose state was cut to zero before this step pass nothing on, nor does any where the gradient is cut.
+      // Rows whose state was cut to zero before this step pass no gradient on; with a gradient clip of 0 no row does.
       pending_count = 0;
       pending_step = t;
       for (int64_t row = 0; row < count; ++row) {
@@ -164,7 +168,7 @@ struct Backward {
     return gradients(t, b) + (N::kProjects ? work.columns.projected : work.columns.gates + N::kFirstGates * hidden);
   }
 
-  // Apart from the code of all calls, which stays as it is without noise.
+  // Not inlined, so that the code without noise stays as it is.
   [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit) { first_phase<true>(t, b, unit); }
   [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) { second_phase<true>(t, b, unit, sums); }
   UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
@@ -174,7 +178,7 @@ struct Backward {
     return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}, factor};
   }
 
-  // The last phase's backward, over R: with one phase the whole of a unit's gradient.
+  // Backward of the last phase, over R. With one phase this is a unit's whole gradient.
   template <bool kNoise>
   void first_phase(int64_t t, int64_t b, int64_t unit) {
     const int n = lanes_left(width - unit);
@@ -203,7 +207,7 @@ struct Backward {
     pass_hidden_on(t, b, unit, n, u.d_h_prev);
   }
 
-  // The first of two phases, over H, once d_inner is known.
+  // Backward of the first of two phases, over H, once d_inner is known.
   template <bool kNoise>
   void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) {
     const int n = lanes_left(hidden - unit);
@@ -265,7 +269,7 @@ struct Backward {
     for (int gate = kBegin; gate < kEnd; ++gate) store(to + work.columns.gates + gate * hidden, u.d_input[gate], n);
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(to, u.d_split, n);
   }
-  // Row by row: their sum over rows then has one order, whatever the threads.
+  // Row by row, so that the sum over rows has one order, whatever the number of threads.
   void add_unit_gradients(int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
     if constexpr (Cell::kUnitWeights > 0)
       for (int i = 0; i < Cell::kUnitWeights; ++i) {
@@ -273,11 +277,12 @@ struct Backward {
         store(to, load<V>(to, n) + u.d_unit_weight[i], n);
       }
   }
-  // What reaches the old state on elementwise paths; the product's part follows with the next step.
+  // The gradient that reaches the old state on elementwise paths. The product's part follows with the next step.
   void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
-    if (!N::kMultiplies && clips_gradient) d_h_prev = clipped(d_h_prev, gradient_clip);  // else with the product
+    // with a product, add_pending clips the sum
+    if (!N::kMultiplies && clips_gradient) d_h_prev = clipped(d_h_prev, gradient_clip);
     const bool cut = N::kMultiplies ? call.origin(direction.reverse, t, b) == Origin::kZero : call.is_cut(direction.reverse, t, b);
-    if (!N::kMultiplies && cut && work.d_h0_reset) {  // no product follows that would do it
+    if (!N::kMultiplies && cut && work.d_h0_reset) {  // with a product, add_pending does this
       T* d_h0 = static_cast<T*>(work.d_h0_reset) + b * width + unit;
       store(d_h0, load<V>(d_h0, n) + d_h_prev, n);
     }

@@ -44,8 +44,8 @@ constexpr const char* kBaselineName = "baseline";
 template <class Served>
 [[maybe_unused]] const Served* left_to_the_next(Type) { return nullptr; }
 
-// Best first. One that does not serve a type leaves it to the next; layer normalisation is a small part of its steps, and takes no
-// third compilation. CMakeLists.txt says which were compiled.
+// Best first. A type that one does not serve falls to the next. Layer normalisation is a small part of its steps and is
+// not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>,
@@ -98,7 +98,7 @@ const CrossEntropyBackend& choose_cross_entropy(Type type) {
     if (const CrossEntropyBackend* found = kInstructionSets[index].find_cross_entropy(type)) return *found;
 }
 
-// ---- the contract ----
+// ---- argument checks ----
 
 void require(bool holds, const char* argument, const std::string& expected) {
   if (!holds) throw std::invalid_argument(std::string(argument) + ": expected " + expected);
@@ -116,16 +116,16 @@ void check_address(const void* data, int64_t alignment, const char* argument, bo
 
 namespace {
 
-// Fewer rows than this a thread, and it streams all the weights for too little arithmetic: then units are shared instead.
+// With fewer rows a thread than this, each would stream all weights for too little arithmetic: units are split instead.
 constexpr int64_t kRowsPerThread = 8;
-// Recurrent weights beyond this lie far from the cores, and every thread with rows of its own reads them all at each step: until
-// rows are many, sharing units, so that each reads only its share, is worth a barrier.
+// Recurrent weights larger than this are far from the cores, and every thread with rows of its own reads all of them at
+// each step. Until rows are many, splitting units is worth its barrier, because each thread reads only its share.
 constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
-// Multiply-adds below which another thread costs more than it saves: for the whole call, for one that is a single step of few rows
-// (as those of generation, between other work: the threads must be woken, and each has half of the weights in its own cache at
-// best), and for a step with a barrier.
+// Multiply-adds below which another thread costs more than it saves: for a whole call; for a call of a single step of
+// few rows; for a step with a barrier. Single steps, as in generation, come between other work: threads must be woken,
+// and each has at best half of the weights in its own cache.
 constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 20, kStepWorkPerThread = 1 << 14;
-// The input product's result for a few steps should stay in L2.
+// The input product of a chunk of steps should stay in L2.
 constexpr int64_t kChunkBytes = 512 << 10;
 
 }  // namespace
@@ -170,9 +170,10 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   const bool far = recurrent * backend.operand_bytes > kNearWeightBytes;
   if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
-    const int64_t most = shares < by_work || !cell.multiplies() ? shares : by_work;  // without a product there is no barrier
+    // without a product there is no barrier
+    const int64_t most = shares < by_work || !cell.multiplies() ? shares : by_work;
     team.sharing.by_units = most > 1;
-    if (most <= 1) {  // whole directions then, as many to each thread
+    if (most <= 1) {  // then whole directions, the same number to each thread
       if (wanted > directions) wanted = directions;
       while (directions % wanted) --wanted;
     } else if (group > most) {
@@ -186,8 +187,8 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
 
 namespace {
 
-// Hidden units in a row of scratch, padded to whole panels of any width. The runtime may grant fewer threads than planned: one
-// thread's part is then everything, so scratch is sized for that.
+// Hidden units in a row of scratch, padded to whole panels of any width. The runtime may grant fewer threads than
+// planned, even one, whose part is then everything: scratch is sized for that.
 int64_t padded_units(const Shape& shape, int lanes) { return (shape.hidden + 4 * lanes - 1) / (4 * lanes) * 4 * lanes; }
 
 MatrixSource source_of(const void* data, int64_t stride, int64_t gate_rows, const void* bias, int64_t units, int64_t depth) {
@@ -257,7 +258,7 @@ void clear_zeros(const DirectionWork& work, const Shape& s) { std::memset(work.z
 Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most) {
   const int64_t rows = team.call.shape.batch;
   const int64_t row_bytes = cell.gates * padded_units(team.call.shape, backend.lanes) * backend.state_bytes;
-  // Weights that lie far from the cores are worth a longer way of the results: each chunk reads them once.
+  // Weights far from the cores justify larger chunks, whose results leave L2: each chunk reads the weights once.
   const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * backend.operand_bytes;
   int64_t steps = (weights > kNearWeightBytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
   if (steps > most) steps = most;

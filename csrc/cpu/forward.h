@@ -1,8 +1,8 @@
-// The forward pass of one thread's part of a layer on the CPU: for a few steps at a time the input product, then step by step
-// the recurrent product with the cell's mathematics on its tile. Called by the tables in backend.h.
+// The forward pass of one thread's part of a layer on the CPU: the input product for a few steps at a time, then for
+// each step the recurrent product with the cell's formulas on its tile. Called through the tables in backend.h.
 //
-// Sync: parts that share rows (units split) meet at the barrier after each product's phase; parts with rows of their own never, nor
-// those of a cell without a product, whose units wait for no other.
+// Sync: parts that share rows (units split) wait at the barrier after each product's phase. Parts with rows of their
+// own never wait, nor do parts of a cell without a product.
 #pragma once
 
 #include "call.h"
@@ -16,7 +16,8 @@ struct Products {
   using Of = Product<Isa, S, kGates, W>;
 };
 
-// W: of the weights in the panels; not the operands' own for prepared weights, for which inference without noise is all there is.
+// W: the type of the weights in the panels. Prepared weights may have another one than the operands; they serve only
+// inference without noise.
 template <class Isa, class Cell, class S, class W = Operand<Isa, S>>
 struct Forward {
   using T = StateOf<S>;
@@ -30,14 +31,14 @@ struct Forward {
   static constexpr int kLanes = V::kLanes, kGates = N::kGates, kCells = Cell::kCells;
   static constexpr bool kOutputIsOperand = std::is_same_v<O, S>;
 
-  // Bytes for rows of operands as the products take them, for so many rows of inputs, and of states.
+  // Bytes of the operand rows that the products need, for this many rows of inputs and of states.
   static int64_t operand_bytes(const Shape& s, int64_t inputs) {
     const int64_t width = s.width() > s.hidden ? s.width() : s.hidden;
     const int64_t input = Input::operand_bytes(inputs, s.input), state = First::operand_bytes(s.batch, width);
     return input > state ? input : state;
   }
 
-  // One thread's share of what must be ready before any step: packed weights, and the initial state as operands.
+  // Packs one thread's share of the weights, and converts its share of the initial state.
   static void pack(const Call& call, const DirectionWork& work, const void* h0, int index, int count) {
     pack_share<Input>(work.input, index, count);
     if constexpr (N::kMultiplies) pack_share<First>(work.first, index, count);
@@ -50,7 +51,7 @@ struct Forward {
     }
   }
 
-  // `gates_only`: every step starts from the saved states and only `gates` is written (backward rebuilds them so).
+  // gates_only: every step starts from the saved states, and only `gates` is written. Backward rebuilds gates this way.
   static void run(const Call& call, const ForwardDirection& direction, const DirectionWork& work, const Part& part,
                   const Scratch& scratch, bool gates_only) {
     Forward self{call, direction, work, part, scratch, gates_only};
@@ -68,20 +69,21 @@ struct Forward {
   const int64_t batch = call.shape.batch, hidden = call.shape.hidden, width = call.shape.width();
   const UnitRange units = unit_range(part, hidden, kLanes);        // of H
   const UnitRange out_units = unit_range(part, width, kLanes);     // of R
-  const int64_t own = Input::panels(units.end - units.begin) * Input::kColumns;  // of a row in scratch.gates
+  const int64_t own = Input::panels(units.end - units.begin) * Input::kColumns;  // values in a row of scratch.gates
   T* const tile = static_cast<T*>(scratch.tile);
   T* const input_gates = static_cast<T*>(scratch.gates);
   const O** const current = reinterpret_cast<const O**>(scratch.pointers);  // [B]: where each row's state lies
   const T** const c_current = reinterpret_cast<const T**>(scratch.pointers + batch);
   const O** const operand = reinterpret_cast<const O**>(scratch.pointers + 2 * batch);  // of the active rows
   const O** const inner_operand = reinterpret_cast<const O**>(scratch.pointers + 3 * batch);
-  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * batch);  // [chunk rows], active ones
+  // [chunk rows], the active ones
+  const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * batch);
   int64_t* const rows = scratch.indices;  // the active rows of a step
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
                        call.options.proj_clip > 0};
-  // Where the mask acts on a product's operand alone, the pointwise part is as without it.
+  // If the mask acts only on a product's operand, the pointwise part needs no noise code for it.
   static constexpr bool kDropsInProduct = N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell>;
-  // What is rebuilt does not depend on the noise, but through the states.
+  // Rebuilt gates depend on noise only through the states, which are already stored.
   const NoiseParams noise =
       gates_only ? NoiseParams{} : NoiseParams(call.options.noise, kDropsInProduct ? nullptr : direction.weights.state_mask);
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
@@ -101,7 +103,7 @@ struct Forward {
   O* state_buffer(int64_t t, int64_t b) const {
     return static_cast<O*>(work.operands) + ((t & 1) * batch + b) * width;
   }
-  // With dropout of the state: what enters the product, after step t of row b, and before the first.
+  // Dropout of the state: what enters the product after step t of row b, and before the first step.
   O* entering(int64_t t, int64_t b) const { return static_cast<O*>(work.entering) + ((t & 1) * batch + b) * width; }
   O* entering_initial(int64_t b) const { return static_cast<O*>(work.entering_initial) + b * width; }
   const O* entering_before(int64_t t, int64_t b) const {
@@ -138,7 +140,7 @@ struct Forward {
     if (!gates_only) finish();
   }
 
-  // ---- the input part of the gates for the active rows of the steps [begin, end) of the processing order, in that order ----
+  // ---- the input part of the gates for the active rows of steps [begin, end), in processing order ----
 
   void input_product(int64_t begin, int64_t end) {
     int64_t count = 0;
@@ -167,7 +169,7 @@ struct Forward {
       Input::run(work.input, panel0 + panel, operands, count, input_gates + panel * Input::kColumns, own, panel0 + panel + 1);
   }
 
-  // Where the input part of a gate of the unit lies in a row of scratch.gates.
+  // Where the input part of a unit's gate lies in a row of scratch.gates.
   int64_t place(int64_t unit, int gate) const {
     const int64_t own_unit = unit - units.begin;
     return own_unit / Input::kUnits * Input::kColumns + (gate * Input::kGroups + own_unit % Input::kUnits / kLanes) * kLanes;
@@ -175,7 +177,7 @@ struct Forward {
 
   static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
-  // ---- one step; `gates`: the input part for its active rows, whose number it returns ----
+  // ---- one step; `gates`: the input part for its active rows; returns their number ----
 
   int64_t step(int64_t t, T* gates) {
     const int64_t here = call.batch_at(t);
@@ -190,7 +192,7 @@ struct Forward {
         std::memset(static_cast<void*>(out + out_units.begin), 0, (out_units.end - out_units.begin) * sizeof(S));
       }
     }
-    // Rebuilding, the parts that share rows have each converted their units of the states.
+    // When rebuilding, parts that share rows have each converted their own units of the states: wait for all.
     if (N::kMultiplies && !kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
     if constexpr (N::kMultiplies) {
       for_each_tile<First>(work.first, units, operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
@@ -252,7 +254,7 @@ struct Forward {
       if constexpr (kOutputIsOperand) {
         current[b] = saved;
       } else {
-        // Each sharing part converts its own units; all meet before the product reads the row.
+        // Each part converts its own units; step() waits for all before the product reads the row.
         O* to = state_buffer(t, b);
         for (int64_t k = 0; k < width; k += kLanes) {
           const int n = lanes_left(width - k);
@@ -284,7 +286,7 @@ struct Forward {
     if constexpr (kTrains) return noise.on;
     else return false;
   }
-  // Apart from the code of all calls, which stays as it is without noise.
+  // Not inlined, so that the code without noise stays as it is.
   [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
     if constexpr (kTrains) first_phase<true>(t, b, unit, group, sums, input);
   }
@@ -315,7 +317,7 @@ struct Forward {
     save<0, N::kFirstSaved>(t, b, unit, n, u);
     if constexpr (N::kTwoPhases) {
       store_operand<S>(static_cast<O*>(work.inner) + b * hidden + unit, u.inner, n);
-      // What the second phase needs again takes the place of gates' input parts, which are spent.
+      // Carried values overwrite input parts of gates that are no longer needed.
       if constexpr (N::kCarried > 0)
         for (int value = 0; value < N::kCarried; ++value) store_full(input + place(unit, value), u.carried[value]);
     } else {

@@ -1,7 +1,7 @@
-// Vectors of the CPU backend: GCC/Clang vector extensions behind one small type, tagged by instruction set so that code
-// compiled for one is never linked into another (every function here is a template over, or takes, a tagged vector type).
-// Included only by isa_*.cpp, which define exactly one Isa each. Accuracy of the functions is at their definitions; a test
-// (tests/cpp/cpu_test.cpp) holds it.
+// Vectors of the CPU backend: GCC/Clang vector extensions behind one small type, tagged by instruction set, so that
+// code compiled for one is never linked into another. Every function here is a template over a tagged vector type, or
+// takes one. Included only by files that are compiled for one instruction set (isa.h). Accuracies are stated at the
+// functions, and tested by tests/cpp/cpu_test.cpp.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ struct Vec {
   friend Vec operator/(Vec a, Vec b) { return a.raw / b.raw; }
 };
 
-// ---- memory: storage type S <-> vector; n < kLanes touches only the first n elements (the rest read as zero) ----------
+// ---- memory: storage type S <-> vector; n < kLanes touches only the first n elements (the rest read as zero) --------
 
 template <class V, class S>
 inline V load_full(const S* p) {
@@ -96,7 +96,7 @@ inline void store_full(S* p, V v) {
     std::memcpy(p, &v.raw, sizeof v.raw);
 #if defined(__AVX512BF16__)
   } else if constexpr (std::is_same_v<S, BFloat16> && V::IsaTag::kNativeBFloat16) {
-    // Rounds to nearest even, like storage.h; unlike it, flushes results below 2^-126 to zero.
+    // Rounds to nearest even, as storage.h does, but flushes results below 2^-126 to zero.
     const __m256bh rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v.raw));
     std::memcpy(p, &rounded, sizeof rounded);
 #endif
@@ -133,7 +133,7 @@ inline void store(S* p, V v, int n) {
   for (int lane = 0; lane < n; ++lane) p[lane] = buffer[lane];
 }
 
-// ---- the functions the cells need (contract in cells/cell.h) -----------------------------------------------------------
+// ---- the functions that cells need (contract in cells/cell.h) -------------------------------------------------------
 
 template <class T, class Isa>
 inline Vec<T, Isa> fr_max(Vec<T, Isa> a, Vec<T, Isa> b) {
@@ -148,7 +148,7 @@ inline Vec<T, Isa> fr_if_less(Vec<T, Isa> a, Vec<T, Isa> b, Vec<T, Isa> yes, Vec
   return {a.raw < b.raw ? yes.raw : no.raw};
 }
 
-// a / b to within 1 ulp, for b in [1, 2^126): a division costs as much as six of the other operations here.
+// a / b to within 1 ulp, for b in [1, 2^126). A division costs as much as six of the other operations here.
 template <class T, class Isa>
 inline Vec<T, Isa> quotient(Vec<T, Isa> a, Vec<T, Isa> b) {
 #if defined(__AVX512F__)
@@ -156,17 +156,17 @@ inline Vec<T, Isa> quotient(Vec<T, Isa> a, Vec<T, Isa> b) {
     using Raw = typename Vec<T, Isa>::Raw;
     const Vec<T, Isa> r{reinterpret_cast<Raw>(_mm512_rcp14_ps(reinterpret_cast<__m512>(b.raw)))};
     const Vec<T, Isa> q = a * r;
-    // The remainder a - b*q is exact up to one rounding; the reciprocal's relative error 2^-14 squares away.
+    // The remainder a - b*q is exact up to one rounding; the reciprocal's relative error 2^-14 is squared away.
     return q + r * (a - b * q);
   }
 #endif
   return a / b;
 }
 
-// e^x - 1 = scale*tail + (scale - 1) with x = n*ln2 + r, |r| <= ln2/2, scale = 2^n, tail = e^r - 1 = r + r^2 p(r): the tail keeps
-// its relative accuracy near zero. n*ln2 is subtracted in two parts, the first exact (Cody and Waite 1980). Coefficients:
-// minimax (Remez) fits of p; relative error of the tail 1.7e-8 (float) and 3.4e-19 (double). x must lie in [-87, 87] (float) or
-// [-700, 700] (double).
+// e^x - 1 = scale*tail + (scale - 1) with x = n*ln2 + r, |r| <= ln2/2, scale = 2^n, tail = e^r - 1 = r + r^2 p(r),
+// which keeps the tail's relative accuracy near zero. n*ln2 is subtracted in two parts, the first exact (Cody and Waite
+// 1980). Coefficients: minimax (Remez) fits of p; relative error of the tail 1.7e-8 (float) and 3.4e-19 (double). x
+// must lie in [-87, 87] (float) or [-700, 700] (double).
 template <class V>
 struct Exponential {
   V scale, tail;
@@ -213,7 +213,7 @@ inline Exponential<Vec<double, Isa>> exponential(Vec<double, Isa> x) {
   return {V(reinterpret_cast<typename V::Raw>(bits)), r + r * r * p};
 }
 
-// e^x for x <= 0, within 2 ulp where it is at least e^-87 (double: e^-700), and that below.
+// e^x for x <= 0, within 2 ulp down to e^-87 (double: e^-700), and that value below.
 template <class T, class Isa>
 inline Vec<T, Isa> fr_exp(Vec<T, Isa> x) {
   using V = Vec<T, Isa>;
@@ -221,8 +221,8 @@ inline Vec<T, Isa> fr_exp(Vec<T, Isa> x) {
   return e.scale + e.scale * e.tail;
 }
 
-// log(1 / (1 + e^-x)) = min(x, 0) - log(1 + e^-|x|), and log(1 + y) = 2 artanh(s), s = y / (2 + y) <= 1/3, whose series' first term
-// left out is below 2^-27 (double: 2^-56) of the first one.
+// log(1 / (1 + e^-x)) = min(x, 0) - log(1 + e^-|x|), and log(1 + y) = 2 artanh(s) with s = y / (2 + y) <= 1/3. The
+// first omitted term of the series is below 2^-27 (double: 2^-56) of its first term.
 template <class T, class Isa>
 inline Vec<T, Isa> fr_log_sigmoid(Vec<T, Isa> x) {
   using V = Vec<T, Isa>;
@@ -252,9 +252,9 @@ inline Vec<T, Isa> fr_tanh(Vec<T, Isa> x) {
   return quotient(minus_one, minus_one + V(2));
 }
 
-// ---- random words (contract in cells/noise.h) --------------------------------------------------------------------------
+// ---- random words (contract in cells/noise.h) -----------------------------------------------------------------------
 
-// Counters side by side, one in each lane of 64 bits: what the instructions multiply.
+// Several counters, one in each 64-bit lane, as the multiply instructions need them.
 template <class Isa>
 struct Counters {
   using Word = typename RawVector<uint64_t, Isa::kBytes>::type;
@@ -302,11 +302,13 @@ struct Draws<cpu::Vec<T, Isa>> {
   typename V::RawInteger word[2]{};
 
   Draws() = default;
-  // In float the two units of a counter share its lane of 64 bits, in double they have neighbouring lanes with a counter each.
+  // In float the two units of a counter share its 64-bit lane; in double they are neighbouring lanes, with a copy of
+  // the counter each.
   Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
     constexpr bool kShared = sizeof(T) == 4;
     const Word zero{};
-    // Vectors of constants: written lane by lane they would go through memory in halves, which no load gets at once.
+    // Vectors of constants. Writing them lane by lane would store them in halves, from which a full load cannot be
+    // forwarded.
     static constexpr auto offset = lanes([](uint64_t lane) { return kShared ? lane : lane / 2; });
     [[maybe_unused]] static constexpr auto odd_lanes = lanes([](uint64_t lane) { return lane % 2 ? ~uint64_t{0} : 0; });
     const Word odd = word_of(odd_lanes);

@@ -6,8 +6,9 @@
 #if defined(FASTRNN_OPENMP)
 #include <pthread.h>
 
-// OpenMP's runtime as GCC's compiler calls it (libgomp manual, "Implementing PARALLEL construct"); those of LLVM and Intel take
-// these calls too. Called outright, objects of every compiler use the one runtime that torch has loaded.
+// OpenMP's runtime as GCC's compiler calls it (libgomp manual, "Implementing PARALLEL construct"); LLVM's and Intel's
+// runtimes accept these calls too. Calling it directly lets objects of every compiler use the one runtime that torch
+// has loaded.
 extern "C" {
 void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 int omp_get_thread_num();
@@ -31,9 +32,9 @@ void run_on_new_threads(int threads, void (*body)(void*, int, int), void* contex
 }
 
 #if defined(FASTRNN_OPENMP)
-// A process forked after anybody used OpenMP inherits the runtime's record of a team whose threads did not come along, and
-// would wait for them for ever. Who used it cannot be asked, so a forked process leaves the runtime alone. Watched from the
-// time the library is loaded, for a fork may come before the first call.
+// A process forked after anyone used OpenMP inherits the runtime's record of a team whose threads do not exist in the
+// child, and would wait for them forever. Nobody can be asked whether OpenMP was used, so a forked process does not use
+// it. Watched from the time the library is loaded, because a fork may come before the first call.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
 
@@ -71,7 +72,7 @@ void Barrier::wait(int parties) {
     generation.notify_all();
     return;
   }
-  // About 20 us: longer than any balanced step's imbalance, far shorter than a scheduler's time slice.
+  // About 20 us: longer than the imbalance of any balanced step, far shorter than a scheduler's time slice.
   for (int spin = 0; spin < 1000; ++spin) {
     if (generation.load(std::memory_order_acquire) != seen) return;
 #if defined(__x86_64__)
