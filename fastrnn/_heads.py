@@ -79,10 +79,13 @@ def take_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor 
 
 def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The inverse of :func:`take_states`."""
-    return [
-        None if t is None else _put(t.unflatten(0, (-1, config.heads)), 2, _state(config, i), config.heads, 1)
-        for i, t in enumerate(states)
-    ]
+    found = []
+    for i, t in enumerate(states):
+        if t is not None:
+            rows, blocks, heads = t.shape[1], _state(config, i), config.heads
+            t = t.view(len(config.reverse), heads, rows, blocks, t.shape[2] // blocks).permute(0, 2, 3, 1, 4).flatten(2)
+        found.append(t)
+    return found
 
 
 def take_cells(config: Config, t: Tensor | None) -> Tensor | None:
@@ -115,6 +118,8 @@ def take_operands(config: Config, operands: Sequence[Tensor], views: bool = Fals
             t = operands[config.place(name, d)]
             if views and name.endswith("_ih") and t.shape[0] > gates * config.heads:
                 t = _split(t, 0, gates, config.heads, t.shape[0] // (gates * config.heads)).transpose(0, 1)
+            elif name == "bias_hh":
+                t = t.view(gates, config.heads, -1).transpose(0, 1).flatten(1)
             elif name != "weight_hh":
                 t = _take(t, *_units(config, name), config.heads, 0)
             own.append(t.unbind(0))
