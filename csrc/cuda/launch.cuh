@@ -4,9 +4,11 @@
 #pragma once
 
 #include <atomic>
+#if !defined(__CUDACC__)
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
+#endif
 
 #include "device.cuh"
 #include "step_params.h"
@@ -20,40 +22,41 @@ __global__ void __launch_bounds__(Kernel::kMaxThreads, 1) entry(const __grid_con
   Kernel::run(params);
 }
 
-inline void check(cudaError_t result, const char* call, const char* kernel, const LaunchShape& shape) {
-  if (result == cudaSuccess) return;
-  (void)cudaGetLastError();  // launch errors are not sticky: clears this one, so that the next call starts clean
-  throw std::runtime_error(std::string(call) + " of " + kernel + ": " + cudaGetErrorName(result) + ": " +
-                           cudaGetErrorString(result) + "; grid (" + std::to_string(shape.x) + ", " + std::to_string(shape.y) +
-                           ", " + std::to_string(shape.z) + "), " + std::to_string(shape.threads) + " threads, " +
-                           std::to_string(shape.shared_bytes) + " bytes of shared memory, clusters of " +
-                           std::to_string(shape.cluster));
-}
+// Throws std::runtime_error unless the result is success. Defined in rnn_cuda.cpp: what nvcc's host compiler makes holds no types of
+// its C++ library, so that the binary can be linked with another one (tools/wheel.sh).
+void check_launch(cudaError_t result, const char* call, const char* kernel, const LaunchShape& shape);
+
+// A call of the runtime that may have failed.
+struct Outcome {
+  cudaError_t result = cudaSuccess;
+  const char* call = "";
+};
 
 // A kernel must opt in to more than 48 KiB of shared memory and to clusters of more than 8 blocks. Done once per kernel
 // and device, for all that the device has, because opting in takes longer than launching.
 template <class Kernel>
-void ask_for_limits(const LaunchShape& shape) {
+Outcome ask_for_limits(const LaunchShape& shape) {
   constexpr int kWithoutAsking = 48 * 1024, kDevices = 64;
   static std::atomic<bool> granted[2][kDevices];
   const bool clusters = shape.cluster > 1;
-  if (shape.shared_bytes <= kWithoutAsking && !clusters) return;
+  if (shape.shared_bytes <= kWithoutAsking && !clusters) return {};
   int device = 0, most = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
-  if (device < kDevices && granted[clusters][device].load(std::memory_order_relaxed)) return;
-  const auto ask = [&](cudaFuncAttribute attribute, int value) {
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(&entry<Kernel>), attribute, value), "cudaFuncSetAttribute",
-          Kernel::kName, shape);
-  };
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
-  ask(cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-  if (clusters) ask(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (const auto result = cudaGetDevice(&device); result != cudaSuccess) return {result, "cudaGetDevice"};
+  if (device < kDevices && granted[clusters][device].load(std::memory_order_relaxed)) return {};
+  if (const auto result = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); result != cudaSuccess)
+    return {result, "cudaDeviceGetAttribute"};
+  const void* const kernel = reinterpret_cast<const void*>(&entry<Kernel>);
+  auto result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  if (result == cudaSuccess && clusters) result = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (result != cudaSuccess) return {result, "cudaFuncSetAttribute"};
   if (device < kDevices) granted[clusters][device].store(true, std::memory_order_relaxed);
+  return {};
 }
 
 template <class Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
-  ask_for_limits<Kernel>(shape);
+  const Outcome asked = ask_for_limits<Kernel>(shape);
+  check_launch(asked.result, asked.call, Kernel::kName, shape);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.x, shape.y, shape.z);
   config.blockDim = dim3(shape.threads);
@@ -74,7 +77,7 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
     cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
     cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   }
-  check(cudaLaunchKernelEx(&config, entry<Kernel>, params), "launch", Kernel::kName, shape);
+  check_launch(cudaLaunchKernelEx(&config, entry<Kernel>, params), "launch", Kernel::kName, shape);
 }
 
 // Whether this binary has code for the current device.
@@ -92,15 +95,13 @@ bool has_code() {
 template <class Kernel>
 int active_clusters(int blocks) {
   const LaunchShape shape{blocks, 1, 1, Kernel::kMaxThreads, INT64_MAX, blocks};
-  try {
-    ask_for_limits<Kernel>(shape);
-  } catch (const std::runtime_error&) {  // the device has no clusters of more than 8 blocks, or the binary no code for
-                                         // it
+  if (ask_for_limits<Kernel>(shape).result != cudaSuccess) {  // no clusters of more than 8 blocks, or no code for the device
+    (void)cudaGetLastError();
     return 0;
   }
   int device = 0, most = 0, clusters = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
+  check_launch(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
+  check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = static_cast<unsigned>(blocks);

@@ -10,6 +10,20 @@
 #include "step.h"
 
 namespace fr {
+
+// Declared in launch.cuh.
+namespace gpu {
+void check_launch(cudaError_t result, const char* call, const char* kernel, const LaunchShape& shape) {
+  if (result == cudaSuccess) return;
+  (void)cudaGetLastError();  // launch errors are not sticky: clears this one, so that the next call starts clean
+  throw std::runtime_error(std::string(call) + " of " + kernel + ": " + cudaGetErrorName(result) + ": " +
+                           cudaGetErrorString(result) + "; grid (" + std::to_string(shape.x) + ", " + std::to_string(shape.y) +
+                           ", " + std::to_string(shape.z) + "), " + std::to_string(shape.threads) + " threads, " +
+                           std::to_string(shape.shared_bytes) + " bytes of shared memory, clusters of " +
+                           std::to_string(shape.cluster));
+}
+}  // namespace gpu
+
 namespace {
 
 constexpr int kMaxDevices = 64;
