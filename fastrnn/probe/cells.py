@@ -64,8 +64,8 @@ def properties(text: str, syntax: str) -> dict[str, Values]:
     Returns:
         "position": characters of the line so far, its end being 0. "beginning": whether these are at most ten.
         "quotes": inside a quotation of double quotes, or a string of Python. "brackets": how many are open. Of Python
-        also "comments": behind a number sign; "indentation": columns in front of the line; "if": in the body of an if
-        or elif. NaN where the text so far does not tell, as in the blanks that begin a line.
+        also "comments": behind a number sign or in a docstring; "indentation": columns in front of the line; "if": in
+        the body of an if or elif. NaN where the text so far does not tell, as in the blanks that begin a line.
 
     Raises:
         ValueError: no such syntax.
@@ -102,7 +102,7 @@ def _python(text: str) -> list[tuple[float, ...]]:
     rows: list[tuple[float, ...]] = []
     column, depth, indent, logical = 0, 0, 0, 0  # logical: columns in front of the statement
     quote = ""  # that ends the string
-    comment, starts, escaped = False, True, False  # starts: only blanks so far
+    comment, docstring, starts, escaped = False, False, True, False  # starts: only blanks so far
     bodies: list[int] = []  # columns of the ifs whose bodies may still go on
     nan = float("nan")
     place, size = 0, len(text)
@@ -129,6 +129,8 @@ def _python(text: str) -> list[tuple[float, ...]]:
         elif character == "#":
             comment = True
         elif character in "\"'":
+            before = text[text.rfind("\n", 0, place) + 1 : place]
+            docstring = not depth and not before.strip(" \tbrBR")  # a string that is a statement of its own
             quote = character * 3 if text.startswith(character * 3, place) else character
             length = len(quote)
         elif character in _OPENING:
@@ -141,7 +143,8 @@ def _python(text: str) -> list[tuple[float, ...]]:
             inside = bool(quote) or (length == 3 and offset < 2)  # a closing triple is inside up to its last
             unclear = starts or end
             body = nan if unclear else float(any(own < logical for own in bodies))
-            rows.append((column, column <= _BEGINNING, inside, comment, body, depth, nan if unclear else indent))
+            told = comment or (docstring and inside)
+            rows.append((column, column <= _BEGINNING, inside, told, body, depth, nan if unclear else indent))
             starts = starts and not end or (end and not quote)
         if opens:
             bodies.append(logical)
