@@ -6,7 +6,8 @@ from pathlib import Path as _Path
 
 _here = _Path(__file__).resolve().parent
 if not any(_here.glob("_C.*")):
-    # A source folder, which `python -c` and `python -m` put before the installed package: the installed one serves.
+    # A source folder without a compiled core. `python -c` and `python -m` put it before the installed package on
+    # sys.path, so submodules are imported from the installed package instead.
     _elsewhere = [entry for entry in _sys.path if _Path(entry or ".").resolve() != _here.parent]
     _installed = _machinery.PathFinder.find_spec("fastrnn", _elsewhere)
     if _installed is not None and _installed.submodule_search_locations:
@@ -40,7 +41,7 @@ if _Path(*_sys.argv[:1]).stem != "fastrnn":
 else:
 
     def __getattr__(name: str) -> object:
-        """In the program ``fastrnn`` the same names, imported on first use: its help does not wait for torch."""
+        """Import the public names on first use, so that the help of the program ``fastrnn`` does not wait for torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from . import _api

@@ -1,4 +1,4 @@
-"""What ``import fastrnn`` offers; importing this imports torch and registers the operators."""
+"""The public names of the package. Importing this module imports torch and registers the operators."""
 
 from . import functional, onnx
 from ._extension import build_info, has_cuda

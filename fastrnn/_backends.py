@@ -1,7 +1,7 @@
-"""The backends: how the argument structs of csrc/rnn.h are handed to the compiled core for tensors of one device.
+"""The backends: each passes the argument structs of csrc/rnn.h to the compiled core for tensors of one device.
 
-_raw.py allocates every buffer; a backend adds what only it knows (a stream, the input product
-where the caller computes it) and makes the call. `select` is the one place that chooses.
+_raw.py allocates every buffer. A backend adds what only it knows (a stream, or the input product if the caller computes
+it) and makes the call. Only `select` chooses a backend.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ._device import Cuda, Emulated
 
 
 class Kernels(Protocol):
-    """What _raw.py and _backward.py need from the backends that run the kernels of csrc/cuda."""
+    """The interface of the backends that run the kernels of csrc/cuda, as _raw.py and _backward.py use it."""
 
-    # Whether the core computes the time-parallel products. Here it does not: the caller fills ``input_gates`` with
-    # `input_product`, and computes the gradients' products.
+    # Whether the core computes the time-parallel products. Here the caller computes them: it fills ``input_gates`` with
+    # `input_product` and makes the products of the gradients.
     computes_input_gates = False
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
@@ -36,7 +36,7 @@ class Kernels(Protocol):
 
 
 class Cpu:
-    """The CPU core: it computes all products itself, and all gradients in one call."""
+    """The CPU core. It computes all products itself, and all gradients in one call."""
 
     computes_input_gates = True
 
@@ -48,7 +48,7 @@ class Cpu:
         return core.cpu_backward(*call, _forked.threads())
 
 
-_CPU = Emulated.from_environment() or Cpu()  # FASTRNN_PLAN=emulate:...: the CUDA kernels on the host, for tests
+_CPU = Emulated.from_environment() or Cpu()  # tests run the CUDA kernels on the host: FASTRNN_PLAN=emulate:...
 
 
 @cache

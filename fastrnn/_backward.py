@@ -1,7 +1,7 @@
-"""One layer backward, in one of two ways. Same assumptions as _raw.py.
+"""Backward of one layer, in one of two ways. Assumes what _raw.py assumes.
 
-The CPU core makes every gradient in one call. The kernels of csrc/cuda walk back over the steps of a range and fill the
-gradients of the gates and the operands of the weight gradients; products in torch, parallel in time, turn these into
+The CPU core computes every gradient in one call. The kernels of csrc/cuda process a range of steps backward and write
+the gradients of the gates and the operands of the weight gradients. Products in torch, parallel in time, then give the
 gradients of input, weights and biases.
 """
 
@@ -33,8 +33,9 @@ from ._structs import (
 )
 from .cells import state_dtype
 
-# Either way works on ranges of steps, so that the gradients of the gates take no more memory than this: with the
-# kernels, whose launches want long ranges (rebuilt gates and what rebuilds them count too), and in the core.
+# Both ways process ranges of steps, which bounds the memory of the gates' gradients. RANGE_BYTES: for the CUDA kernels,
+# whose launches need long ranges; rebuilt gates and the operands that rebuild them count too. CORE_RANGE_BYTES: for
+# the CPU core.
 RANGE_BYTES, CORE_RANGE_BYTES = 128 << 20, 16 << 20
 
 
@@ -49,11 +50,11 @@ def backward(
     """Gradients of the operands.
 
     Args:
-        config: options, as forward had them.
-        operands: as _config.py lays them out.
-        rows: as forward had them.
+        config: the options of forward.
+        operands: in the order of _config.py.
+        rows: as in forward.
         result: output, gates and cells of forward.
-        gradients: of the output, of each final state and of the states of every step, None for zero.
+        gradients: of the output, of each final state and of the states of every step; None means zero.
         needs: for each operand, whether its gradient is wanted.
 
     Returns:
@@ -98,13 +99,13 @@ def _in_one_call(
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Every gradient by the core."""
+    """Compute every gradient in the core."""
     core = config.core()
     output, _, gates, cells = result
     d_output, *d_final = gradients
     d_cells = d_final.pop() if config.all_states else None
     d_h_n, d_c_n = d_final if config.spec.cells else (d_final[0], None)
-    if d_output is not None:  # of a sum it is one number, expanded
+    if d_output is not None:  # the gradient of a sum is one number, expanded
         d_output = readable(d_output)
     layout = None if rows.batch_sizes is None else layout_of(config, operands, rows)
     extent = extent_of(config, operands[0], rows, layout, config.units(operands)[1])
@@ -113,7 +114,7 @@ def _in_one_call(
     after = (*dropped, d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
     if backend.backward(core, operands, extent, output, gates, cells, *after):
         return found
-    # Weights may be transposed, and hooks on saved tensors give these back laid out otherwise than forward wrote them.
+    # Weights may be transposed, and hooks on saved tensors may return them with other strides than forward wrote.
     output, gates, cells, d_h_n, d_c_n, d_cells, *found = [
         t if t is None else t.contiguous() for t in (output, gates, cells, d_h_n, d_c_n, d_cells, *found)
     ]
@@ -124,7 +125,7 @@ def _in_one_call(
 
 
 def _ranges(layout: Layout, most_rows: int) -> list[tuple[int, int, int, int]]:
-    """(first step, last step, first row, last row) of ranges with at most ``most_rows`` rows, or one step."""
+    """Ranges (first step, last step, first row, last row) of at most ``most_rows`` rows each, but at least one step."""
     if layout.rows <= most_rows:
         return [(0, layout.steps, 0, layout.rows)]
     if layout.offsets is None:
@@ -141,7 +142,7 @@ def _ranges(layout: Layout, most_rows: int) -> list[tuple[int, int, int, int]]:
 
 
 class _InRanges:
-    """State of a pass in ranges of steps: carried gradients, accumulators, and the loop over the ranges."""
+    """A backward pass in ranges of steps: the carried gradients, the accumulators and the loop over the ranges."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class _InRanges:
         needs: Sequence[bool],
     ) -> None:
         self.backend, self.config, self.needs = backend, config, needs
-        # Hooks on saved tensors may give them back laid out otherwise than forward wrote them.
+        # Hooks on saved tensors may return them with other strides than forward wrote.
         output, _, *kept = result
         kept = (t if t is None else t.contiguous() for t in kept)
         self.result = Result(output.contiguous(), (), *kept)
@@ -180,7 +181,7 @@ class _InRanges:
         self.from_resets = None
         if config.reset_to_initial and rows.resets is not None and self.initial is not None:
             self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
-        self.unit = None  # gradients of the weights of a unit, row by row
+        self.unit = None  # gradients of the unit weights, one row for each row of the batch
         if spec.unit_weights:
             self.unit = x.new_zeros((directions, rows.batch, spec.unit_weights * layout.hidden), dtype=self.states)
         self.found: list[Tensor | None] = [None] * len(operands)
@@ -189,10 +190,10 @@ class _InRanges:
         projected = layout.width if spec.projects else 0
         previous = layout.width if spec.multiplies else 0
         self.widths = (spec.gates * layout.hidden, split, previous, inner, projected)
-        # The copy of a range of a strided input counts too.
+        # Includes the copy that a range of a strided input needs.
         self.row_bytes = (sum(self.widths) + layout.input) * x.element_size()
         if spec.saved and self.result.gates is None:
-            # Rebuilt gates, old states, a second product's operands (csrc/cuda/layout.h), the input part of the gates.
+            # Rebuilt gates, old states, operands of a second product (csrc/cuda/layout.h), input part of the gates.
             in_storage = spec.saved * layout.hidden + layout.width
             in_state = (spec.gates + spec.cells) * layout.hidden
             if spec.phases == 2 and not spec.projects:
@@ -203,7 +204,7 @@ class _InRanges:
         directions = len(self.config.reverse)
         ranges = _ranges(self.layout, RANGE_BYTES // (self.row_bytes * min(directions, 2)))
         together = 2 if len(ranges) == 1 else 1
-        if directions > 1 and len(ranges) > 1:  # each direction ends with another range first, so they go one by one
+        if directions > 1 and len(ranges) > 1:  # directions visit ranges in opposite orders: run them in sequence
             ranges = _ranges(self.layout, RANGE_BYTES // self.row_bytes)
         self.single = len(ranges) == 1
         for own in [tuple(range(directions))[d : d + together] for d in range(0, directions, together)]:
@@ -217,17 +218,17 @@ class _InRanges:
         return self._collect()
 
     def _allocate(self, rows: int) -> list[Tensor | None]:
-        """d_gates, d_recurrent, h_prev, inner and d_projected for ``rows`` rows, None where the cell has none."""
+        """Allocate d_gates, d_recurrent, h_prev, inner and d_projected for ``rows`` rows; None if the cell has none."""
         return [self.operands[0].new_empty((rows, w)) if w else None for w in self.widths]
 
     def _core(
         self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[list[Tensor | None]], last: bool
     ) -> None:
-        """Back over a range of steps; ``last``: of the direction's ranges."""
+        """Run the kernels backward over a range of steps; ``last``: it is the direction's last range."""
         config, layout, result = self.config, self.layout, self.result
         args, batch, two = self.args, layout.batch, config.spec.cells > 0
         args.first_step, args.last_step = piece[:2]
-        # Nobody reads the gradient of an initial state that is not wanted: one product less, all of them when T is 1.
+        # If the initial state needs no gradient, the kernels skip one product: the only one if T is 1.
         wants_initial = not last or (config.has_initial and any(self.needs[config.first_state : config.first_weight]))
         backend, structs, rebuilding = self.backend, [], []
         for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
@@ -274,18 +275,18 @@ class _InRanges:
         backend.backward(args)
 
     def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], first: bool) -> None:
-        """What is parallel in time: gradients of input, weights and biases; ``first``: of the direction's ranges."""
+        """Compute the time-parallel gradients, of input, weights and biases; ``first``: the direction's first range."""
         config, layout, operands = self.config, self.layout, self.operands
         first_step, last_step, first_row, last_row = piece
-        if not self.single:  # a range may have fewer rows than the buffers
+        if not self.single:  # a range may have fewer rows than the buffers have
             buffer = [None if t is None else t[: last_row - first_row] for t in buffer]
         d_gates, d_recurrent, h_prev, inner, d_projected = buffer
         place = config.input_of(d)
         at = {name: config.place(name, d) for name in config.places}
         if self.needs[place]:
-            sharing = len(config.reverse) // config.inputs  # directions that read this input
+            sharing = len(config.reverse) // config.inputs  # number of directions that read this input
             if self.found[place] is None:
-                # In 16 bits the sum of more than two would lose bits.
+                # A sum of more than two terms would lose bits in a 16-bit type.
                 self.found[place] = torch.empty_like(
                     operands[place],
                     dtype=self.states if sharing > 2 else None,
@@ -307,7 +308,7 @@ class _InRanges:
             x = x.reshape(-1, layout.input)
             self._add_product(at["weight_ih"], slice(None), d_gates, x, first)
         spec = config.spec
-        # Rows of the gates whose recurrent part has the input part's gradient and is a product with the state.
+        # Rows of the gates whose recurrent part is a product with the state and has the input part's gradient.
         joint = (spec.first_gates if spec.split_gate is None else spec.split_gate) * layout.hidden
         if spec.multiplies and self.needs[at["weight_hh"]]:
             if joint == d_gates.shape[1]:
@@ -328,17 +329,17 @@ class _InRanges:
         if spec.projects and self.needs[at["weight_hr"]]:
             self._add_product(at["weight_hr"], slice(None), d_projected, inner, first)
 
-    # Sums over several ranges are kept in the state type: in 16 bits they would lose bits.
+    # Sums over several ranges are kept in the state type: they would lose bits in a 16-bit type.
 
     def _add(self, place: int, value: Tensor) -> None:
-        """Add to a gradient."""
+        """Accumulate ``value`` into a gradient."""
         if self.found[place] is None:
             self.found[place] = value
         else:
             self.found[place] += value
 
     def _add_product(self, place: int, block: slice, left: Tensor, right: Tensor, first: bool) -> None:
-        """Add left^T right to a block of rows of a gradient, or put it there if it is the first range's."""
+        """Add left^T right to a block of rows of a gradient; the first range overwrites the block instead."""
         if self.found[place] is None:
             dtype = left.dtype if self.single else self.states
             self.found[place] = torch.empty(self.operands[place].shape, dtype=dtype, device=left.device)

@@ -1,4 +1,4 @@
-"""Refusing operands, lengths and resets that do not fit together, before any address is read."""
+"""Argument checks: operands, lengths and resets that do not fit together are refused before any address is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .cells import STORAGE_CODES, state_dtype
 
 
 def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows: torch.Size) -> None:
-    """Refuse lengths and resets of the wrong kind or shape; ``rows`` is the input's shape without features."""
+    """Refuse lengths and resets of the wrong type or shape; ``rows`` is the shape of the input without features."""
     if lengths is not None:
         if not isinstance(lengths, Tensor):
             raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
@@ -31,7 +31,7 @@ def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows:
 
 
 def check_clips(config: Config, dtype: torch.dtype) -> None:
-    """Refuse clips that bound nothing, or are zero in the type of what they bound: zero means none."""
+    """Refuse clips that are negative or NaN, or that round to zero in the type they bound (zero means no clip)."""
     if config.cell_clip == 0 and config.proj_clip == 0:
         return
     for name, clip, bounded in (
@@ -50,13 +50,13 @@ def check_clips(config: Config, dtype: torch.dtype) -> None:
 
 
 def check_gradient_clip(config: Config) -> None:
-    """Refuse a bound that bounds nothing."""
+    """Refuse a bound that is negative or NaN."""
     if not config.gradient_clip >= 0:
         raise ValueError(f"gradient_clip must be a number that is not negative, or None; got {config.gradient_clip}")
 
 
 def check_noise(config: Config, seed: Tensor | None, device: torch.device) -> None:
-    """Refuse probabilities that are none, noise that the cell has no place for, and a seed of the wrong kind."""
+    """Refuse probabilities outside [0, 1), noise that the cell does not support, and a seed of the wrong kind."""
     spec = config.spec
     for name, p, place in (
         ("zoneout_h", config.zoneout_h, ""),
@@ -74,7 +74,7 @@ def check_noise(config: Config, seed: Tensor | None, device: torch.device) -> No
 
 
 def check_batch_sizes(batch_sizes: Tensor) -> None:
-    """Refuse batch_sizes of the wrong kind; their values are checked where they are read (_structs.py)."""
+    """Refuse batch_sizes of the wrong type or shape; _structs.py checks their values when it reads them."""
     if not isinstance(batch_sizes, Tensor):
         raise TypeError(f"batch_sizes must be a tensor, got {type(batch_sizes).__name__}")
     if batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or batch_sizes.device.type not in ("cpu", "meta"):
@@ -85,7 +85,7 @@ def check_batch_sizes(batch_sizes: Tensor) -> None:
 
 
 def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | None) -> int:
-    """Refuse operands that do not fit together; B."""
+    """Refuse operands whose shapes, dtypes or devices do not fit together. Returns B."""
     x = operands[0]
     dtype, device = x.dtype, x.device
     if dtype not in STORAGE_CODES:
@@ -115,7 +115,7 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     else:
         batch = int(batch_sizes[0]) if len(batch_sizes) else 0
     features = x.shape[-1]
-    # Sizes may be symbols, which have no hash; torch.compile looks through a cache, and warns of it.
+    # No cache if sizes are symbolic (they have no hash), nor under torch.compile, which traces through it and warns.
     cached = type(features) is type(batch) is type(hidden) is type(width) is int and not torch.compiler.is_compiling()
     expected = [x.shape] * config.inputs
     expected += (_known_shapes if cached else _shapes)(config, features, hidden, width, batch)
@@ -126,7 +126,7 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
 
 
 def _shapes(config: Config, features: int, hidden: int, width: int, batch: int) -> list[tuple[int, ...]]:
-    """Of the operands after the inputs, for I, H, R and B."""
+    """Shapes of the operands after the inputs, for I, H, R and B."""
     spec, directions = config.spec, len(config.reverse)
     states = [(directions, batch, each) for each in spec.state_widths(width, hidden)] if config.has_initial else []
     return states + [*spec.shapes(config.has_bias, features, hidden, width, config.heads).values()] * directions
@@ -136,7 +136,7 @@ _known_shapes = lru_cache(maxsize=1024)(_shapes)
 
 
 def _refuse(config: Config, operands: list[Tensor], shapes: list[tuple[int, ...]]) -> NoReturn:
-    """Say what is wrong with the first operand that has not its shape or not the dtype and device of the input."""
+    """Raise the error for the first operand with a wrong shape, or with another dtype or device than the input."""
     x = operands[0]
     place, t, shape = next(
         (place, t, shape)
@@ -157,7 +157,7 @@ def _refuse(config: Config, operands: list[Tensor], shapes: list[tuple[int, ...]
 
 
 def _name(config: Config, place: int) -> str:
-    """What the operand at this place is called, for error texts."""
+    """The name of the operand at this place, for error messages."""
     if place < config.inputs:
         return "input"
     if place < config.first_weight:

@@ -1,8 +1,8 @@
-"""What stays the same from call to call of one layer, and how its tensors lie in one flat list.
+"""The options of a layer, constant over its calls, and the order of its tensors in one flat list.
 
-The autograd Function, the torch.library ops, the raw call and the reference all take the same ``operands`` list:
-the inputs (one, or one for each direction), the initial states if given, then for each direction the parameters that
-the spec of the cell names, in its order.
+The autograd Function, the torch.library operators, the raw call and the reference all take the same ``operands`` list:
+the inputs (one, or one for each direction), the initial states if given, then each direction's parameters in the order
+of the cell's spec.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from .reference import reference_layer
 
 
 class Rows(NamedTuple):
-    """Which rows each step has, and where rows stop and start anew; all but B may be None."""
+    """The rows of each step, and where rows end and restart; everything but B may be None."""
 
     batch: int  # B
     lengths: Tensor | None  # int64 [B]
     resets: Tensor | None  # bool [T, B] or [N]
     batch_sizes: Tensor | None  # int64 [T] on the CPU
-    seed: Tensor | None = None  # int64 [1], of the noise in the state; None: its expectation
+    seed: Tensor | None = None  # int64 [1], for the noise in the state; None: its expectation
 
 
-@dataclass(slots=True, eq=False)  # torch.compile of torch 2.6 and 2.9 reads no property of a NamedTuple
+@dataclass(slots=True, eq=False)  # not a NamedTuple: torch.compile of torch 2.6 and 2.9 cannot read its properties
 class Config:
-    """Options of one layer call; ``reverse`` has one entry for each direction. Never changed: calls share it.
+    """Options of a layer call; ``reverse`` has one entry for each direction. Immutable, since calls share it.
 
     Attributes:
-        first_state: place of h0 in the operands.
-        first_weight: place of the first direction's weight_ih in the operands.
-        places: place of each parameter among those of its direction.
-        weights: operands for each direction's parameters.
-        known: the core's side of this, once `core` has made it.
+        first_state: index of h0 in the operands.
+        first_weight: index of the first direction's weight_ih in the operands.
+        places: index of each parameter among those of its direction.
+        weights: number of parameters of a direction.
+        known: the core's counterpart of this object, once `core` has made it.
     """
 
     spec: CellSpec
@@ -53,13 +53,13 @@ class Config:
     proj_clip: float
     recompute: bool
     heads: int = 1
-    all_states: bool = False  # the cell states of every step are results too, after the final states
+    all_states: bool = False  # also return the cell states of every step, after the final states
     zoneout_h: float = 0.0
     zoneout_c: float = 0.0
     candidate_dropout: float = 0.0
     state_dropout: float = 0.0
-    gradient_clip: float = inf  # of what a step gives to the h before it; 0: cut
-    # Attributes and no properties: every call reads them some twenty times.
+    gradient_clip: float = inf  # bound of the gradient that a step passes to the previous h; 0: none passes
+    # Attributes, not properties: every call reads them about twenty times.
     first_state: int = field(init=False)
     first_weight: int = field(init=False)
     places: dict[str, int] = field(init=False)
@@ -71,10 +71,10 @@ class Config:
         self.first_weight = self.inputs + (self.spec.states if self.has_initial else 0)
         self.places = self.spec.parameters[int(self.has_bias)]
         self.weights = len(self.places)
-        self.known = None  # not made here, where torch.compile may be looking
+        self.known = None  # made by `core`, not here, where torch.compile may be tracing
 
     def core(self) -> Any:
-        """The core's side of this: csrc/bindings_layer.cpp."""
+        """The core's counterpart of this object (csrc/bindings_layer.cpp)."""
         if self.known is None:
             self.known = _C.Layer(
                 self.spec.code, list(self.reverse), self.inputs, self.has_initial, list(self.places), self.all_states,
@@ -84,25 +84,25 @@ class Config:
         return self.known
 
     def input_of(self, direction: int) -> int:
-        """Place of the input that a direction reads; several directions may share one."""
+        """Index of the input that a direction reads; directions may share one."""
         return direction * self.inputs // len(self.reverse)
 
     def units(self, operands: Sequence[Tensor]) -> tuple[int, int]:
-        """H and R, of a head."""
+        """H and R, with heads those of one head."""
         if not self.spec.multiplies:
             hidden = operands[self.first_weight].shape[0] // self.spec.gates
             return hidden, hidden
-        shape = operands[self.first_weight + 1].shape  # weight_hh, the second one of every cell that has it
+        shape = operands[self.first_weight + 1].shape  # weight_hh is the second parameter of every cell that has one
         return shape[-2] // self.spec.gates, shape[-1]
 
     def place(self, name: str, direction: int) -> int:
-        """Place of a parameter in the operands."""
+        """Index of a parameter in the operands."""
         return self.first_weight + direction * self.weights + self.places[name]
 
 
 def reads_mixed_output(config: Config, rows: Rows) -> bool:
-    """Whether backward has to be the step loop's: kernels take h for what the cell made, where zoneout's expectation
-    mixed it with the old h."""
+    """Whether backward must run the step loop: kernels assume that the output is the cell's own h, but the expectation
+    of zoneout has mixed it with the old h."""
     mixed = config.zoneout_h > 0 and rows.seed is None
     return mixed and (config.spec.reads_output or (config.spec.projects and config.proj_clip > 0))
 
@@ -113,8 +113,8 @@ def _known_config(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config
 
 
 def config_of(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config:
-    """The Config with these options, in the order of its fields: made once, for finding it costs a call less."""
-    if torch.compiler.is_compiling():  # torch.compile looks through such a cache, and warns of it
+    """The Config with these options, in the order of its fields; cached, as a lookup is cheaper than making one."""
+    if torch.compiler.is_compiling():  # torch.compile traces through such a cache and warns of it
         return Config(ALL_CELLS[cell], reverse, *options)
     return _known_config(cell, reverse, *options)
 
@@ -138,7 +138,7 @@ def direction_parameters(config: Config, operands: Sequence[Tensor], direction: 
 def call_reference(
     config: Config, operands: Sequence[Tensor], rows: Rows, of_step: Step | None = None
 ) -> tuple[Tensor, States]:
-    """The step loop over flat operands; the results as :func:`fastrnn._routes.run` gives them."""
+    """Run the step loop over flat operands; returns what :func:`fastrnn._routes.run` returns."""
     inputs = tuple(operands[: config.inputs])
     initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
     output, final, *cells = reference_layer(
@@ -175,16 +175,16 @@ def reference_gradients(
     """Gradients of the operands through the step loop, differentiable again with ``create_graph``.
 
     Args:
-        config: options of the call.
-        operands: as the forward call had them.
-        rows: as the forward call had them.
-        gradients: of all results, None for zero.
+        config: the options of the call.
+        operands: those of the forward call.
+        rows: those of the forward call.
+        gradients: of all results; None means zero.
         needs: for each operand, whether its gradient is wanted.
         create_graph: keep the graph for double backward.
     """
     with torch.enable_grad():
-        # An alias of each operand stands between the loop and the operand's own history: the gradients wanted here are
-        # the partial ones, also where one operand was computed from another.
+        # The loop reads an alias of each operand, cut off from the operand's own history. So the gradients are partial
+        # ones even if one operand was computed from another.
         aliases = [
             t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
             for t, need in zip(operands, needs, strict=True)

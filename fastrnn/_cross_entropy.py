@@ -1,8 +1,8 @@
-"""Cross entropy of a linear layer, without its logits as a whole.
+"""Cross entropy of a linear layer that never holds all logits.
 
-In eager code and in graphs one operator computes the loss and, with it, the gradients of its operands: on the CPU in
-the compiled core, elsewhere in torch, piece by piece. Function transforms, forward-mode AD and double backward run the
-plain composition of torch's own functions.
+In eager code and in graphs, one operator computes the loss together with the gradients of its operands: on the CPU in
+the compiled core, elsewhere in torch, chunk by chunk. Function transforms, forward-mode AD and double backward run the
+plain composition of torch's functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ._extension import _C
 from ._routes import _transformed, _transformed_while_compiling
 
-# About the memory of a piece of logits.
+# Approximate memory of a chunk of logits.
 PIECE_BYTES = 64 << 20
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -25,7 +25,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 def _reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, label: Tensor | None, ignore: int, reduction: str
 ) -> Tensor:
-    """What the operator computes, from torch's functions; x [N, D]."""
+    """The operator's result, composed of torch's functions; x [N, D]."""
     logits = functional.linear(x, weight)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if bias is not None:
@@ -40,7 +40,7 @@ def _reference(
 
 
 def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, needs):
-    """loss [N], total [] and the gradients that are needed, by the compiled core."""
+    """Compute loss [N], total [] and the needed gradients in the compiled core."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
 
     def rows(t: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, ne
     inputs, weights, biases, labels, targets = rows(x), rows(weight), flat(bias), flat(label), target.contiguous()
     gradient = flat(row_gradient)
     args.input, args.weight, args.target = inputs.data_ptr(), weights.data_ptr(), targets.data_ptr()
-    # A single row may have any stride.
+    # The stride of a single row is arbitrary.
     args.input_stride = max(inputs.stride(0), args.depth)
     args.weight_stride = max(weights.stride(0), args.depth)
     args.ignore_index, args.mean = ignore, reduction == "mean"
@@ -80,12 +80,12 @@ def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, ne
 
 
 def _narrowed(found, operands):
-    """Gradients in their operands' types."""
+    """The gradients converted to the types of their operands."""
     return [None if d is None else d.to(t.dtype) for d, t in zip(found, operands, strict=True)]
 
 
 def _in_pieces(x, weight, bias, target, label, ignore, reduction, row_gradient, needs):
-    """The same in torch, in pieces of rows."""
+    """The same computed by torch, in chunks of rows."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows, words = x.shape[0], weight.shape[0]
     takes_part = torch.ones_like(target, dtype=torch.bool) if label is not None else target != ignore
@@ -142,7 +142,7 @@ _SCHEMA = "Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? lab
 
 
 def _loss(x, weight, bias, target, label, ignore, reduction, needs):
-    """The loss, and its gradients for a gradient of 1; those are empty where not needed, or of reduction none."""
+    """The loss, and its gradients for an incoming gradient of 1; empty if not needed or if the reduction is none."""
     wanted = needs if reduction != "none" else [False] * 4
     losses, total, found = _compute(x, weight, bias, target, label, ignore, reduction, None, wanted)
     return losses if reduction == "none" else total, *(x.new_empty(0) if d is None else d for d in found)
@@ -167,7 +167,7 @@ def _loss_fake(x, weight, bias, target, label, ignore, reduction, needs):
 
 
 def _loss_gradients(x, weight, bias, target, label, row_gradient, ignore, needs):
-    """The gradients that are needed, from those of the rows' losses."""
+    """The needed gradients, given the gradients of the rows' losses."""
     found = _compute(x, weight, bias, target, label, ignore, "none", row_gradient, needs)[2]
     return [d for d in found if d is not None]
 
@@ -215,12 +215,12 @@ torch.library.register_autograd("fastrnn::linear_cross_entropy", _backward, setu
 
 
 def _flops(x, weight, bias, target, label, ignore, reduction, needs, **kwargs):
-    """The products alone; tensors come as shapes."""
+    """Counts only the products; tensors are passed as shapes."""
     return 2 * prod(x) * weight[0] * (1 + (sum(needs[:2]) if reduction != "none" else 0))
 
 
 def _gradients_flops(x, weight, bias, target, label, row_gradient, ignore, needs, **kwargs):
-    """Likewise, the logits made once more."""
+    """Counts only the products, including that which computes the logits again."""
     return 2 * prod(x) * weight[0] * (1 + sum(needs[:2]))
 
 
@@ -231,7 +231,7 @@ register_flop_formula(torch.ops.fastrnn.linear_cross_entropy_backward)(_gradient
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, label: Tensor | None, ignore: int, reduction: str
 ) -> Tensor:
-    """Checked operands, x [N, D], by the route that fits."""
+    """Run checked operands, x [N, D], by the applicable route."""
     transformed = _transformed_while_compiling() if torch.compiler.is_compiling() else _transformed()
     if transformed or not weight.shape[1]:
         return _reference(x, weight, bias, target, label, ignore, reduction)
@@ -248,30 +248,30 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Tensor:
-    """``cross_entropy(linear(input, linear_weight, linear_bias), target)``, without the logits as a whole.
+    """``cross_entropy(linear(input, linear_weight, linear_bias), target)``, without ever holding all logits.
 
-    The logits are made and used in pieces of rows and words of about 64 MiB at most. Under autograd ``mean`` and
-    ``sum`` compute the gradients in the same pass; ``none`` makes the logits again in backward. On the CPU results
-    repeat bit for bit and do not depend on the number of threads. 16-bit operands are multiplied and added up in
-    float32 there. Double backward, function transforms and forward-mode AD make all logits at once.
+    Logits are computed and consumed in chunks of rows and words, about 64 MiB at most. Under autograd, ``mean`` and
+    ``sum`` compute the gradients in the same pass, while ``none`` computes the logits again in backward. On the CPU,
+    results repeat bit for bit and do not depend on the number of threads, and 16-bit operands are multiplied and
+    accumulated in float32. Double backward, function transforms and forward-mode AD hold all logits at once.
 
     The arguments are those of ``torch.nn.functional.linear_cross_entropy``, with class indices as targets.
 
     Args:
         input: [..., D].
         linear_weight: [V, D].
-        target: int64 [...], classes from 0 to V - 1 or ``ignore_index``.
+        target: int64 [...], classes from 0 to V - 1, or ``ignore_index``.
         linear_bias: [V].
         reduction: "mean" over the targets that are not ignored, "sum", or "none".
-        ignore_index: a target that takes no part.
+        ignore_index: target value that is left out of the loss.
 
     Returns:
-        a scalar, or [...] of reduction "none"; float32 (float64 of float64 operands).
+        A scalar, or [...] with reduction "none"; float32, or float64 if the operands are float64.
 
     Raises:
-        ValueError: shapes or a reduction that do not fit.
-        TypeError: types that do not fit.
-        IndexError: a target that is no class (on the CPU).
+        ValueError: shapes that do not match, or an unknown reduction.
+        TypeError: types that do not match.
+        IndexError: a target that is not a class (on the CPU).
 
     Source: online normalisation, Milakov and Gimelshein (2018), "Online normalizer calculation for softmax".
     """
@@ -301,21 +301,22 @@ def linear_cross_entropy(
 def cross_entropy_over_sample(
     x: Tensor, weight: Tensor, bias: Tensor, label: Tensor, place: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Cross entropy over drawn words and each row's own label.
+    """Cross entropy over sampled words and each row's own label.
 
     Args:
         x: [N, D].
-        weight: [S, D], rows of the drawn words.
+        weight: [S, D], rows of the sampled words.
         bias: [S].
-        label: [N], each row's logit of its label.
-        place: int64 [N], where among the drawn words the label is, and does not count again; -1: nowhere.
-        reduction: as of :func:`linear_cross_entropy`.
+        label: [N], the logit of each row's label.
+        place: int64 [N], index of the label among the sampled words, where it is not counted a second time; -1: it is
+            not among them.
+        reduction: as in :func:`linear_cross_entropy`.
     """
     return _run(*_cast(x, weight), bias, place, label, -100, reduction)
 
 
 def _cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in autocast's type, where it is on; the bias is added in float32 anyway."""
+    """Both in autocast's type if autocast is on; the bias is added in float32 anyway."""
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)

@@ -1,7 +1,7 @@
-"""The backends that run the kernels of csrc/cuda: on a GPU, and on the emulated device (CPU tensors, for tests).
+"""The backends that run the kernels of csrc/cuda: on a GPU, or on the emulated device (CPU tensors, for tests).
 
-Both leave the input product to torch (csrc/rnn.h: ``input_gates``) and take scratch memory from it. Chosen by
-_backends.py.
+Both let torch compute the input product (csrc/rnn.h: ``input_gates``) and allocate scratch memory. _backends.py chooses
+one.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ._extension import _C
 from ._torch_versions import float32_products, rnn_allows_tf32, wide_product
 from .cells import state_dtype
 
-# torch's product of fewer rows takes other code, whose sums are in another order: with padding a row's result does not
-# depend on how many rows come with it.
+# For fewer rows, torch's product runs other code that sums in another order. Padding makes the result of a row
+# independent of the number of rows.
 _LEAST_ROWS = 16
 
-# ns that a block of a persistent kernel waits for the others of its group. Past it the kernel gives up: what it had not
-# finished is NaN, and the next call on the device raises. Minutes, for another kernel may keep blocks waiting for an
-# SM: a collective holds some until the last process has come to it.
+# Timeout in ns for a block of a persistent kernel that waits for others of its group. After it the kernel aborts: its
+# unfinished results are NaN, and the next call on the device raises. Minutes, because another kernel may delay blocks
+# that wait for an SM: a collective holds some until the last process arrives.
 _PATIENCE = 300 * 10**9
 
 
 class _Kernels:
-    """What both have in common."""
+    """The common part of both backends."""
 
-    computes_input_gates = False  # _raw.py fills ``input_gates`` from `input_product`
+    computes_input_gates = False  # _raw.py fills ``input_gates`` with `input_product`
 
     def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         return nullcontext()
@@ -54,17 +54,17 @@ class _Kernels:
 class Emulated(_Kernels):
     """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32].
 
-    FASTRNN_PLAN=ptx:STRATEGY[:sm_80][:SEED][:tf32] is the same where FASTRNN_EMULATION names a library that runs nvcc's
-    PTX of the kernels (tests/ptx_programs.py), of sm_90 unless told otherwise.
+    FASTRNN_PLAN=ptx:STRATEGY[:sm_80][:SEED][:tf32] does the same if FASTRNN_EMULATION names a library that runs nvcc's
+    PTX of the kernels (tests/ptx_programs.py), compiled for sm_90 by default.
 
     Args:
-        strategy: which kernels.
-        seed: of the order in which threads and blocks run.
+        strategy: the kernels to run.
+        seed: determines the order in which threads and blocks run.
         tf32: whether float32 products round their operands to TF32.
     """
 
-    # For tests: (x, y, z, n), a block of each launch whose first thread stands still, once it has published n times,
-    # until all others have left.
+    # For tests: (x, y, z, n). In each launch, the first thread of block (x, y, z) stalls after it has published n
+    # times, until all other blocks have ended.
     stall: tuple[int, int, int, int] | None = None
 
     def __init__(self, strategy: str, seed: int = 0, tf32: bool = False) -> None:
@@ -78,7 +78,7 @@ class Emulated(_Kernels):
 
     @classmethod
     def from_environment(cls) -> Emulated | None:
-        """The backend that FASTRNN_PLAN asks for, or None."""
+        """The backend that FASTRNN_PLAN requests, or None."""
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
         if kind not in ("emulate", "ptx"):
             return None
@@ -102,13 +102,13 @@ class Emulated(_Kernels):
 class Cuda(_Kernels):
     """The CUDA kernels on the current stream of ``device``.
 
-    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:patient (or cuda::patient) lets kernels
-    wait for each other's blocks without a deadline, for tools that slow them down a thousandfold (compute-sanitizer).
+    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:patient (or cuda::patient) turns off the
+    timeout of blocks that wait for each other, for tools that slow kernels down a thousandfold (compute-sanitizer).
     """
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
-        # As the current device, for a query that has to go to another one makes a context on each.
+        # Makes it the current device first: a query for another device would create a context on both.
         with torch.cuda.device(self._device) if torch.cuda.is_available() else nullcontext():
             reason = _C.cuda_status(index)
         if reason:
@@ -131,7 +131,7 @@ class Cuda(_Kernels):
     def _run(self, args: Any, workspace_bytes: int, call: Any, *steps: int) -> None:
         with torch.cuda.device(self._device):
             args.stream = torch.cuda.current_stream().cuda_stream
-            # Freed when this returns: the caching allocator hands it out again in the stream's order.
+            # Freed when this returns, which is safe: the caching allocator reuses it in stream order.
             workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
             call(
                 args,
@@ -144,9 +144,10 @@ class Cuda(_Kernels):
             )
 
     def _status_word(self) -> int:
-        """Address of where kernels say that they gave up, read by the next call: pinned, so that both sides reach it.
+        """Address of the pinned word where kernels report a timeout, which the next call reads.
 
-        0 in a capture before any other call, for memory cannot be pinned in one: that graph waits without a deadline.
+        Returns 0 if the first call is captured in a CUDA graph, since memory cannot be pinned there: kernels of that
+        graph have no timeout.
         """
         with self._lock:
             if self._status is None:

@@ -1,4 +1,4 @@
-"""The emulated kernels: a shared library that the tests build (csrc/emulation/library.cpp), loaded on first use."""
+"""Loads the emulated kernels on first use: a shared library that the tests build (csrc/emulation/library.cpp)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MESSAGE_BYTES = 4096
 
 
 class _Call(ctypes.Structure):
-    """EmulatedCall of csrc/emulation/library.cpp."""
+    """Mirrors EmulatedCall of csrc/emulation/library.cpp."""
 
     _fields_ = [
         ("strategy", ctypes.c_char_p),
@@ -60,15 +60,15 @@ def _run(name: str, args: Any, stall: tuple[int, ...] | None, **options: Any) ->
 
 
 def forward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
-    """A forward call with _C.ForwardArgs; options as the fields of EmulatedCall."""
+    """Run forward with _C.ForwardArgs; the options are fields of EmulatedCall."""
     _run("emulated_forward", args, stall, **options)
 
 
 def backward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
-    """A backward call with _C.BackwardArgs."""
+    """Run backward with _C.BackwardArgs."""
     _run("emulated_backward", args, stall, **options)
 
 
 def launches() -> int:
-    """Kernels launched on the emulated device so far."""
+    """Number of kernels launched on the emulated device so far."""
     return _library().emulated_launches()

@@ -1,4 +1,4 @@
-"""Finds the compiled core ``_C`` and says clearly what is wrong when it cannot be loaded."""
+"""Loads the compiled core ``_C``, with a clear error if that fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes.util
 import importlib
 import os
 
-import torch  # loads the OpenMP runtime that _C uses: it is compiled against OpenMP but brings no runtime of its own
+import torch  # before _C: loads the OpenMP runtime, which _C uses but does not link
 from torch.utils.dlpack import to_dlpack
 
 if torch.__version__ < "2.6":
@@ -17,7 +17,7 @@ if torch.__version__ < "2.6":
 
 
 def _load():
-    # torch's wheels load their libgomp globally; a torch built elsewhere may not, and then the system's serves.
+    # torch's wheels load their own libgomp globally. Other builds of torch may not; then load the system's.
     if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         name = ctypes.util.find_library("gomp")
         if name is not None:
@@ -32,25 +32,25 @@ def _load():
 
 
 def use_tensors() -> None:
-    """Tell the core how to read tensors."""
+    """Give the core the classes and the function with which it reads tensors."""
     _C.use_tensors(torch.Tensor, torch.nn.Parameter, to_dlpack)
 
 
 _C = _load()
 use_tensors()
 
-# FASTRNN_PLAN=cpu:NAME runs another of the compiled instruction sets than the best, to compare them.
+# FASTRNN_PLAN=cpu:NAME runs the named compiled instruction set instead of the best one, to compare them.
 if os.environ.get("FASTRNN_PLAN", "").startswith("cpu:"):
     _C.cpu_choose_instruction_set(os.environ["FASTRNN_PLAN"].removeprefix("cpu:"))
 
 
 def has_cuda() -> bool:
-    """True if this build has CUDA kernels and torch sees a GPU that they can run on; build_info() says why not."""
+    """True if this build has CUDA kernels and torch sees a GPU that can run them; else build_info() says why not."""
     return bool(_C.build_info()["cuda"]) and torch.cuda.is_available() and not _cuda_status()
 
 
 def _cuda_status() -> str:
-    """Why the current GPU cannot be used, in a sentence; empty if it can."""
+    """A sentence that says why the current GPU cannot be used; empty if it can."""
     if not _C.build_info()["cuda"]:
         return "this build of fastrnn has no CUDA kernels (it found no nvcc, or FASTRNN_CUDA=off was set)"
     if not torch.cuda.is_available():
@@ -61,7 +61,7 @@ def _cuda_status() -> str:
 def build_info() -> dict[str, str | int]:
     """Version, compilers, CUDA architectures, CPU instruction sets compiled and chosen, and OpenMP threads.
 
-    ``cuda_status`` is empty where a GPU can be used, and else says why not.
+    ``cuda_status`` is empty if a GPU can be used; else it says why not.
     """
     from fastrnn import __version__
 

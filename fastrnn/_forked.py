@@ -1,8 +1,8 @@
 """Torch's operations in a forked process.
 
-Where torch has run on several threads, a forked process inherits OpenMP's record of them and not the threads: any
-operation that torch shares out waits for them for ever. The core starts threads of its own there (csrc/cpu/team.cpp);
-what a layer asks of torch beside it (copies, zeros, the states of several layers in one tensor) runs on one.
+If torch has run several threads before a fork, the child inherits OpenMP's record of them but not the threads. Any
+parallel torch operation there waits for them forever. The core starts its own threads in a child (csrc/cpu/team.cpp);
+the torch operations around it (copies, zeros, joining the states of layers) run on one thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Torch's operations of this thread run on it alone."""
+    """Run torch's operations of this thread without parallel threads."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -44,10 +44,10 @@ def alone() -> Iterator[None]:
 
 
 def guarded() -> AbstractContextManager[None]:
-    """`alone`, in a process where it is needed."""
+    """`alone` in a forked process, else nothing."""
     return alone() if is_child and not torch.compiler.is_compiling() else nullcontext()
 
 
 def threads() -> int:
-    """How many threads the core may have: torch's number, also while torch's operations run alone."""
+    """Number of threads that the core may use: torch's setting, even within `alone`."""
     return (is_child and getattr(_local, "threads", 0)) or torch.get_num_threads()
