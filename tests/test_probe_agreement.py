@@ -49,7 +49,7 @@ def test_both_files_are_read(tmp_path):
     assert first == Item(("The", "boy", "near", "the", "girls"), "sees", "see", "singular", 1, "pp, singular plural")
     assert second == Item(("the", "boys"), "like", "likes", "plural", 0, "pp, plural")
     (tmp_path / "own.text").write_text("the boy that the girls see passes it . <eos>\nthe boys are here <eos>\n")
-    (tmp_path / "own.gold").write_text("6\tpasses\tpass\t1\n2\tare\tis\t0\n")
+    (tmp_path / "own.gold").write_text("6\tpasses\tpass\t1\n2\tAre\tIs\t0\n")
     easy, hard = read_items(tmp_path / "own.text")
     assert easy == Item(("the", "boys"), "are", "is", "plural", 0, "own, 0 attractors")
     assert (hard.words[-1], hard.right, hard.number, hard.condition) == (

@@ -99,12 +99,15 @@ def _read_gold(path: Path) -> list[Item]:
     for number, (sentence, answer) in enumerate(zip(sentences, answers, strict=True), 1):
         fields, words = answer.split("\t"), sentence.split()
         good = len(fields) == 4 and fields[0].isdecimal() and fields[3].isdecimal()
-        if not good or not 0 < int(fields[0]) < len(words) or words[int(fields[0])] != fields[1]:
+        if not good or not 0 < int(fields[0]) < len(words) or words[int(fields[0])].lower() != fields[1].lower():
             raise TextError(
                 f"{gold}, line {number}: expected the verb's place from 0, its right and its wrong form and the number "
                 f"of attractors, with tabs between them, fitting that line of {path}; found {answer[:80]!r}"
             )
-        place, right, wrong, attractors = int(fields[0]), fields[1], fields[2], int(fields[3])
+        place, attractors = int(fields[0]), int(fields[3])
+        right, wrong = words[place], fields[2]
+        if right != fields[1]:  # some answers have a capital that the sentence has not
+            wrong = wrong.lower()
         condition = f"{path.stem}, {attractors} attractor{'' if attractors == 1 else 's'}"
         items.append(Item(tuple(words[:place]), right, wrong, _number_of(right, wrong), attractors, condition))
     return sorted(items, key=lambda item: item.attractors)
