@@ -1,12 +1,12 @@
-"""Heads: a block-diagonal recurrence. Head k reads and writes the units [k*H/heads, (k+1)*H/heads) of the state alone.
+"""Heads: a block-diagonal recurrence. Head k reads and writes only the units [k*H/heads, (k+1)*H/heads) of the state.
 
-weight_hh is [heads, G*H/heads, H/heads], the gates of a head one after the other. Everything else lies as without
-heads: weight_ih [G*H, I], the biases [G*H] and the input part of the gates gate by gate with all H units each, the
-states [B, H].
+weight_hh is [heads, G*H/heads, H/heads], gate-major within a head. Everything else has the layout without heads:
+weight_ih [G*H, I], the biases [G*H] and the input part of the gates are gate-major over all H units, and the states are
+[B, H].
 
-For the kernels each head of a direction is a direction of its own, with H/heads units: `apart` makes a call of such
-parts out of one with heads, and the functions below take its tensors apart and put its results together. The reference
-step runs the other way, on the dense matrix with the heads as blocks on its diagonal.
+To the kernels, each head of a direction is a direction of its own with H/heads units. `apart` turns a call with heads
+into such a call; the functions below split its tensors and join its results. The reference step does the opposite: it
+runs on the dense matrix with the heads as blocks on its diagonal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def heads_of(weight_hh: Tensor | None) -> int:
-    """How many heads a recurrent weight has: one without a dimension for them, or where the cell has no such weight."""
+    """Number of heads of a recurrent weight: one if it has no dimension for them, or if the cell has no such weight."""
     return weight_hh.shape[0] if weight_hh is not None and weight_hh.dim() == 3 else 1
 
 
@@ -36,17 +36,17 @@ def block_diagonal(weight_hh: Tensor, gates: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def apart(config: Config) -> Config:
-    """The call whose directions are the heads of the directions, head by head within a direction."""
+    """The call without heads in which each head of each direction is a direction; heads of a direction are adjacent."""
     return replace(config, heads=1, reverse=tuple(r for r in config.reverse for _ in range(config.heads)))
 
 
 def _split(t: Tensor, dim: int, *sizes: int) -> Tensor:
-    """``t`` with dimension ``dim`` as these; what Tensor.unflatten does takes five times as long."""
+    """``t.unflatten(dim, sizes)`` as a view, in a fifth of the time."""
     return t.view(*t.shape[:dim], *sizes, *t.shape[dim + 1 :])
 
 
 def _take(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
-    """Bring the heads in each of so many blocks of units of dimension ``dim`` to a dimension of their own at ``to``."""
+    """Split each of the ``blocks`` of units in dimension ``dim`` into heads and move the heads to dimension ``to``."""
     return (
         _split(t, dim, blocks, heads, t.shape[dim] // (blocks * heads)).movedim(dim + 1, to).flatten(dim + 1, dim + 2)
     )
@@ -58,14 +58,14 @@ def _put(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
 
 
 def _units(config: Config, name: str) -> tuple[int, int]:
-    """The dimension of a parameter that counts units, and how many blocks of H it has."""
+    """The dimension of a parameter that counts units, and its number of blocks of H."""
     sizes = config.spec.sizes_of(name)
     dim = next(dim for dim, size in enumerate(sizes) if size in ("GH", "H"))
     return dim, config.spec.gates if sizes[dim] == "GH" else 1
 
 
 def _state(config: Config, index: int) -> int:
-    """Blocks of H in a row of the index-th tensor of state."""
+    """Number of blocks of H in a row of state tensor ``index``."""
     return config.spec.cells if index else 1
 
 
@@ -90,7 +90,7 @@ def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor |
 
 def take_cells(config: Config, t: Tensor | None) -> Tensor | None:
     """Cell states of every step [..., D*cells*H] as [..., D*heads*cells*H/heads]."""
-    if t is None or config.spec.cells == 1:  # one lies head by head anyway
+    if t is None or config.spec.cells == 1:  # a single cell state is head-major already
         return t
     return t.unflatten(-1, (len(config.reverse), config.spec.cells, config.heads, -1)).transpose(-3, -2).flatten(-4)
 
@@ -103,12 +103,13 @@ def put_cells(config: Config, t: Tensor | None) -> Tensor | None:
 
 
 def take_operands(config: Config, operands: Sequence[Tensor], views: bool = False) -> list[Tensor]:
-    """The operands of the call of parts: the inputs as they are, copies of what lies otherwise.
+    """The operands of the call that `apart` makes; operands with another layout there are copied.
 
     Args:
-        config: of the whole call.
-        operands: of the whole call.
-        views: give weight_ih as [G, H/heads, I] and bias_ih as [G, H/heads] where they lie, for the CPU's forward.
+        config: of the call with heads.
+        operands: of the call with heads.
+        views: pass weight_ih as [G, H/heads, I] and bias_ih as [G, H/heads] in place, without a copy, as the CPU's
+            forward can read them.
     """
     found = [*operands[: config.inputs], *take_states(config, operands[config.first_state : config.first_weight])]
     gates = config.spec.gates
@@ -129,7 +130,7 @@ def take_operands(config: Config, operands: Sequence[Tensor], views: bool = Fals
 
 
 def take_needs(config: Config, needs: Sequence[bool]) -> list[bool]:
-    """Which of the parts' operands need a gradient."""
+    """For each operand of the call that `apart` makes, whether it needs a gradient."""
     found = list(needs[: config.first_weight])
     for d in range(len(config.reverse)):
         own = [needs[config.place(name, d)] for name in config.places]
@@ -138,7 +139,7 @@ def take_needs(config: Config, needs: Sequence[bool]) -> list[bool]:
 
 
 def put_gradients(config: Config, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients of the operands from those of the parts' operands."""
+    """Gradients of the operands, joined from those of the call that `apart` makes."""
     found = [
         *gradients[: config.inputs],
         *put_states(config, gradients[config.first_state : config.first_weight]),

@@ -1,7 +1,7 @@
-"""A step of the cells with layer normalisation by the CPU's core, for the step loop of ordinary tensors.
+"""The step of the cells with layer normalisation in the CPU core, for the step loop over ordinary CPU tensors.
 
-Torch makes the products; all between them is one call of the core (csrc/layer_norm.h) in forward and one in backward.
-The formulas are those of cells.py, which double backward and everything but plain tensors of the CPU's memory take.
+Torch computes the products. Everything between them is one call of the core (csrc/layer_norm.h) in forward and one in
+backward. Double backward, and tensors that are not plain CPU tensors, use the same formulas from cells.py instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) ->
 
     Args:
         cell: key of :data:`fastrnn.cells.ALL_CELLS`.
-        ordinary: whether the core may have these tensors; gradients for which it may not go by the formulas.
+        ordinary: whether the core may read these tensors; if not for the gradients, backward uses cells.py.
     """
 
     def step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
@@ -34,7 +34,7 @@ def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) ->
 
 
 def _arguments(cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Tensor | None, state: Tensor):
-    """What both ways of the core's call have in common, and what has to live until it returns."""
+    """The arguments that forward and backward share, and the tensors that must stay alive until the call returns."""
     gru = cell == "gru_layer_norm"
     own = [t if t is None else t.contiguous() for t in (unit, shift, state, clips.candidate)]
     rows, hidden = state.shape
@@ -49,7 +49,7 @@ def _arguments(cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Te
 
 
 def _forward(cell, clips, gates, weight, unit, shift, h, c=None):
-    """The new states, and what backward needs of the step."""
+    """The new states, and the tensors that backward needs."""
     entering = h if clips.entering is None else h * clips.entering
     product = torch.mm(entering, weight.t())
     args, own = _arguments(cell, clips, product, unit, shift, h if c is None else c)
@@ -67,7 +67,7 @@ def _forward(cell, clips, gates, weight, unit, shift, h, c=None):
 
 
 class _Step(torch.autograd.Function):
-    """A step with gradients."""
+    """The step with gradients."""
 
     @staticmethod
     def forward(ctx, cell, ordinary, clips, gates, weight, unit, shift, *states):
@@ -113,7 +113,7 @@ class _Step(torch.autograd.Function):
 
 
 def _again(cell, clips, operands, gradients, needs):
-    """Gradients by the formulas, which can be differentiated again."""
+    """Gradients through the formulas of cells.py, which can be differentiated again."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         aliases = [

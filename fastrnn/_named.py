@@ -1,4 +1,4 @@
-"""Layers by the names of their cells, as commands and experiments name them."""
+"""Makes layers from cell names, for commands and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from . import modules
 
-# What makes another cell of a class, beside its defaults.
+# For each class, the option that selects its second cell; its defaults give the first.
 _SWITCHES = {
     "GRU": {"reset_after": False},
     "IndRNN": {"nonlinearity": "tanh"},
@@ -21,9 +21,10 @@ ALIASES = {"rnn": "rnn_tanh"}
 
 @cache
 def layers_by_cell() -> dict[str, Callable[..., nn.Module]]:
-    """For each key of :data:`fastrnn.cells.CELLS` that has a module of its own, what makes one as torch.nn.RNN is made.
+    """Constructors by cell, with the arguments of torch.nn.RNN, for each key of :data:`fastrnn.cells.CELLS` that a
+    module has by default or by one switch.
 
-    The projected LSTM is an LSTM with ``proj_size``.
+    The projected LSTM is missing: it is an LSTM with ``proj_size``.
     """
     found: dict[str, Callable[..., nn.Module]] = {}
     for name in sorted(modules.__all__):
@@ -38,15 +39,15 @@ def layers_by_cell() -> dict[str, Callable[..., nn.Module]]:
 
 
 def cell_names() -> list[str]:
-    """What :func:`make_layer` knows: short names, and the keys."""
+    """The names that :func:`make_layer` knows: aliases first, then keys."""
     return [*ALIASES, *layers_by_cell()]
 
 
 def cell_name(name: str) -> str:
-    """The key of a cell, from itself or a short name.
+    """The key of a cell, given the key or an alias.
 
     Raises:
-        ValueError: there is no such cell, or no module has it.
+        ValueError: an unknown cell, or one that no module has.
     """
     key = ALIASES.get(name, name)
     if key not in layers_by_cell():
@@ -55,15 +56,15 @@ def cell_name(name: str) -> str:
 
 
 def make_layer(cell: str, input_size: int, hidden_size: int, **options) -> nn.Module:
-    """A layer by the name of its cell.
+    """Make a layer, given the name of its cell.
 
     Args:
         cell: one of :func:`cell_names`.
         input_size: I.
         hidden_size: H.
-        options: of the layer, such as ``num_layers``.
+        options: further options of the layer, such as ``num_layers``.
 
     Raises:
-        ValueError: no such cell.
+        ValueError: an unknown cell.
     """
     return layers_by_cell()[cell_name(cell)](input_size, hidden_size, **options)

@@ -1,11 +1,12 @@
-"""Noise in training: what the modules do to input, output and weights, and the masks of the noise in the state.
+"""Noise in training: dropout of input, output and weights, and the masks of the noise within a step.
 
-Variational dropout draws one mask a row for all its steps (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287);
-DropConnect drops recurrent weights, one mask for all steps and rows (Merity et al. 2018,
-https://arxiv.org/abs/1708.02182). Both scale by 1 / (1 - p) what they keep, as torch's dropout, and so draw with it.
+Variational dropout draws one mask per row for all its steps (Gal and Ghahramani 2016,
+https://arxiv.org/abs/1512.05287). DropConnect drops recurrent weights with one mask for all steps and rows (Merity et
+al. 2018, https://arxiv.org/abs/1708.02182). Both scale what they keep by 1 / (1 - p), like torch's dropout, which draws
+their masks.
 
-Zoneout and dropout of the candidate act within a step: csrc/cells/noise.h says what they are. Kernels draw their masks
-with Philox where they need them; here are the same masks in torch operations, for the step loop.
+Zoneout and dropout of the candidate act within a step (csrc/cells/noise.h). The kernels draw their masks with Philox on
+the fly; this file computes the same masks in torch operations for the step loop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .cells import Clips, States
 
 
 class Variational(NamedTuple):
-    """Probabilities of zeroing a feature of a row at all steps; 0 is off."""
+    """Probabilities of zeroing a feature of a row at all steps; 0 turns it off."""
 
     input: float  # of the first layer
     hidden: float  # between layers
@@ -29,14 +30,14 @@ class Variational(NamedTuple):
 
 
 def check_probability(name: str, p: float) -> float:
-    """``p`` as a float, refused if it is no probability of dropping something and keeping something."""
+    """``p`` as a float; refuses what is not in [0, 1)."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise ValueError(f"{name} should be a number in [0, 1), the probability of an element being zeroed, got {p!r}")
     return float(p)
 
 
 def drop_features(x: Tensor, p: float, batch_sizes: Tensor | None, batch: int) -> Tensor:
-    """Zero features of x [T, B, X], or [N, X] packed as ``batch_sizes`` says, with one mask a row."""
+    """Zero features of x [T, B, X], or [N, X] packed by ``batch_sizes``, with one mask per row."""
     if not p:
         return x
     mask = dropout(x.new_ones(batch, x.shape[-1]), p)
@@ -46,7 +47,7 @@ def drop_features(x: Tensor, p: float, batch_sizes: Tensor | None, batch: int) -
 
 
 def rows_of_packed(batch_sizes: Tensor, count: int) -> Tensor:
-    """Which row of the batch each of N packed elements is of, [N] on the CPU."""
+    """The batch row of each of N packed elements, [N] on the CPU."""
     starts = torch.repeat_interleave(batch_sizes.cumsum(0) - batch_sizes, batch_sizes, output_size=count)
     return torch.arange(count) - starts
 
@@ -55,10 +56,10 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: list[Tensor], key0: Tensor, key1: Tensor) -> list[Tensor]:
-    """The four words of Philox4x32-10 (csrc/cells/philox.h) at a counter of four; all int64 below 2^32, broadcast."""
+    """The four words of Philox4x32-10 (csrc/cells/philox.h) for a counter of four; int64 below 2^32, broadcast."""
     c0, c1, c2, c3 = counter
     for _ in range(10):
-        # The products fill 64 bits; the sign of theirs does not reach the halves that are taken.
+        # The products need 64 bits and may wrap to negative; the masks below remove the sign extension.
         first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c2 = (second >> 32 & _LOW) ^ c1 ^ key0, (first >> 32 & _LOW) ^ c3 ^ key1
         c1, c3 = second & _LOW, first & _LOW
@@ -71,17 +72,17 @@ def _key(seed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def state_masks(p: float, seed: Tensor, streams: range, batch: int, units: int, like: Tensor) -> Tensor:
-    """What h is times where it enters the recurrence, [streams, B, units]: 0 or 1 / (1 - p), the same at all steps.
+    """Factors of h where it enters the recurrence, [streams, B, units]: 0 or 1 / (1 - p), the same at all steps.
 
-    A unit's word is one of the four of the counter (unit / 4, row, 0, stream with the second highest bit).
+    Each unit's word is one of the four of the counter (unit / 4, row, 0, stream with the second highest bit set).
 
     Args:
         p: probability of 0.
         seed: int64 [1].
-        streams: a direction each; of a head of a direction: `StateNoise`.
+        streams: one for each direction, or with heads one for each head of each direction (see `StateNoise`).
         batch: B.
-        units: R, of a head.
-        like: type and device.
+        units: R, with heads that of one head.
+        like: gives type and device.
     """
     fours, rows = (torch.arange(n, device=like.device) for n in (-(-units // 4), batch))
     stream = torch.arange(streams.start, streams.stop, device=like.device).view(-1, 1, 1) | 1 << 30
@@ -91,15 +92,15 @@ def state_masks(p: float, seed: Tensor, streams: range, batch: int, units: int, 
 
 
 class StateNoise:
-    """The noise in the state of one direction, as csrc/cells/noise.h has it.
+    """The noise in the state of one direction, as defined in csrc/cells/noise.h.
 
     Args:
         zoneout: probabilities that a unit keeps its old h, and its old cell states.
-        candidate_dropout: probability that what a step adds to the state is zero.
-        state_dropout: probability that a unit's h enters no step's recurrence.
-        seed: int64 [1], or None: the expectation.
+        candidate_dropout: probability that a step adds nothing to a unit's state.
+        state_dropout: probability that a unit's h is zero in the recurrence of every step.
+        seed: int64 [1]; None computes the expectation.
         direction: 0 or 1.
-        heads: of the direction; each draws as a direction of its own, as the kernels run them.
+        heads: number of heads. Each draws like a direction of its own, as in the kernels.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class StateNoise:
         self.on = zoneout[0] > 0 or zoneout[1] > 0 or (dropped and seed is not None)
 
     def draw(self, steps: int, batch: int, width: int, hidden: int, like: Tensor) -> None:
-        """The masks of all steps, [T, B, R] of h and [T, B, H] of the rest; ``like``: type and device."""
+        """Draw the masks of all steps, [T, B, R] for h and [T, B, H] for the rest; ``like`` gives type and device."""
         self.kept: tuple[Tensor | None, Tensor | None] = (None, None)
         self.scale: Tensor | None = None
         self.entering: Tensor | None = None
@@ -139,7 +140,7 @@ class StateNoise:
     def _words(
         self, steps: int, batch: int, units: int, device: torch.device, kind: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """The two words of each unit, [T, B, units]: neighbours share a counter's four."""
+        """Two random words for each unit, [T, B, units]; two neighbouring units share the four words of a counter."""
         each = units // len(self.streams)
         count = [torch.arange(n, device=device) for n in (steps, batch, each)]
         step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2].repeat(len(self.streams))
@@ -148,13 +149,13 @@ class StateNoise:
         return torch.where(unit % 2 == 0, words[0], words[2]), torch.where(unit % 2 == 0, words[1], words[3])
 
     def clips(self, clips: Clips, step: int, rows: int) -> Clips:
-        """With the masks of candidate and state at a step."""
+        """``clips`` with the masks of candidate and state at a step added."""
         if self.scale is not None:
             clips = replace(clips, candidate=self.scale[step, :rows])
         return clips if self.entering is None else replace(clips, entering=self.entering[:rows])
 
     def mix(self, old: States, new: States, step: int, rows: int) -> States:
-        """The states that a step leaves."""
+        """The states after a step with zoneout applied."""
         return tuple(
             self._mixed(o, n, p, None if kept is None else kept[step, :rows])
             for o, n, p, kept in zip(old, new, self.zoneout, self.kept, strict=False)
@@ -165,6 +166,6 @@ class StateNoise:
             return new
         if kept is None:
             return new + p * (old - new)
-        if old.shape != kept.shape:  # cell states side by side
+        if old.shape != kept.shape:  # several cell states, concatenated
             kept = kept.repeat(*[1] * (kept.dim() - 1), old.shape[-1] // kept.shape[-1])
         return torch.where(kept, old, new)

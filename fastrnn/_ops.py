@@ -1,6 +1,6 @@
-"""The layer as torch.library operators: for torch.compile, torch.export, dispatch modes, fake and meta tensors.
+"""The layer as torch.library operators, for torch.compile, torch.export, dispatch modes, fake and meta tensors.
 
-They run the same raw call as the eager route and carry the fakes and the autograd registration that tracing needs.
+They run the same raw call as the eager route, with the fake kernels and the autograd registration that tracing needs.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from .cells import CELLS, States, state_dtype
 
 
 def config_of_options(cell: str, reverse: Sequence[bool], *options) -> Config:
-    """The Config of the operators' arguments that make it up."""
+    """The Config, given the operators' arguments that describe it."""
     return Config(CELLS[cell], tuple(reverse), *options)
 
 
 def _arguments(config: Config, rows: Rows) -> tuple:
-    """What both operators take first, after the operands; named one by one for torch.compile of torch 2.6."""
+    """The first arguments of both operators after the operands; listed singly for torch.compile of torch 2.6."""
     return (rows.lengths, rows.resets, rows.batch_sizes, rows.seed, rows.batch, *_options(config))
 
 
 def _options(config: Config) -> tuple:
-    """The operators' arguments that make up a Config; the inverse of config_of_options."""
+    """The operators' arguments that describe a Config; the inverse of config_of_options."""
     return (config.spec.name, list(config.reverse), *(getattr(config, name) for name in _OPTION_TYPES))
 
 
@@ -37,8 +37,8 @@ _SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
 _TYPES = get_type_hints(Config)
 _OPTION_TYPES = {f.name: _TYPES[f.name] for f in fields(Config) if f.init and f.name not in ("spec", "reverse")}
 _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _OPTION_TYPES.items())
-# What both operators begin with, spelled here alone: operands, which rows there are, and what makes up a Config. (Torch
-# 2.6 infers no schema from annotations such as collections.abc.Sequence and `X | None`.)
+# The first arguments of both operators: operands, rows, and the description of a Config. The schema is explicit because
+# torch 2.6 cannot infer one from annotations such as collections.abc.Sequence and `X | None`.
 _SCHEMA = (
     "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, Tensor? seed, SymInt batch, str cell, "
     "bool[] reverse, " + _SCHEMA_OPTIONS
@@ -46,9 +46,9 @@ _SCHEMA = (
 
 
 def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
-    """output, h_n, c_n, gates, cells; the last three are empty where there are none."""
+    """Returns output, h_n, c_n, gates, cells; of the last three, absent ones are empty."""
     if forward_ad._current_level >= 0:
-        # A graph compiled outside the level runs on dual tensors inside it, and an operator would drop their tangents.
+        # A graph compiled outside the dual level would run on dual tensors inside it and silently drop their tangents.
         raise RuntimeError(
             "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside "
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
@@ -79,7 +79,7 @@ def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
     *options, save = options
     config = config_of_options(*options)
     spec, x, directions = config.spec, operands[0], len(config.reverse)
-    # Of a head: what is kept lies head by head.
+    # With heads these are sizes of one head: saved tensors are head-major.
     (hidden, width), parts = config.units(operands), directions * config.heads
     rows = x.shape[0] if batch_sizes is not None else x.shape[0] * x.shape[1]
     empty = x.new_empty
@@ -97,12 +97,12 @@ def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
 
 
 def _chosen(config: Config, d_output, d_h_n, d_c_n, d_cells) -> list[Tensor | None]:
-    """The gradients of the results that a call has."""
+    """The gradients of those results that the call returns."""
     return [d_output, d_h_n, d_c_n][: 1 + config.spec.states] + ([d_cells] if config.all_states else [])
 
 
 def _layer_backward(operands, lengths, resets, batch_sizes, seed, batch, *options):
-    """Gradients of the operands that need one, in their order."""
+    """Gradients of those operands that need one, in order."""
     cell, reverse, *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
     config, rows = config_of(cell, tuple(reverse), *options), Rows(batch, lengths, resets, batch_sizes, seed)
     result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
@@ -155,20 +155,20 @@ torch.library.register_autograd("fastrnn::layer", _gradients, setup_context=_set
 
 
 def _forward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options, **kwargs):
-    """Products alone, as torch counts its own layers: 2*N for each element of a weight matrix; tensors come as shapes.
+    """Counts only products, as torch does for its layers: 2*N for each element of a weight matrix.
 
-    Rows beyond ``lengths`` count, for shapes do not tell them.
+    Tensors are passed as shapes, so rows beyond ``lengths`` count too.
     """
     rows, first = prod(operands[0][:-1]), config_of_options(*options[:-1]).first_weight
     return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) > 1)
 
 
 def _backward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options, **kwargs):
-    """Likewise: each product's gradients of what it multiplied and of its weight, where they are wanted, and with
-    ``recompute`` the gates' products once more."""
+    """Counts the products that give the wanted gradients of each product's operand and weight, and with ``recompute``
+    also the products of the gates."""
     *options, needs = options
     config, rows = config_of_options(*options[:-7]), prod(operands[0][:-1])
-    # The state before the first step has a gradient only if it is wanted.
+    # The gradient of the state before the first step costs nothing unless it is wanted.
     wants_initial = any(needs[config.first_state : config.first_weight])
     total = 0
     for d in range(len(config.reverse)):
@@ -197,7 +197,7 @@ def gradients_operator(
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Backward through its operator; one gradient for each operand, None where it is not wanted."""
+    """Run backward through its operator; returns one gradient for each operand, None if it is not wanted."""
     empty = operands[0].new_empty
     gates = empty(0) if result.gates is None else result.gates
     cells = empty(0) if result.cells is None else result.cells
@@ -212,11 +212,11 @@ def gradients_operator(
 
 
 def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
-    """The layer through its operator; the results as :func:`fastrnn._routes.run` gives them."""
+    """Run the layer through its operator; returns what :func:`fastrnn._routes.run` returns."""
     output, h_n, c_n, _, cells = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
     if save:
-        # The caller may change what it gets in place, backward needs what was written. The compiler removes the copy
-        # unless both leave the graph: the layer's output as it is as an output of the graph.
+        # The caller may modify its output in place, but backward needs the values that forward wrote. The compiler
+        # removes this copy unless the graph returns both tensors, that is, if the layer's output is a graph output.
         output = output.clone()
         cells = cells.clone() if config.all_states else cells
     return output, (h_n, c_n)[: config.spec.states] + ((cells,) if config.all_states else ())

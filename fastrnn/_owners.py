@@ -1,5 +1,5 @@
-"""What convert says of modules other than torch.nn's layers: owners that use their layers in a way of their own, and
-recurrent layers of other libraries. Known by name, so that no library is imported."""
+"""What convert reports about modules other than torch.nn's layers: modules whose own code depends on the layers they
+hold, and recurrent layers of other libraries. All are recognised by name, so that no library is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._subclasses import TO_FAST, functions_of, name_of, names_in, torch_classes
 class Owner(NamedTuple):
     """A class of another library that holds recurrent layers."""
 
-    keeps: bool  # its layers must stay torch.nn's: its code takes another way where they are not
+    keeps: bool  # its layers must stay torch.nn's, because its code branches on their class
     advice: str
 
 
@@ -39,7 +39,7 @@ _OWNERS = {
 
 
 def known_owner(module: torch.nn.Module) -> Owner | None:
-    """What to know of the layers in a module of a known class, None for other classes and for fastrnn's adapters."""
+    """The entry for a module's class if it is a known owner; None for other classes and for fastrnn's adapters."""
     names = [name_of(cls) for cls in type(module).__mro__]
     for name in names:
         if name.startswith("fastrnn.contrib."):
@@ -51,15 +51,15 @@ def known_owner(module: torch.nn.Module) -> Owner | None:
 
 
 class Asking(NamedTuple):
-    """A method that looks at a layer's class, which a swap changes."""
+    """A method that tests the class of a layer, which a swap changes."""
 
     method: str
-    classes: set[type]  # of torch.nn, those that it names
-    initialises: bool  # by its name it sets weights, which is done before a swap
+    classes: set[type]  # classes of torch.nn that it names
+    initialises: bool  # its name says that it initialises weights, which happens before a swap
 
 
 def asking_methods(module: torch.nn.Module) -> list[Asking]:
-    """The methods of a module that look at the class of recurrent layers."""
+    """The methods of a module that test the class of recurrent layers."""
     found = []
     for method, function in _own_functions(module):
         classes = torch_classes_in(function, tuple(TO_FAST))
@@ -70,7 +70,7 @@ def asking_methods(module: torch.nn.Module) -> list[Asking]:
 
 
 def method_that_fills(module: torch.nn.Module) -> str | None:
-    """The method of a module that puts weights into a layer's ``_flat_weights``, from which torch.nn's layers run."""
+    """The method of a module that writes a layer's ``_flat_weights``, the weights that torch.nn's layers run with."""
     for method, function in _own_functions(module):
         if "_flat_weights" in function.__code__.co_names:
             steps = list(dis.get_instructions(function))
@@ -81,7 +81,7 @@ def method_that_fills(module: torch.nn.Module) -> str | None:
 
 
 def _own_functions(module: torch.nn.Module) -> Iterator[tuple[str, types.FunctionType]]:
-    """Functions of a module's methods with the methods' names; not the constructor, which has run."""
+    """Names and functions of a module's methods, except the constructor, which has already run."""
     for cls in type(module).__mro__:
         if cls.__module__.partition(".")[0] not in ("torch", "fastrnn", "builtins"):
             for name, value in vars(cls).items():
@@ -90,7 +90,7 @@ def _own_functions(module: torch.nn.Module) -> Iterator[tuple[str, types.Functio
 
 
 def held_layers(owner: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The recurrent layers that a module's own code reaches: its children, through torch.nn's lists and the like."""
+    """The recurrent layers that a module's own code uses: its children, including those in torch.nn's containers."""
     for child in owner.children():
         if isinstance(child, torch.nn.RNNBase):
             yield child
@@ -98,19 +98,19 @@ def held_layers(owner: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from held_layers(child)
 
 
-# LSTM, GRU or RNN as a part of a name: LiGRU, _CustomLSTM, DPLSTM, QuasiRNN, LstmCell; not RNNTLoss, MaskRCNN.
+# LSTM, GRU or RNN as part of a name: matches LiGRU, _CustomLSTM, DPLSTM, QuasiRNN, LstmCell; not RNNTLoss, MaskRCNN.
 _PART = re.compile(r"(LSTM|GRU|RNN)(?![a-zT])|(Lstm|Gru|Rnn)(?![a-z])")
-# The same where the name says that the module is such a layer, and not a part beside one (RNNHead, LSTMEmbedding).
+# Names of modules that are such a layer, not a part of a model with one (RNNHead, LSTMEmbedding).
 _LAYER = re.compile(r"(LSTM|GRU|RNN|Lstm|Gru|Rnn)(_?(Layer|Cell|Base))?(_?v?\d+)?$")
-# torch.nn's names, and what others call the same; haste's and Keras's kernel is a recurrent_kernel there.
+# Names of recurrent weights in torch.nn and elsewhere; haste and Keras call theirs recurrent_kernel.
 _RECURRENT_WEIGHT = re.compile(r"(weight|bias)_?[ih]h|recurrent_")
 
 
 def looks_recurrent(module: torch.nn.Module) -> str | None:
-    """What to do with a recurrent layer that is none of torch.nn's, None for a module that is no such layer.
+    """Advice for a module that looks like a recurrent layer but is not torch.nn's; None for other modules.
 
-    A layer by its name that holds parameters, or one with parameters named as a recurrent layer's; a module around
-    layers of torch.nn or fastrnn is neither.
+    A module looks recurrent if its name says so and it holds parameters, or if its parameters are named like those of a
+    recurrent layer. A module that contains layers of torch.nn or fastrnn does not.
     """
     kind = type(module).__name__
     if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)) or not _PART.search(kind):

@@ -1,7 +1,7 @@
-"""One layer forward through the compiled core: allocation and the call.
+"""Forward of one layer through the compiled core: allocation and the call.
 
-Assumes checked operands (functional.py) that are plain tensors with memory (_routes.py). No autograd here; the callers
-are the autograd Function and the operators. Backward is in _backward.py.
+Assumes operands that functional.py has checked, and that are plain tensors with memory (_routes.py). No autograd here:
+the callers are the autograd Function and the operators. Backward is in _backward.py.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .cells import state_dtype
 
 
 class Result(NamedTuple):
-    """What forward gives: final states in the storage type, and what backward needs (None where nothing is kept)."""
+    """The results of forward: final states in the storage type, and what backward needs (None if not saved)."""
 
     output: Tensor  # [T, B, D*R] or [N, D*R]
     final: tuple[Tensor, ...]  # [D, B, R], [D, B, cells*H]
-    # With heads D and H are those of the heads, as if each were a direction.
-    gates: Tensor | None  # [D, N, saved*H] storage
-    cells: Tensor | None  # [D, N, cells*H] state type; [T, B, D*cells*H] or [N, D*cells*H] where they are a result
+    # With heads, each head counts as a direction: D is the number of heads of all directions and H is that of one head.
+    gates: Tensor | None  # [D, N, saved*H] storage type
+    cells: Tensor | None  # [D, N, cells*H] state type; as a result of the call [T, B, D*cells*H] or [N, D*cells*H]
 
     def results(self, config: Config) -> tuple[Tensor, ...]:
-        """The final states, and the states of every step where they are wanted."""
+        """The final states, and with ``all_states`` the cell states of every step."""
         return (*self.final, self.cells) if config.all_states else self.final
 
 
-# Where the caller makes the input part of the gates, it makes it for so many steps at a time that it stays below this.
+# Most bytes of the input part of the gates at a time, if the caller computes it: this limits the steps of a range.
 PIECE_BYTES = 64 << 20
 
 
@@ -58,7 +58,7 @@ def _forward_in_pieces(
     structs: list[Any],
     operands: Sequence[Tensor],
 ) -> None:
-    """Directions in pieces of steps in processing order, each with its own part of the input product."""
+    """Run directions over ranges of steps, in processing order, each with the input product of its range."""
     row_bytes = config.spec.gates * layout.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
     each = max(1, PIECE_BYTES // (row_bytes * layout.batch))
     starts = None if layout.offsets is None else [*layout.offsets.tolist(), layout.rows]
@@ -80,13 +80,13 @@ def forward(
     rows: Rows,
     save: bool,
 ) -> Result:
-    """Run the layer; with ``save`` keep what :func:`backward` needs.
+    """Run the layer.
 
     Args:
         config: options.
-        operands: as _config.py lays them out.
-        rows: which rows there are and where they stop and restart.
-        save: False keeps nothing.
+        operands: in the order of _config.py.
+        rows: the rows of each step, and where rows end and restart.
+        save: keep what backward needs.
     """
     if config.heads > 1:
         views = select(operands[0].device).computes_input_gates and operands[0].numel() > 0
@@ -104,7 +104,7 @@ def forward(
     spec, directions = config.spec, len(config.reverse)
     batch, dtype = rows.batch, x.dtype
     (hidden, width), layout = config.units(operands), None
-    new = x.new_empty  # sizes apart cost less than a tuple of them
+    new = x.new_empty  # sizes as separate arguments are cheaper than a tuple
     if rows.batch_sizes is None:
         steps = x.shape[0]
         kept_rows = steps * batch
@@ -120,7 +120,7 @@ def forward(
         c_n = new(directions, batch, of_cells) if states is dtype else new(directions, batch, of_cells, dtype=states)
     gates = cells = None
     if save:
-        # The core leaves rows beyond the lengths as they are; operators must not return uninitialised memory.
+        # The core does not write rows beyond the lengths, and operators must not return uninitialised memory.
         allocate = x.new_empty if rows.lengths is None else x.new_zeros
         if spec.saved and not config.recompute:
             gates = allocate((directions, kept_rows, spec.saved * hidden))

@@ -1,4 +1,4 @@
-"""What the modules LSTM, GRU and RNN share: input of every layout checked and brought to [T, B, I], the layers run."""
+"""The base of the modules LSTM, GRU and RNN: checks the input, converts every layout to [T, B, I], runs the layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._noise import Variational, check_probability
 from .cells import ALL_CELLS, States
 from .functional import stack
 
-# Options of the modules that act in training (zoneout in evaluation too, as its expectation), with what is none.
+# Options that act in training only (except zoneout, which takes its expectation in evaluation), with their off values.
 NOISE = {
     "weight_dropout": 0.0, "input_dropout": 0.0, "hidden_dropout": 0.0, "output_dropout": 0.0, "zoneout": 0.0,
     "recurrent_dropout": 0.0, "state_dropout": 0.0,
@@ -29,7 +29,7 @@ NOISE = {
 
 
 def is_proxy(*arguments: Any) -> bool:
-    """Whether torch.fx traces the call."""
+    """Whether torch.fx is tracing the call."""
     for t in arguments:
         if type(t) is Proxy:
             return True
@@ -37,7 +37,7 @@ def is_proxy(*arguments: Any) -> bool:
 
 
 def _keep_for_opacus(layer: Recurrent, hook: Callable) -> RemovableHandle | None:
-    """Give opacus' hooks to the adapter: called around the layer they do not see all that its gradients depend on."""
+    """Pass opacus' hooks to the adapter: as hooks of the layer they would not see all that its gradients depend on."""
     owner = getattr(getattr(hook, "func", hook), "__self__", None)  # a bound method, or a partial over one
     if not any(cls.__module__.startswith("opacus.") for cls in type(owner).__mro__):
         return None
@@ -47,7 +47,7 @@ def _keep_for_opacus(layer: Recurrent, hook: Callable) -> RemovableHandle | None
 
 
 def _opacus(layer: Recurrent) -> ModuleType | None:
-    """The adapter, where opacus wants per-sample gradients of this call."""
+    """The adapter, if opacus wants per-sample gradients of this call; else None."""
     if not layer._opacus_hooks:
         return None
     from .contrib import opacus
@@ -61,7 +61,7 @@ def _refuse_all_states(wanted: bool) -> None:
 
 
 class StepOptions:
-    """Options of what happens within a step, of layers and of single steps alike."""
+    """Options that act within a step, shared by layers and single-step modules."""
 
     _kind: str
     cell_clip: float | None = None
@@ -72,7 +72,7 @@ class StepOptions:
     state_dropout: float = 0.0
     recurrent_gradient_clip: float | None = None
     peephole = layer_norm = False
-    _zones_cells = False  # whether the cell has states beside h that zoneout may keep
+    _zones_cells = False  # whether the cell has cell states that zoneout may keep
 
     def _check_heads(self, heads: int, projection: int = 0) -> None:
         if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
@@ -91,14 +91,14 @@ class StepOptions:
             raise ValueError(f"recurrent_gradient_clip should be a number that is not negative, or None, got {clip}")
 
     def _refuse_beside_layer_norm(self, **options: object) -> None:
-        """Refuse what a cell that is normalised has not."""
+        """Refuse options that layer_norm does not support."""
         options |= {"heads": self.heads > 1}
         for name, given in options.items():
             if given:
                 raise ValueError(f"layer_norm=True is there without {name} alone")
 
     def _begin_layer_norm(self) -> None:
-        """Gains are 1, shifts and biases 0."""
+        """Set gains to 1, shifts and biases to 0."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if name.startswith("weight_unit"):
@@ -107,7 +107,7 @@ class StepOptions:
                     weight.zero_()
 
     def _zoneout(self) -> tuple[float, float]:
-        """Probabilities of h and of the cell states."""
+        """The zoneout probabilities of h and of the cell states."""
         if isinstance(self.zoneout, tuple):
             return self.zoneout
         return self.zoneout, self.zoneout if self._zones_cells else 0.0
@@ -136,7 +136,7 @@ class StepOptions:
         )
 
     def _text_of_step(self, noise: Iterable[str]) -> str:
-        """What repr says of these options."""
+        """These options for repr."""
         text = f", heads={self.heads}" if self.heads > 1 else ""
         for name in noise:
             if getattr(self, name):
@@ -147,14 +147,14 @@ class StepOptions:
 
 
 class Recurrent(StepOptions, torch.nn.RNNBase):
-    """What the three modules share; states travel as tuples."""
+    """The base of the modules; passes states as tuples."""
 
-    _instead = "instead"  # torch.nn.RNN words one of its errors otherwise than the others
+    _instead = "instead"  # torch.nn.RNN words one of its errors differently
     proj_clip: float | None = None
     input_dropout: float = 0.0
     hidden_dropout: float = 0.0
     output_dropout: float = 0.0
-    _opacus_hooks: dict[int, Callable] | None = None  # kept apart from others; contrib/opacus.py calls them
+    _opacus_hooks: dict[int, Callable] | None = None  # not registered with torch; contrib/opacus.py calls them
 
     def __init__(
         self,
@@ -165,8 +165,8 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         recurrent_gradient_clip: float | None = None,
         **noise: float | tuple[float, float],
     ) -> None:
-        # mode: torch.nn.RNNBase's, or None: torch.nn has no such layer. options: torch.nn.RNNBase's, in its order.
-        # noise: NOISE by name. No docstring here: help() would show it for the three constructors.
+        # mode: torch.nn.RNNBase's, or None if torch.nn has no such layer. options: those of torch.nn.RNNBase, in order.
+        # noise: keys of NOISE. Not a docstring, because help() would show it for all constructors.
         super().__init__(mode or "RNN_TANH", *options)
         self._set_heads(heads)
         self._set_noise(recurrent_gradient_clip, **{**NOISE, **noise})
@@ -180,7 +180,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         self.recompute = bool(recompute)
 
     def _set_heads(self, heads: int) -> None:
-        """Refuse a number of heads that cannot be, and give weight_hh its shape with them."""
+        """Refuse an impossible number of heads, and give weight_hh its shape with heads."""
         self._check_heads(heads, self.proj_size)
         if heads == 1:
             return
@@ -192,7 +192,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         self._init_flat_weights()
 
     def _make_parameters(self) -> None:
-        """Those of the cell in place of torch.nn.RNN's, named and drawn like them."""
+        """Replace torch.nn.RNN's parameters by the cell's, with the same naming and initialisation."""
         like = self.weight_ih_l0
         for name in self._flat_weights_names:
             delattr(self, name)
@@ -210,13 +210,13 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters as torch.nn's layers do; with layer_norm gains are 1, shifts and biases 0."""
+        """Initialise the parameters as torch.nn's layers do; with layer_norm, gains are 1, shifts and biases 0."""
         super().reset_parameters()
         if self.layer_norm:
             self._begin_layer_norm()
 
     def flatten_parameters(self) -> None:
-        """Do nothing: parameters are used as they lie. Kept because callers of torch.nn's modules call it."""
+        """Do nothing: parameters are used in place. Exists because callers of torch.nn's modules call it."""
 
     @property
     def cell(self) -> str:
@@ -238,9 +238,9 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         return _keep_for_opacus(self, hook) or super().register_full_backward_hook(hook, prepend)
 
     def _node(self, *arguments: Any, **options: Any) -> Any:
-        """The call as one node of the graph that torch.fx traces, as its Tracer makes of torch.nn's layers.
+        """Record the call as one node of the graph that torch.fx traces.
 
-        The Tracer takes the modules in torch.nn for leaves, and enters all others.
+        The Tracer does this for torch.nn's modules, which it treats as leaves; it enters all others.
         """
         tracer = next(t.tracer for t in (*arguments, *options.values()) if isinstance(t, Proxy))
         if self is tracer.root:
@@ -323,7 +323,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         weights = self._weights()
         self._check_input(x, x, weights[0], 2)
         if torch.compiler.is_compiling():
-            # Reading batch_sizes would break the graph. B stands in other shapes; the operator compares when it runs.
+            # Reading batch_sizes would break the graph. Take B from other shapes; the operator checks it at run time.
             if states is None and sorted_indices is not None:
                 states = self._zeros(x, sorted_indices.shape[0])
             elif states is not None:
@@ -347,7 +347,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         return PackedSequence(output, *like), final, *every
 
     def _weights(self) -> list[Tensor]:
-        """The parameters, or what stands in their place; asking for an attribute costs 0.6 us each."""
+        """The parameters, or what replaces them; reads _parameters first because an attribute costs 0.6 us each."""
         own = self._parameters
         weights = [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
         if self.training and self.weight_dropout:

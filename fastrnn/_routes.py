@@ -1,13 +1,13 @@
-"""Which code runs a checked call.
+"""Chooses the code that runs a checked call.
 
-A custom operator costs up to 95 us a call, an autograd Function about 48, the raw call a few. So:
+A custom operator costs up to 95 us a call, an autograd Function about 48, the raw call a few. Hence three routes:
 
-- short: the raw call, or with gradients the same under an autograd Function. Only for plain tensors with memory on a
-  device that has a backend, with nothing tracing, no dispatch mode, no functorch transform, no forward-mode AD: fake
-  and meta tensors have address 0, and dual tensors would lose their tangent silently.
-- loop: reference.py, under functorch transforms, forward-mode AD, and torch.jit.trace, which knows no lists of flags;
-  and always for cells that no kernel has, whose steps are the core's for ordinary tensors (_layer_norm.py).
-- operator: _ops.py, for all the rest.
+- short: the raw call, under an autograd Function if gradients are needed. Only for plain tensors with memory on a
+  device that has a backend, without tracing, dispatch mode, functorch transform or forward-mode AD: fake and meta
+  tensors have address 0, and dual tensors would silently lose their tangents.
+- loop: reference.py, under functorch transforms, forward-mode AD and torch.jit.trace (which cannot pass lists of
+  flags). Cells without a kernel always take it; for ordinary CPU tensors the core runs their steps (_layer_norm.py).
+- operator: _ops.py, for everything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN = {Tensor, Parameter}
 
 
 def _transformed() -> bool:
-    """A functorch transform, a forward-mode AD level or torch.jit.trace is active."""
+    """Whether a functorch transform, a forward-mode AD level or torch.jit.trace is active."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
@@ -40,35 +40,35 @@ def _transformed() -> bool:
 
 
 def _transformed_while_compiling() -> bool:
-    """The same while torch.compile traces: it enters transforms for real and guards on those around it by itself."""
+    """The same while torch.compile traces: it really enters the transforms it meets and guards on those around it."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-# What torch.compiler.assume_constant_result does, without its import of torch._dynamo: a second or more for everybody.
+# Does what torch.compiler.assume_constant_result does, but without importing torch._dynamo, which takes over a second.
 for _constant in (_transformed_while_compiling, refuse_plain_export):
     _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _observed() -> bool:
-    """A dispatch mode wants to see operators."""
+    """Whether a dispatch mode is active, which must see operators."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _plain(tensors: Iterable[Tensor | None]) -> bool:
-    """All are ordinary tensors whose memory the core may read (that of a lazily negated view has the other sign)."""
-    for t in tensors:  # a loop, not all(...): this runs in every call
+    """Whether all are ordinary tensors whose memory holds their values (a lazily negated view's has the wrong sign)."""
+    for t in tensors:  # a loop is faster than all(...), and this runs in every call
         if t is not None and (type(t) not in _PLAIN or t.is_neg()):
             return False
     return True
 
 
 def _without_memory(t: Tensor | None) -> bool:
-    """A gradient of autograd.grad(..., is_grads_batched=True), batched by the older vmap, or torch's lazy zeros."""
+    """Whether a gradient is batched by the older vmap (autograd.grad with is_grads_batched) or a lazy zero tensor."""
     return t is not None and (torch._C._functorch.is_legacy_batchedtensor(t) or t._is_zerotensor())
 
 
 def _ordinary(tensors: Sequence[Tensor | None]) -> bool:
-    """The core may have these tensors of the CPU's memory, and nothing wants to see what is done with them."""
+    """Whether these are plain CPU tensors that the core may read, and nothing observes or transforms the call."""
     return (
         not (torch.compiler.is_compiling() or _transformed() or _observed() or any(map(_without_memory, tensors)))
         and all(t is None or t.is_cpu for t in tensors)
@@ -77,7 +77,7 @@ def _ordinary(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _only_these_steps(x: Tensor, steps: int) -> Tensor:
-    """``x``; as TorchScript, which a trace keeps as it is, branch included."""
+    """Returns ``x``; compiled by TorchScript, since a trace keeps the branches of scripted functions."""
     if x.size(0) != steps:
         raise RuntimeError(
             f"torch.jit.trace unrolled the {steps} time steps (or packed rows) of a fastrnn layer's example input, "
@@ -92,13 +92,13 @@ def run(
     rows: Rows,
     plain: bool = False,
 ) -> tuple[Tensor, States]:
-    """One layer by the route that fits; output, and final states with those of every step last if they are wanted.
+    """Run one layer by the applicable route. Returns output and final states, and if wanted the states of every step.
 
     Args:
         config: options.
-        operands: as _config.py lays them out.
-        rows: which rows there are and where they stop and restart.
-        plain: the operands are known to be ordinary tensors in the CPU's memory.
+        operands: in the order of _config.py.
+        rows: the rows of each step, and where rows end and restart.
+        plain: the operands are known to be ordinary CPU tensors.
     """
     if config.spec.code is None:
         of_step = core_step(config.spec.name, _ordinary) if _ordinary(operands) else None
@@ -115,16 +115,16 @@ def run(
         refuse_plain_export()
         return run_operator(config, operands, rows, save)
     if save:
-        operands = [t.clone() if t.is_inference() else t for t in operands]  # each call of saveable would cost 0.1 us
+        operands = [t.clone() if t.is_inference() else t for t in operands]  # inline: each saveable() costs 0.1 us
         if rows.lengths is not None or rows.resets is not None or rows.batch_sizes is not None or rows.seed is not None:
             rows = Rows(rows.batch, *map(saveable, rows[1:]))
     if _transformed():
         if torch._C._get_tracing_state() is not None:
             refuse_plain_export()
-            steps = len(operands[0].unbind(0))  # a size itself is a tensor to the tracer
+            steps = len(operands[0].unbind(0))  # not x.size(0), which is a tensor while tracing
             operands = [torch.jit.script(_only_these_steps)(operands[0], steps), *operands[1:]]
         return call_reference(config, operands, rows)
-    x = operands[0]  # functional.py has checked that all lie on one device
+    x = operands[0]  # all operands are on its device: functional.py has checked it
     if not plain:
         plain = (x.is_cpu or x.is_cuda) and _plain(operands)
         if plain:
@@ -146,7 +146,7 @@ def _nothing(device: torch.device) -> Tensor:
 
 
 def _watch(t: Tensor) -> Tensor:
-    """A tensor with ``t``'s version counter, which counts changes in place, and none of its memory."""
+    """A tensor without memory that shares ``t``'s version counter, which counts in-place changes."""
     alias = t.detach()
     alias.data = _nothing(t.device)
     return alias
@@ -155,9 +155,9 @@ def _watch(t: Tensor) -> Tensor:
 class LayerFunction(torch.autograd.Function):
     """The raw call with gradients, for eager code.
 
-    The output is the caller's, who may change it in place as torch.nn's (whose output is a copy), and is needed in
-    backward. So it is saved under a name with another version counter, which autograd does not check, and made again
-    from the operands where it has been changed.
+    Backward needs the output, but the caller may modify it in place, as with torch.nn (whose output is a copy). So the
+    output is saved as an alias with its own version counter, which autograd's check does not see. If the caller has
+    modified it, backward computes it again from the operands.
     """
 
     @staticmethod
@@ -183,8 +183,8 @@ class LayerFunction(torch.autograd.Function):
         return None, None, *_gradients(*call)
 
 
-# Function.apply without its care for functorch, which costs a tenth of a step: `run` has seen to transforms that are
-# active, and to tensors left over from one that has ended.
+# Function.apply without its handling of functorch, which costs a tenth of a step: `run` has already dealt with active
+# transforms, and with tensors left over from one that has ended.
 _apply = super(torch.autograd.Function, LayerFunction).apply
 _unwrap = torch._C._functorch.unwrap_if_dead
 
@@ -197,9 +197,9 @@ def _gradients(
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Backward by the route that fits; not always forward's (double backward, batched gradients).
+    """Run backward by the applicable route, which may differ from forward's (double backward, batched gradients).
 
-    ``result.output`` is None where it was changed since: forward runs again.
+    ``result.output`` is None if it was modified since forward; then forward runs again.
     """
     plain = config.core().plain(gradients)
     loop = torch.is_grad_enabled() or _transformed() or (not plain and any(map(_without_memory, gradients)))

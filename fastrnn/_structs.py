@@ -1,7 +1,4 @@
-"""Filling the argument structs of csrc/rnn.h: sizes, addresses and strides of a call.
-
-Used by _raw.py and _backward.py.
-"""
+"""Fills the argument structs of csrc/rnn.h for _raw.py and _backward.py: sizes, addresses and strides of a call."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from .reference import storage_bound
 
 
 class Layout(NamedTuple):
-    """Sizes of a call (letters as in csrc/rnn.h) and, for packed rows, where each step's rows begin."""
+    """Sizes of a call (see csrc/rnn.h) and, for packed rows, the offset of each step's first row."""
 
     steps: int
     batch: int
@@ -62,7 +59,7 @@ def buffer_rows(t: Tensor, batch: int, d: int = 0) -> tuple[int, int, int]:
 
 
 def cell_rows(config: Config, t: Tensor, layout: Layout, d: int) -> tuple[int, int, int]:
-    """Address and strides of direction d's cell states of all steps, in a buffer of the core's or as a result."""
+    """Address and strides of direction d's cell states of all steps, in an internal buffer or in a result."""
     if config.all_states:
         return rows_of(t, d * config.spec.cells * layout.hidden)
     return buffer_rows(t, layout.batch, d)
@@ -79,7 +76,7 @@ def readable(t: Tensor) -> Tensor:
 
 
 def readable_operands(config: Config, operands: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The operands as the core takes them: copies of those that lie otherwise, the cell states in the state type."""
+    """The operands as the core can read them: copied if their strides do not fit, cell states in the state type."""
     if config.core().reads(operands):
         return operands
     cells = config.first_state + 1 if config.has_initial and config.spec.cells else -1
@@ -90,7 +87,7 @@ def readable_operands(config: Config, operands: Sequence[Tensor]) -> Sequence[Te
 
 
 def check_lengths(lengths: Tensor, steps: int) -> None:
-    # Only where the values are at hand: on a GPU the check would wait for the device, and the kernels clamp.
+    # Only on the CPU: a check of GPU values would synchronise with the device, where the kernels clamp them instead.
     if lengths.device.type == "cpu" and lengths.numel():
         low, high = (int(v) for v in lengths.aminmax())
         if low < 0 or high > steps:
@@ -98,9 +95,9 @@ def check_lengths(lengths: Tensor, steps: int) -> None:
 
 
 def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, width: int) -> tuple:
-    """What differs from call to call beside the operands, as csrc/bindings_layer.cpp takes it; it keeps the tensors.
+    """The arguments that vary from call to call besides the operands, for csrc/bindings_layer.cpp; keeps tensors alive.
 
-    ``layout`` is needed for packed rows alone; ``width``: R, of a head.
+    ``layout`` is only needed for packed rows; ``width``: R, with heads that of one head.
     """
     steps, offsets = (x.shape[0], None) if layout is None else (layout.steps, layout.offsets)
     proj_clip = storage_bound(config.proj_clip, x.dtype) if config.proj_clip else 0.0
@@ -116,12 +113,12 @@ def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, widt
 
 
 def drops_state(config: Config, extent: tuple) -> bool:
-    """Whether what enters the products is not the output as it is."""
+    """Whether dropout of the state is active, so that the recurrent products read masked states, not the output."""
     return extent[-1] is not None and config.spec.multiplies
 
 
 def entering(config: Config, extent: tuple, output: Tensor) -> Tensor | None:
-    """The output times the mask of the state, where its dropout has one."""
+    """The output times the mask of state dropout; None if that is off."""
     if not drops_state(config, extent):
         return None
     mask, batch_sizes = extent[-1].transpose(0, 1).flatten(1), extent[3]  # [B, D*R]
@@ -131,7 +128,7 @@ def entering(config: Config, extent: tuple, output: Tensor) -> Tensor | None:
 
 
 def entering_initial(config: Config, extent: tuple, operands: Sequence[Tensor]) -> Tensor | None:
-    """Likewise h0."""
+    """h0 times the mask of state dropout; None if that is off or h0 is not given."""
     if not config.has_initial or not drops_state(config, extent):
         return None
     h0 = operands[config.first_state]
@@ -147,7 +144,7 @@ def input_gates(
     first: int = 0,
     last: int | None = None,
 ) -> Tensor:
-    """The input part of the gates of direction ``d``, [rows, G*H], rows first to last, by the backend's product."""
+    """The input part of the gates of direction ``d`` for rows first to last, [rows, G*H], by the backend's product."""
     x = operands[config.input_of(d)].reshape(-1, layout.input)[first:last]
     bias = operands[config.place("bias_ih", d)] if config.has_bias else None
     return backend.input_product(x, operands[config.place("weight_ih", d)], bias)

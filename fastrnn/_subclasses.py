@@ -1,8 +1,7 @@
-"""Subclasses of torch.nn's recurrent layers: which of them can run over fastrnn's layers, and the class that does.
+"""Subclasses of torch.nn's recurrent layers: decides which can run on fastrnn's layers, and makes the class that does.
 
-The class made for a subclass derives from it, so that its methods and isinstance keep their meaning, and has fastrnn's
-layer in place of torch.nn's in its method resolution order, so that super().forward() arrives at fastrnn's. Methods
-stay the very same functions; nothing is copied or rewritten.
+The new class derives from the subclass, so that its methods and isinstance keep working. In its method resolution
+order, fastrnn's layer replaces torch.nn's, so that super().forward() calls fastrnn's. No method is copied or rewritten.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ TO_FAST: dict[type, type] = {
 }
 TO_TORCH = {fast: plain for plain, fast in TO_FAST.items()}
 
-# What torch.nn's forward calls or reads and fastrnn's does not: code that uses or overrides it relies on torch.nn's.
+# Names that torch.nn's forward uses and fastrnn's does not: code that uses or overrides them depends on torch.nn's.
 _TORCH_INTERNALS = {
     "_VF", "_flat_weights", "_flat_weight_refs", "_init_flat_weights", "_update_flat_weights", "_weights_have_changed",
     "check_input", "check_forward_args", "check_hidden_size", "get_expected_hidden_size", "get_expected_cell_size",
     "permute_hidden", "_rnn_impls",
 }  # fmt: skip
 _WEIGHTS = ("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l", "weight_hr_l", "weight_unit_l")
-# Overrides that reach deeper than a method that is added: how attributes are found, calls are made, classes come about.
+# Overrides that change more than a method: attribute access, calls, class creation.
 _MACHINERY = {
     "__call__", "_call_impl", "__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__new__",
     "__init_subclass__",
@@ -39,7 +38,7 @@ _MACHINERY = {
 
 
 def own_names(fast: type) -> set[str]:
-    """What a fastrnn class defines and torch.nn's does not: a layer must not use such a name for something else."""
+    """Names that a fastrnn class defines and torch.nn's does not: a subclass must not use them for something else."""
     own = {name for cls in fast.__mro__ if issubclass(cls, StepOptions) for name in vars(cls)}
     return {name for name in own if not hasattr(torch.nn.RNNBase, name)}
 
@@ -54,11 +53,11 @@ def name_of(kind: type) -> str:
 
 
 def reason_to_leave(kind: type) -> str | None:
-    """Why a subclass of torch.nn's LSTM, GRU or RNN cannot run over fastrnn's, or None if it can.
+    """Why a subclass of torch.nn's LSTM, GRU or RNN cannot run on fastrnn's layer, or None if it can.
 
-    It can if it leaves forward alone or comes back to super().forward() there, and if none of its methods overrides or
-    uses what only torch.nn's forward works with. Code is judged by the names in it, and in doubt the layer is left.
-    ``__init__`` may do anything: it has run.
+    It can if it does not override forward, or if its forward calls super().forward(), and if none of its methods
+    overrides or uses internals of torch.nn's forward. Code is judged by the names in it; in doubt the layer is left.
+    ``__init__`` may do anything, as it has already run.
     """
     base = base_of(kind)
     taken = own_names(TO_FAST[base])
@@ -86,7 +85,7 @@ def reason_to_leave(kind: type) -> str | None:
 
 
 def functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions behind an attribute of a class: a method, a property's, and what decorators wrap."""
+    """The Python functions behind a class attribute: methods, accessors of properties, what decorators wrap."""
     found, waiting = set(), [value]
     while waiting:
         value = waiting.pop()
@@ -101,12 +100,12 @@ def functions_of(value: Any) -> Iterator[types.FunctionType]:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Names in a function's code and in the functions within it."""
+    """Names used in a function's code and in nested functions."""
     return set(code.co_names).union(code.co_freevars, *map(names_in, _inner(code)))
 
 
 def strings_in(code: types.CodeType) -> set[str]:
-    """String constants, likewise: getattr(self, "_flat_weights")."""
+    """String constants in the same code, as in getattr(self, "_flat_weights")."""
     own = {constant for constant in code.co_consts if isinstance(constant, str)}
     return own.union(*map(strings_in, _inner(code)))
 
@@ -116,7 +115,7 @@ def _inner(code: types.CodeType) -> list[types.CodeType]:
 
 
 def torch_classes_in(function: types.FunctionType, classes: tuple[type, ...]) -> set[type]:
-    """Those of torch.nn's classes that the function names: as nn.LSTM, imported, under another name, in a closure."""
+    """The given classes that the function refers to: as nn.LSTM, imported, under another name, or in a closure."""
     found = {value for value in _closure(function) if isinstance(value, type)}
     for name in names_in(function.__code__):
         value = function.__globals__.get(name)
@@ -129,19 +128,19 @@ def _closure(function: types.FunctionType) -> list[Any]:
     for cell in function.__closure__ or ():
         try:
             values.append(cell.cell_contents)
-        except ValueError:  # not filled yet
+        except ValueError:  # the cell is still empty
             pass
     return values
 
 
 def over_fast(kind: type) -> type:
-    """The class like ``kind``, a subclass of torch.nn's LSTM, GRU or RNN, over fastrnn's layer."""
+    """The counterpart of ``kind``, a subclass of torch.nn's LSTM, GRU or RNN, on top of fastrnn's layer."""
     for made in kind.__subclasses__():
         if replaced_by(made) is kind:
             return made
     meta = type(kind)
     metaclass = type(meta.__name__, (meta,), {"mro": _resolution_order})
-    copyreg.pickle(metaclass, _reduce_class)  # the class is found again by what it was made from, not by name
+    copyreg.pickle(metaclass, _reduce_class)  # unpickling makes the class from ``kind``, since its name finds ``kind``
     return metaclass(
         kind.__name__,
         (kind,),
@@ -150,7 +149,7 @@ def over_fast(kind: type) -> type:
 
 
 def replaced_by(made: type) -> type | None:
-    """The subclass that :func:`over_fast` made this class from, None for every other class."""
+    """The subclass from which :func:`over_fast` made this class; None for every other class."""
     return vars(made).get("_replaces") if issubclass(made, Recurrent) else None
 
 

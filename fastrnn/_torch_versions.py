@@ -1,4 +1,4 @@
-"""What older versions of torch lack, each with the version from which on it is not needed."""
+"""Replacements for what older versions of torch lack, each with the version that has it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Precision by operator, torch.backends.cudnn.rnn.fp32_precision and the like: torch 2.9. Before, one setting for all
-# that is cuDNN's, and one for matrix products.
+# Precision by operator, such as torch.backends.cudnn.rnn.fp32_precision: torch 2.9. Older versions have one setting for
+# all of cuDNN and one for matrix products.
 _HAS_PRECISIONS = hasattr(torch.backends.cudnn, "rnn")
 # torch.mm(..., out_dtype=): torch 2.8.
 _HAS_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
@@ -19,13 +19,13 @@ def rnn_allows_tf32() -> bool:
     """Whether torch's settings let recurrent layers round float32 operands to TF32 on a GPU."""
     if not _HAS_PRECISIONS:
         return torch.backends.cudnn.allow_tf32
-    # Follows cudnn.allow_tf32 too, which itself cannot be read when convolutions have another setting.
+    # Also follows cudnn.allow_tf32, which cannot be read itself if convolutions have another setting.
     return torch.backends.cudnn.rnn.fp32_precision == "tf32"
 
 
 @contextmanager
 def float32_products(tf32: bool) -> Iterator[None]:
-    """torch's float32 matrix products on a GPU round their operands to TF32, or do not."""
+    """Set whether torch's float32 matrix products on a GPU round their operands to TF32."""
     matmul = torch.backends.cuda.matmul
     name, wanted = ("fp32_precision", "tf32" if tf32 else "ieee") if _HAS_PRECISIONS else ("allow_tf32", tf32)
     before = getattr(matmul, name)
@@ -40,8 +40,8 @@ def float32_products(tf32: bool) -> Iterator[None]:
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of 16 bit matrices in float32."""
+    """The product of 16-bit matrices in float32."""
     if _HAS_OUT_DTYPE:
         return torch.mm(x, weight, out_dtype=torch.float32)
-    with float32_products(True):  # TF32 holds both 16 bit types exactly
+    with float32_products(True):  # TF32 represents both 16-bit types exactly
         return x.float() @ weight.float()

@@ -1,6 +1,6 @@
-"""The cells: one description each, and the readable reference of its mathematics in plain torch.
+"""The cells: a description of each, and its formulas in plain torch as a readable reference.
 
-The C++ counterpart is csrc/cells/, whose table of facts (cells.h) gives codes and counts. Gate order is torch.nn's:
+The C++ counterpart is csrc/cells/; its table of facts (cells.h) provides codes and counts. Gate order is torch.nn's:
 LSTM i, f, g, o; GRU r, z, n; sLSTM i, f, z, o.
 """
 
@@ -18,17 +18,17 @@ from ._extension import _C
 
 @dataclass(frozen=True)
 class Parameters:
-    """Weights of one direction of one layer; letters as in csrc/rnn.h (R is P if projected, else H)."""
+    """Weights of one direction of one layer; sizes as in csrc/rnn.h (R is P if projected, else H)."""
 
     weight_ih: Tensor  # [G*H, I]
-    weight_hh: Tensor | None = None  # [G*H, R], where there is a product; [heads, G*H/heads, H/heads] (_heads.py)
+    weight_hh: Tensor | None = None  # [G*H, R], or [heads, G*H/heads, H/heads] (_heads.py); None: no recurrent product
     bias_ih: Tensor | None = None  # [G*H]
-    bias_hh: Tensor | None = None  # [G*H], where there are bias_ih and weight_hh
-    weight_hr: Tensor | None = None  # [P, H], cells that project only
-    weight_unit: Tensor | None = None  # [U, H], cells with weights of a unit only
+    bias_hh: Tensor | None = None  # [G*H], if there are bias_ih and weight_hh
+    weight_hr: Tensor | None = None  # [P, H], only for cells that project
+    weight_unit: Tensor | None = None  # [U, H], only for cells with unit weights
 
 
-# Sizes of the parameters, in the order in which a flat list has those that a cell has: torch.nn's.
+# Sizes of the parameters, in torch.nn's order, which flat lists of parameters follow.
 _SHAPES = {
     "weight_ih": ("GH", "I"),
     "weight_hh": ("GH", "R"),
@@ -45,42 +45,42 @@ Step = Callable[[Tensor, States, Parameters, "Clips"], States]
 
 @dataclass(frozen=True)
 class Clips:
-    """Bounds of the stored cell state and of the projected state, 0 means off; what candidate and state are times."""
+    """Bounds of the stored cell state and of the projected state (0 is off), and factors of candidate and state."""
 
     cell: float = 0.0
     projected: float = 0.0
-    candidate: Tensor | None = None  # [B, H], or None: 1
-    entering: Tensor | None = None  # [B, R], of h where it enters the recurrence, or None: 1
+    candidate: Tensor | None = None  # [B, H]; None means 1
+    entering: Tensor | None = None  # [B, R], factor of h where it enters the recurrence; None means 1
 
 
 def input_part(x: Tensor, parameters: Parameters) -> Tensor:
-    """That of every cell that normalises nothing."""
+    """The input part of the gates, for cells without normalisation."""
     return linear(x, parameters.weight_ih, parameters.bias_ih)
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    """What the rest of the package needs to know of a cell; all but the step is csrc/cells/cells.h's.
+    """The facts about a cell that the rest of the package needs; all but the step come from csrc/cells/cells.h.
 
     Attributes:
         name: the key in :data:`CELLS`.
         step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states.
-        code: place in csrc/cells/cells.inc, or None: no kernel has the cell, and the step loop runs it (reference.py).
+        code: index in csrc/cells/cells.inc, or None if no kernel has the cell: the step loop runs it (reference.py).
         gates: G, rows of weight_ih and weight_hh per hidden unit.
-        cells: cell states per hidden unit, beside h.
-        unit_weights: U, weights per hidden unit beside its rows of the matrices.
-        saved: values per hidden unit kept for backward, in storage type (the cell states are kept apart).
+        cells: cell states per hidden unit, not counting h.
+        unit_weights: U, weights per hidden unit that are not rows of the matrices.
+        saved: values per hidden unit saved for backward in the storage type (cell states are saved separately).
         phases: of a step, 1 or 2; the second begins with a product of ``inner`` (o*tanh(c), or r*h).
         first_gates: gates of the first phase, whose recurrent part is a product with h.
-        carried: values per hidden unit that the first phase hands to the second.
-        multiplies: there is a product with weight_hh; else the recurrence is elementwise.
-        projects: the second product is with weight_hr.
-        reads_output: backward reads h from the output.
-        zones_cells: its cell states may be kept by zoneout.
-        drops_candidate: it has a candidate that dropout may act on.
-        split_gate: the gate whose recurrent part has its own gradient, the last one, or None.
+        carried: values per hidden unit that the first phase passes to the second.
+        multiplies: whether there is a product with weight_hh; else the recurrence is elementwise.
+        projects: whether the second product is with weight_hr.
+        reads_output: whether backward reads h from the output.
+        zones_cells: whether zoneout may keep its cell states.
+        drops_candidate: whether it has a candidate that dropout can act on.
+        split_gate: the gate whose recurrent part has its own gradient (always the last), or None.
         input_part: (input [..., I], parameters) -> input part of the gates [..., G*H].
-        parameters: their names, with their places in a flat list; without biases, and with them.
+        parameters: their names with their indices in a flat list; without biases, and with biases.
     """
 
     name: str
@@ -104,7 +104,7 @@ class CellSpec:
 
     @property
     def states(self) -> int:
-        """Tensors of state: h, and with cell states a second one that holds them side by side."""
+        """Number of state tensors: h, and if there are cell states, a second one that concatenates them."""
         return 2 if self.cells else 1
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class CellSpec:
         object.__setattr__(self, "parameters", places)
 
     def sizes_of(self, name: str) -> tuple[str, ...]:
-        """The sizes of a parameter by their letters."""
+        """The dimensions of a parameter by letter."""
         return _SHAPES[name]
 
     def shapes(self, bias: bool, inputs: int, hidden: int, width: int, heads: int = 1) -> dict[str, tuple[int, ...]]:
@@ -133,7 +133,7 @@ class CellSpec:
         return shapes
 
     def state_widths(self, width: int, hidden: int) -> tuple[int, ...]:
-        """Values a row of each of these tensors, for R and H."""
+        """Width of each state tensor, for R and H."""
         return (width, self.cells * hidden) if self.cells else (width,)
 
 
@@ -215,8 +215,8 @@ def _slstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Cl
     return o.sigmoid() * (c / n), torch.cat([c, n, m], dim=-1)
 
 
-# Layer normalisation (Ba, Kiros and Hinton 2016): rows of weight_unit are the gains of the input parts of the gates, of
-# their recurrent parts, and for the LSTM gain and shift of the cell state; the biases are the shifts of the parts.
+# Layer normalisation (Ba, Kiros and Hinton 2016). Rows of weight_unit: gains of the gates' input parts, gains of their
+# recurrent parts, and for the LSTM gain and shift of the cell state. The biases are the shifts of the two parts.
 
 
 def _normalised(product: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
@@ -236,7 +236,7 @@ def _lstm_layer_norm_step(gates: Tensor, states: States, parameters: Parameters,
 
 
 def _normalised_gru_part(product: Tensor, gains: Tensor, shift: Tensor | None) -> Tensor:
-    """r and z share their statistics, n has its own."""
+    """Normalise one part of a GRU's gates: r and z share their statistics, n has its own."""
     hidden = gains.shape[1]
     shifts = (None, None) if shift is None else (shift[: 2 * hidden], shift[2 * hidden :])
     parts = product[..., : 2 * hidden], product[..., 2 * hidden :]
@@ -270,13 +270,13 @@ CELLS: dict[str, CellSpec] = {facts["name"]: CellSpec(step=_STEPS[facts["name"]]
 
 
 def _looped(of: str, name: str, step: Step, input_part: Callable, unit_weights: int) -> CellSpec:
-    """A cell that no kernel has, with what it has in common with one."""
+    """The spec of a cell that no kernel has, derived from the kernel cell ``of``."""
     return replace(
         CELLS[of], name=name, step=step, input_part=input_part, code=None, unit_weights=unit_weights, saved=0
     )
 
 
-# With the cells of which the kernels know nothing.
+# All cells, including those that no kernel has.
 ALL_CELLS = CELLS | {
     spec.name: spec
     for spec in (
@@ -289,5 +289,5 @@ STORAGE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.fl
 
 
 def state_dtype(storage: torch.dtype) -> torch.dtype:
-    """The type in which pre-activations, cell states and sums are kept for input and weights of type ``storage``."""
+    """The type of pre-activations, cell states and sums for input and weights of type ``storage``."""
     return torch.float64 if storage == torch.float64 else torch.float32

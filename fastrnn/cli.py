@@ -1,4 +1,4 @@
-"""``fastrnn``: the commands, one line each; a command's module is imported only when that command runs."""
+"""The program ``fastrnn``: a list of its commands, whose modules are imported only when they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-# name: (module:attribute, help in one line)
+# name: (module:attribute, one line of help)
 COMMANDS = {
     "bench": ("fastrnn.benchmarks.command:bench", "Time fastrnn beside torch.nn and others on this machine."),
     "explain": ("fastrnn.explain_command:explain", "Show how a layer runs on a GPU and what a step should cost there."),
@@ -31,12 +31,12 @@ COMMANDS = {
     "lm": ("fastrnn.lm.commands:lm", "Language models of characters or words: train, eval, generate, score."),
 }
 
-# Packages of the extras, imported where they are needed.
+# Packages of the extras, imported only where they are needed.
 _OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard", "tensorflow"}
 
 
 class CellName(click.ParamType):
-    """A key of fastrnn.cells.ALL_CELLS, looked up when one is given: the help does not wait for torch."""
+    """A key of fastrnn.cells.ALL_CELLS; imports torch only to check a given value, so that help need not wait."""
 
     name = "cell"
 
@@ -49,7 +49,7 @@ class CellName(click.ParamType):
 
 
 def cell_list(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    """Callback of an option that takes one cell or several, with commas between them."""
+    """Callback of an option that takes one cell or several, separated by commas."""
     from ._named import cell_name
 
     try:
@@ -62,11 +62,11 @@ def cell_list(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named by ``module:attribute`` and imported on use.
+    """A group whose commands are given as ``module:attribute`` and imported when they run.
 
     Args:
-        commands_by_name: name -> (``module:attribute``, help in one line, shown without importing the module).
-        options: as for click.Group.
+        commands_by_name: name -> (``module:attribute``, one line of help, shown without importing the module).
+        options: those of click.Group.
     """
 
     def __init__(self, *args, commands_by_name: Mapping[str, tuple[str, str]], **options) -> None:
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
 
 
 class _Integer(click.IntRange):
-    """Integers from ``min``; the upper bound, which no use comes near, is not in the help."""
+    """Integers from ``min``; help does not show the upper bound, which no sensible value reaches."""
 
     def __init__(self, min: int, most: int) -> None:
         super().__init__(min)
@@ -110,7 +110,7 @@ class _Integer(click.IntRange):
 
 
 class _Finite(click.FloatRange):
-    """A range without NaN, which no comparison keeps out, and without infinity."""
+    """A range that refuses infinity and NaN; comparisons with the bounds do not catch NaN."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
@@ -120,7 +120,7 @@ class _Finite(click.FloatRange):
 
 
 def _bounded(command: click.Command) -> click.Command:
-    """The command, its numbers bounded: sizes to 31 bits, seeds to 0 and 63 bits, floats to finite ones."""
+    """Bound a command's numbers: sizes to 31 bits, seeds to 0 to 2^63 - 1, floats to finite values."""
     for parameter in command.params:
         kind = parameter.type
         if type(kind) is click.IntRange and kind.max is None:
@@ -135,7 +135,7 @@ def _bounded(command: click.Command) -> click.Command:
 
 
 def require_device(device: str) -> None:
-    """Fails early where the device cannot be used.
+    """Fails early if the device cannot be used.
 
     Raises:
         click.BadParameter: neither cpu nor cuda.
@@ -154,7 +154,7 @@ def require_device(device: str) -> None:
 
 
 def given_values() -> dict[str, Any]:
-    """The running command's options that were given, and not left to their defaults."""
+    """The options of the running command that were given explicitly."""
     context = click.get_current_context()
     return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in _GIVEN}
 
@@ -163,14 +163,14 @@ _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSou
 
 
 def refuse_idle(when: str, *names: str) -> None:
-    """Refuses options of the running command that were given and do nothing.
+    """Refuses options of the running command that were given but have no effect.
 
     Args:
-        when: what makes them idle, as in "with --stateful".
-        names: of the command's parameters.
+        when: why they have no effect, as in "with --stateful".
+        names: parameters of the command.
 
     Raises:
-        click.UsageError: naming the option.
+        click.UsageError: names the option.
     """
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -180,16 +180,16 @@ def refuse_idle(when: str, *names: str) -> None:
 
 
 def _let_waiting_threads_sleep() -> None:
-    """Makes OpenMP's idle threads sleep in place of spinning, unless the user has chosen how they wait.
+    """Makes OpenMP's idle threads sleep instead of spin, unless the user has chosen how they wait.
 
     GNU's runtime reads OMP_WAIT_POLICY once, when torch loads it. By default its threads spin for milliseconds after
-    every parallel region, which takes the cores from whatever else runs (gcc.gnu.org/onlinedocs/libgomp).
+    every parallel region, which slows down other processes on the machine (gcc.gnu.org/onlinedocs/libgomp).
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the standard's, GNU's and LLVM's
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # of the OpenMP standard, of GNU, of LLVM
 
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)
@@ -197,5 +197,5 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the standar
 @click.pass_context
 def main(context: click.Context) -> None:
     """Fast recurrent layers for PyTorch."""
-    if context.invoked_subcommand != "bench":  # it times what a program has that imports torch and sets nothing
+    if context.invoked_subcommand != "bench":  # it measures under the defaults of a program that imports torch
         _let_waiting_threads_sleep()

@@ -1,8 +1,7 @@
 """Swap the torch.nn recurrent layers of a model for fastrnn's, in place, and back.
 
-A layer changes its class and stays the same object, as torch.nn.utils.parametrize does it: Parameter objects,
-optimizers, hooks, names, the training flag and every reference to the layer stay valid, also where the model itself is
-the layer.
+A layer changes its class but stays the same object, as in torch.nn.utils.parametrize. So Parameter objects, optimizers,
+hooks, names, the training flag and all references to the layer stay valid, even if the model itself is the layer.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _CELLS: dict[type, type] = {
     step_modules.RNNCell: torch.nn.RNNCell,
 }
 
-# What the constructors of fastrnn's classes set beyond torch.nn's.
+# Attributes that the constructors of fastrnn's classes set and torch.nn's do not.
 _EXTRAS = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None, "peephole": False, "layer_norm": False},
     modules.GRU: {"recompute": False, "reset_after": True, "layer_norm": False},
@@ -44,10 +43,10 @@ class Report:
     """What :func:`convert` or :func:`revert` did.
 
     Attributes:
-        model: the model, the same object as given.
-        swapped: names of the layers that were swapped, as in ``model.named_modules()``; "" is the model itself.
+        model: the given model, the same object.
+        swapped: names of the swapped layers, as in ``model.named_modules()``; "" is the model itself.
         left: names of the recurrent layers that were not swapped, and why.
-        notes: names of modules whose own code should be looked at after the swap, and what to look for or use.
+        notes: names of modules whose own code may need a change after the swap, and what to look for or use.
     """
 
     model: torch.nn.Module
@@ -71,23 +70,23 @@ class Report:
 def convert(model: torch.nn.Module) -> Report:
     """Swap every torch.nn.LSTM, GRU and RNN in ``model`` for fastrnn's, in place.
 
-    A subclass of the three is swapped too if its forward is torch.nn's or calls super().forward(), and its code uses
-    nothing that fastrnn's layers do not have: its own methods stay, over fastrnn's layer. Parametrized layers are
-    swapped. Layers whose owner needs torch.nn's class are left: torchrl's LSTMModule and GRUModule, and modules whose
-    methods ask isinstance(layer, torch.nn.LSTM), initialisers apart. No weight is written, and no parametrization runs.
+    A subclass of the three is swapped too if its forward is torch.nn's or calls super().forward(), and if its code uses
+    nothing that fastrnn's layers lack; it keeps its own methods. Parametrized layers are swapped. A layer is left if
+    the module that holds it needs torch.nn's class: torchrl's LSTMModule and GRUModule, and modules whose methods
+    (other than initialisers) test isinstance(layer, torch.nn.LSTM). No weight is written and no parametrization runs.
 
     Args:
-        model: any module, also a recurrent layer itself.
+        model: any module, including a recurrent layer itself.
 
     Returns:
-        A report that says what was swapped, what was left and why, and what to look at.
+        A report: what was swapped, what was left and why, and what to look at.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     _check(model)
     report = Report(model)
-    kept: dict[torch.nn.Module, str] = {}  # layers whose owner needs torch.nn's
+    kept: dict[torch.nn.Module, str] = {}  # layers whose owner needs torch.nn's class
     for name, module in model.named_modules():
         owner = known_owner(module)
         if owner is None:
@@ -98,8 +97,8 @@ def convert(model: torch.nn.Module) -> Report:
             kept |= dict.fromkeys(layers, owner.advice)
         if not owner.keeps or any(isinstance(layer, Recurrent) for layer in layers):
             report.notes[name] = owner.advice
-    bases: dict[torch.nn.Module, type] = {}  # of the swapped layers, torch.nn's class
-    parts: set[torch.nn.Module] = set()  # of layers of other libraries; they need no line of their own
+    bases: dict[torch.nn.Module, type] = {}  # torch.nn's class of each swapped layer
+    parts: set[torch.nn.Module] = set()  # submodules of other libraries' layers: not reported separately
     for name, module in model.named_modules():
         kind, compiled = _own_class(module), _script_reason(module)
         if compiled is not None:
@@ -129,10 +128,10 @@ def convert(model: torch.nn.Module) -> Report:
 
 
 def _needed_by(owner: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """The layers that an owner's code needs as torch.nn's, and why.
+    """The layers for which an owner's code needs torch.nn's class, and why.
 
-    Code that asks for a layer's class is sent another way by another answer: with an LSTM's pair of states taken for
-    a GRU's state it may well run, and wrong.
+    Code that branches on a layer's class would take another branch after the swap. It may then run without an error and
+    give wrong results, for example by taking an LSTM's pair of states for a GRU's state.
     """
     layers = {layer: base_of(_own_class(layer)) for layer in held_layers(owner)}
     asking = asking_methods(owner) if layers else ()
@@ -151,7 +150,7 @@ def _needed_by(owner: torch.nn.Module) -> dict[torch.nn.Module, str]:
 
 
 def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
-    """Name the modules around swapped layers with a method that looks for layers of their former class."""
+    """Note the modules that contain swapped layers and have a method that tests for their former class."""
     for name, module in report.model.named_modules():
         below = set(module.modules()) - {module}
         inside = {base for layer, base in bases.items() if layer in below}
@@ -164,20 +163,20 @@ def _note_questions(report: Report, bases: dict[torch.nn.Module, type]) -> None:
 def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> Report:
     """Swap fastrnn's layers and cells in ``model`` for torch.nn's, in place; the inverse of :func:`convert`.
 
-    Layers with options that torch.nn does not have (clips, ``peephole``, ``reset_after=False``, heads, kinds of
-    dropout) are left, and so are classes that it does not have. ``recompute`` is dropped.
+    Classes that torch.nn lacks are left, and so are layers with options that it lacks (clips, ``peephole``,
+    ``reset_after=False``, heads, kinds of dropout). ``recompute`` is dropped.
 
     Args:
-        model: any module, also a recurrent layer itself.
-        block_diagonal_weights: give a layer with heads the dense weight_hh with the heads' blocks on its diagonal, in
-            new Parameters (make the optimizer anew), which compute the same. If they are trained, so are the zeros
-            beside the blocks.
+        model: any module, including a recurrent layer itself.
+        block_diagonal_weights: give a layer with heads a dense weight_hh that computes the same, with the heads' blocks
+            on its diagonal. The Parameters are new, so make the optimizer anew. Training changes the zeros beside the
+            blocks too.
 
     Returns:
-        A report that says what was swapped, and what was left and why.
+        A report: what was swapped, and what was left and why.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     _check(model)
     report = Report(model)
@@ -222,7 +221,7 @@ def _script_reason(module: torch.nn.Module) -> str | None:
 
 
 def _own_class(module: torch.nn.Module) -> type:
-    """The class of the module, without the one that parametrize puts in front of it."""
+    """The class of the module, ignoring the one that parametrize derives from it."""
     return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
 
 
@@ -230,10 +229,10 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
     if type(module) is old:
         module.__class__ = new
     else:
-        # The properties that parametrize installed live in the class that it made; make one like it over the new base.
+        # parametrize put its properties into a class of its own; make the same class on top of the new base.
         namespace = {k: v for k, v in vars(type(module)).items() if k not in ("__dict__", "__weakref__")}
         module.__class__ = type(new)(f"Parametrized{new.__name__}", (new,), namespace)
-    module.__dict__.pop("_opacus_hooks", None)  # empty: layers with such hooks are left
+    module.__dict__.pop("_opacus_hooks", None)  # it is empty: layers with such hooks are left
     for base in old.__mro__:
         for extra in _EXTRAS.get(base, ()):
             module.__dict__.pop(extra, None)
@@ -245,16 +244,16 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
 
 
 def _refresh_flat_weights(module: torch.nn.Module) -> None:
-    """Bring torch.nn's list of the weights up to date without running a parametrization.
+    """Update torch.nn's list of the weights without running a parametrization.
 
-    In training one may change its own state (the power iteration of spectral_norm) or draw random numbers. For a
-    parametrized weight the list has the parameter behind it, without its history, which deepcopy refuses: torch.nn's
-    forward sees that it is not the weight and makes its list anew.
+    In training, a parametrization may change its own state (the power iteration of spectral_norm) or draw random
+    numbers. So the list gets the parameter behind a parametrized weight, detached because deepcopy refuses tensors with
+    a history. torch.nn's forward sees that this is not the weight and makes its list anew.
     """
     parametrized = getattr(module, "parametrizations", {})
     if not any(name in parametrized for name in module._flat_weights_names):
         with torch.no_grad():
-            module._init_flat_weights()  # torch.nn's layers on a GPU want them in one piece; fastrnn's do nothing
+            module._init_flat_weights()  # torch.nn's layers also make the weights contiguous on a GPU; fastrnn's do not
         return
     module._flat_weights = [
         next(parametrized[name].parameters()).detach() if name in parametrized else getattr(module, name, None)

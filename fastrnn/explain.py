@@ -1,6 +1,6 @@
-"""How a layer runs on a GPU and what a time step should cost there: ``fastrnn.explain``.
+"""``fastrnn.explain``: how a layer runs on a GPU and what a time step should cost there.
 
-The plan and its model are csrc/cuda/plan.cpp; this prints them. Works without a GPU for the cards that have a table.
+Prints the plan and the cost model of csrc/cuda/plan.cpp. For the cards that have a table it needs no GPU. The command
 ``fastrnn explain`` is in explain_command.py.
 """
 
@@ -28,14 +28,15 @@ class Explanation:
 
     Attributes:
         title: the layer in words.
-        strategy: the chosen one, of forward.
-        backward_strategy: likewise of backward.
+        strategy: the one chosen for forward.
+        backward_strategy: the one chosen for backward.
         reasons: one sentence for each strategy.
-        candidates: per strategy its partition, bytes and predicted microseconds a step, as csrc/cuda/plan.h names them.
+        candidates: for each strategy its partition, bytes and predicted microseconds a step, named as in
+            csrc/cuda/plan.h.
         limits: of the device.
         training: whether backward counts.
-        launches: that follow each other, each with the candidates' costs: recurrences (directions, or with heads each
-            head of each direction) run two at a time.
+        launches: number of launches in sequence, each with the candidates' costs. Each launch runs up to two
+            recurrences: directions, or with heads the heads of directions.
     """
 
     title: str
@@ -54,7 +55,7 @@ class Explanation:
 
     @property
     def predicted_us(self) -> float:
-        """Predicted microseconds a step, of forward and in training of backward too; NaN where no kernel runs."""
+        """Predicted microseconds a step, of forward, and in training also of backward; NaN if no kernel runs."""
         if not self.candidates:
             return math.nan
         backward = self._candidate(self.backward_strategy)["backward"]["total"] if self.training else 0.0
@@ -140,27 +141,27 @@ def explain_layer(
         hidden: H.
         batch: B.
         steps: T.
-        projection: P, with lstm_projected.
+        projection: P, for lstm_projected.
         dtype: of input and weights.
         tf32: whether float32 products may use TF32.
         directions: D.
-        heads: of each direction, which the kernels take for directions of H/heads units, two at a time.
+        heads: heads of each direction; kernels treat them as directions of H/heads units and run two at a time.
         training: whether backward counts.
-        packed: whether the rows are those of a PackedSequence.
-        state_dropout: whether the state is dropped where it enters the recurrence.
+        packed: whether the input is a PackedSequence.
+        state_dropout: whether dropout acts on the state where it enters the recurrence.
         card: A100, H100, H200, L40S, RTX4090, B200, or cuda:N for a GPU of this machine.
-        strategy: ask for one; empty: the plan chooses.
+        strategy: force a strategy; empty: the plan chooses.
 
     Raises:
-        ValueError: an unknown card, cell or size, heads that do not divide H, or a strategy that cannot run: with the
-            limit that fails.
+        ValueError: an unknown card or cell, a size out of range, heads that do not divide H, or a strategy that cannot
+            run (the message gives the limit that fails).
     """
     if cell not in ALL_CELLS:
         raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(ALL_CELLS)}")
     if card.startswith("cuda") and not has_cuda():
         raise ValueError(f"no card {card}: {build_info()['cuda_status']}. Name one with a table, such as H100")
     for name, size in {"hidden": hidden, "batch": batch, "steps": steps, "projection": projection}.items():
-        if not 0 <= size < 1 << 63:  # the core, whose sizes have 64 bits, says which of them it can plan
+        if not 0 <= size < 1 << 63:  # the core takes 64-bit sizes and itself refuses those it cannot plan
             raise ValueError(f"{name} must be a size of at most 64 bits, got {size}")
     if heads < 1 or hidden % heads or (heads > 1 and projection):
         raise ValueError(f"heads must divide hidden={hidden}, and be 1 with a projection; got {heads}")
@@ -196,12 +197,12 @@ def explain_layer(
 
 
 def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> Explanation:
-    """The plan of a module's layers for an input like ``x`` (all its layers have the same).
+    """The plan of a module's layers, the same for all of them, for an input like ``x``.
 
     Args:
         module: fastrnn.LSTM, GRU or RNN (or torch.nn's, for comparison).
-        x: [T, B, I], or [B, T, I] if the module has the batch first.
-        card: see :func:`explain_layer`; None: the GPU that ``x`` is on or the first of this machine, else an H100.
+        x: [T, B, I], or [B, T, I] if the module has ``batch_first``.
+        card: see :func:`explain_layer`; None means the GPU of ``x``, else the first of this machine, else an H100.
     """
     kind = module.cell if isinstance(module, Recurrent) else module.mode.lower() + "_projected" * bool(module.proj_size)
     if card is None:

@@ -1,4 +1,4 @@
-"""``fastrnn explain``: its options; the explaining is in explain.py."""
+"""``fastrnn explain``: the options of the command; explain.py does the work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""ONNX: models with fastrnn's layers as the LSTM, GRU and RNN nodes of the standard, which every ONNX runtime has.
+"""Export to ONNX: fastrnn's layers become the standard's LSTM, GRU and RNN nodes, which every ONNX runtime has.
 
-A layer becomes one node, or one for each direction where these read inputs of their own. Equations, weight layouts and
-attributes are those of https://onnx.ai/onnx/operators/onnx__LSTM.html, onnx__GRU.html and onnx__RNN.html. Operators
-that bring the weights into a node's layout go before it, and are then folded into constants.
+A layer becomes one node, or one for each direction if the directions read different inputs. Equations, weight layouts
+and attributes are those of https://onnx.ai/onnx/operators/onnx__LSTM.html, onnx__GRU.html and onnx__RNN.html. Operators
+in front of a node bring the weights into its layout; they are then folded into constants.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ._ops import config_of_options
 
 __all__ = ["export"]
 
-# ONNX's gate order, by the places that the gates have in torch's: i, o, f, c of i, f, g, o; z, r, h of r, z, n.
+# Indices in torch's gate order of ONNX's gates: i, o, f, c from i, f, g, o; z, r, h from r, z, n.
 _ORDERS = {"lstm": [0, 3, 1, 2], "gru": [1, 0, 2], "rnn": [0]}
-_PEEPHOLES = [0, 2, 1]  # likewise: i, o, f of i, f, o
+_PEEPHOLES = [0, 2, 1]  # likewise: i, o, f from i, f, o
 _DIRECTIONS = {(False,): "forward", (True,): "reverse", (False, True): "bidirectional"}
-_TYPES = ("FLOAT", "FLOAT16", "DOUBLE")  # of these nodes in every opset from 14 on; bfloat16 came with 22
+_TYPES = ("FLOAT", "FLOAT16", "DOUBLE")  # these nodes support them in all opsets from 14; bfloat16 came with opset 22
 _INT32 = 6  # onnx.TensorProto.INT32
-# Arguments of torch.onnx.export that say how the file is written, and the names of ONNXProgram.save for them.
+# Arguments of torch.onnx.export that control how the file is written, with their names in ONNXProgram.save.
 _OF_FILE = {
     "export_params": "include_initializers",
     "keep_initializers_as_inputs": "keep_initializers_as_inputs",
@@ -36,23 +36,23 @@ _exporting = False
 
 
 class NotInOnnx(ValueError):
-    """A layer that ONNX has no node for; the text says why."""
+    """A layer for which ONNX has no node; the message says why."""
 
 
 def export(
     model: torch.nn.Module | torch.export.ExportedProgram, args: tuple = (), f: Any = None, **options: Any
 ) -> torch.onnx.ONNXProgram:
-    """Write a model with fastrnn layers as ONNX: torch.onnx.export and its arguments, with nodes for the layers.
+    """Export a model with fastrnn layers to ONNX, like torch.onnx.export, with nodes for the layers.
 
-    A layer becomes an LSTM, GRU or RNN node in float32, float16 or float64: both directions, stacked, with initial
-    states, ``lengths`` (as sequence_lens), peepholes, and heads (as dense weights). Numbers of steps and rows may be
-    dynamic (``dynamic_shapes``). ONNX's LSTM has no projection: a projected layer becomes one whose recurrent weight is
-    ``weight_hh @ weight_hr`` and whose output is multiplied by ``weight_hr``, which is the same function with 4*H*H
-    recurrent weights in place of 4*H*P (with initial states 4*(H+P)*(H+P)).
+    A layer becomes an LSTM, GRU or RNN node in float32, float16 or float64. Supported: both directions, stacked layers,
+    initial states, ``lengths`` (as sequence_lens), peepholes, and heads (as dense weights). Numbers of steps and rows
+    may be dynamic (``dynamic_shapes``). ONNX's LSTM has no projection, so a projected layer becomes an LSTM with the
+    recurrent weight ``weight_hh @ weight_hr``, whose output is multiplied by ``weight_hr``. That is the same function
+    with 4*H*H recurrent weights instead of 4*H*P (with initial states 4*(H+P)*(H+P)).
 
     Args:
-        model: in evaluation; or an ExportedProgram.
-        args: example inputs, as torch.onnx.export takes them.
+        model: a module in evaluation, or an ExportedProgram.
+        args: example inputs, as for torch.onnx.export.
         f: path of the file, or None.
         options: the other arguments of torch.onnx.export; ``dynamo`` is true.
 
@@ -61,7 +61,7 @@ def export(
 
     Raises:
         ValueError: a layer that ONNX's nodes cannot compute: packed input, resets, cell_clip and proj_clip (ONNX's
-            ``clip`` bounds what the activation functions read, not the cell state), zoneout, IndRNN and SLSTM, cell
+            ``clip`` bounds the inputs of the activation functions, not the cell state), zoneout, IndRNN and SLSTM, cell
             states of every step, bfloat16, and dropout inside the cell in training.
         ImportError: a package of the extra ``onnx`` is missing.
     """
@@ -102,25 +102,25 @@ def _allowed() -> Iterator[None]:
 
 
 def refuse_plain_export() -> None:
-    """Say which call to use, where torch.onnx.export traces a layer and will not know its operator."""
+    """Refuse torch.onnx.export, which does not know the layers' operator, and name the call to use."""
     if not _exporting and torch.onnx.is_in_onnx_export():
         raise RuntimeError("torch.onnx.export does not know fastrnn's layers: use fastrnn.onnx.export, same arguments")
 
 
 def _reason(error: BaseException | None) -> NotInOnnx | None:
-    """What :func:`_translate` said, out of the errors in which torch wraps it."""
+    """The error of :func:`_translate`, unwrapped from those that torch puts around it."""
     while error is not None and not isinstance(error, NotInOnnx):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _is_of_layer(node: Any) -> bool:
-    """Whether a node came from a layer: of these weights of any size are folded, torch.onnx.export folds small ones."""
+    """Whether a node came from a layer. Its weights are folded at any size; torch.onnx.export folds only small ones."""
     return node.metadata_props.get("namespace", "").endswith("fastrnn.layer.default")
 
 
 def _translate(operands, lengths, resets, batch_sizes, seed, batch, *options):
-    """fastrnn::layer in ONNX's operators: its output and final states, as only backward uses the other results."""
+    """Translate fastrnn::layer to ONNX's operators: its output and final states, since only backward needs the rest."""
     config, dtype = config_of_options(*options[:-1]), operands[0].dtype.name
     cell = config.spec.name
     reasons = {
@@ -142,17 +142,17 @@ def _translate(operands, lengths, resets, batch_sizes, seed, batch, *options):
 
 
 class _Layer:
-    """One layer in translation: tensors are those of the graph, and each call of ``op`` adds an operator to it."""
+    """The translation of one layer: tensors are values of the graph, and each call of ``op`` adds an operator to it."""
 
     def __init__(self, config: Config, operands: Sequence[Any], lengths: Any) -> None:
-        from onnxscript import opset18  # that of torch.onnx.export's own translations
+        from onnxscript import opset18  # the opset of torch.onnx.export's own translations
 
         self.op, self.config, self.operands, self.lengths = opset18, config, operands, lengths
         self.kind = config.spec.name.split("_")[0]
         self.gates = config.spec.gates
         self.hidden = self.parameter("weight_ih", 0).shape[0] // self.gates
-        # Only units have states in ONNX. So an initial projected state is that of P more units, which are zero after
-        # every step, as all their weights are: tanh(0) times any gate.
+        # ONNX's states belong to hidden units. So the initial projected state becomes the state of P extra units. All
+        # their weights are zero, so they are zero after every step: tanh(0) times a gate.
         self.extra = 0
         if config.spec.projects and config.has_initial:
             self.extra = self.parameter("weight_hr", 0).shape[0]
@@ -166,7 +166,7 @@ class _Layer:
         return [self.op.Concat(*own, axis=0 if place else -1) for place, own in enumerate(zip(*parts, strict=True))]
 
     def node(self, directions: Sequence[int], name: str) -> list[Any]:
-        """These directions' part of the results."""
+        """The results of these directions, from one node."""
         op, config = self.op, self.config
         arguments = [
             self.operands[config.input_of(directions[0])],
@@ -193,7 +193,7 @@ class _Layer:
         if self.extra:
             states[1] = op.Slice(states[1], self.ints(0), self.ints(self.hidden), self.ints(2))
         if self.lengths is not None:
-            # A row of no steps keeps its state, of which ONNX says nothing.
+            # A row of length 0 keeps its state; ONNX does not specify this case.
             empty = op.Unsqueeze(op.Equal(self.lengths, op.Constant(value_int=0)), self.ints(1))
             zero = op.CastLike(op.Constant(value_float=0.0), y)
             states = [op.Where(empty, given[place] if given else zero, s) for place, s in enumerate(states)]
@@ -207,12 +207,12 @@ class _Layer:
         return self.operands[self.config.place(name, direction)]
 
     def together(self, directions: Sequence[int], layout) -> Any:
-        """What ``layout`` makes of each direction's parameters, along a first axis."""
+        """Apply ``layout`` to each direction and concatenate the results along a new first axis."""
         parts = [self.op.Unsqueeze(layout(direction), self.ints(0)) for direction in directions]
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
 
     def by_gate(self, rows: Any) -> Any:
-        """[G*H, N] or [G*H] of torch -> [G*(H + extra), N] with the gates in ONNX's order."""
+        """torch's [G*H, N] or [G*H] -> [G*(H + extra), N] with the gates in ONNX's order."""
         op = self.op
         blocks = op.Reshape(rows, self.ints(self.gates, self.hidden, -1))
         blocks = op.Gather(blocks, self.ints(*_ORDERS[self.kind]), axis=0)
@@ -233,7 +233,7 @@ class _Layer:
         return self.by_gate(weight)
 
     def dense(self, blocks: Any) -> Any:
-        """The heads' [heads, G*H/heads, H/heads] -> [G*H, H]."""
+        """Heads [heads, G*H/heads, H/heads] -> dense [G*H, H]."""
         op, heads = self.op, self.config.heads
         size = self.hidden // heads
         parts = []

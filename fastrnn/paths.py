@@ -1,4 +1,4 @@
-"""The guard of the files that commands write: none is one that the same command reads, or one that it did not make."""
+"""Guards the files that commands write: no command replaces a file that it reads, or one that it did not make."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 import click
 
-# An argument's name, for messages, and a path of it; None where the argument was not given.
+# The name of an argument, for messages, and its path; None if the argument was not given.
 Argument = tuple[str, "str | os.PathLike | None"]
 
 
 class PathError(ValueError):
-    """A file cannot be written without losing another; the message names both."""
+    """Writing a file would lose another one; the message names both."""
 
 
 def overwrite_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option without which an output that exists is refused."""
+    """Adds the option --overwrite; without it, an existing output is refused."""
     return click.option("--overwrite", is_flag=True, help="Replace an output that exists.")(command)
 
 
 def guard_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *, overwrite: bool) -> None:
-    """Refuses outputs that would write over what is read, over each other, or over what is there.
+    """Refuses outputs that would replace an input, each other, or an existing file.
 
     Args:
-        outputs: files to be written, or links to them; devices and pipes, which lose nothing, are let through.
+        outputs: files to write, or links to them; devices and pipes are allowed, since they lose nothing.
         reads: files that the command reads; a folder stands for the files in it, the str "-" for standard input.
-        overwrite: whether files that are there may be replaced.
+        overwrite: whether existing files may be replaced.
 
     Raises:
-        PathError: naming the file and the arguments.
+        PathError: names the file and the arguments.
     """
     outputs = [(argument, path) for argument, path in outputs if path is not None]
     reads = [(argument, path) for argument, path in reads if path is not None]
@@ -59,7 +59,7 @@ def guard_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *
 
 
 def is_stream(path: str | os.PathLike) -> bool:
-    """Whether writing to ``path`` replaces nothing: a device or a pipe, also by a name such as /dev/stdout."""
+    """Whether ``path`` is a device or a pipe, including names such as /dev/stdout: writing to it replaces nothing."""
     if os.fspath(path).startswith(("/dev/", "/proc/")):
         return True
     try:
@@ -71,8 +71,8 @@ def is_stream(path: str | os.PathLike) -> bool:
 
 def _same_file(one: str | os.PathLike, other: str | os.PathLike) -> bool:
     try:
-        return os.path.samefile(one, other)  # links and hard links too
-    except OSError:  # one is not there yet
+        return os.path.samefile(one, other)  # follows symbolic and hard links
+    except OSError:  # one of them does not exist yet
         return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -80,7 +80,7 @@ def _reads(read: str | os.PathLike, path: str | os.PathLike) -> bool:
     if read == "-":
         try:
             return os.path.samestat(os.fstat(sys.stdin.fileno()), os.stat(path))
-        except (OSError, AttributeError):  # no such file yet, or a standard input without a descriptor
+        except (OSError, AttributeError):  # the file does not exist yet, or standard input has no descriptor
             return False
     return any(_same_file(file, path) for file in _files_of(read))
 

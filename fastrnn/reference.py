@@ -1,8 +1,8 @@
-"""The plain step loop over one layer: the truth for tests (run it in float64) and the fallback of functional.py.
+"""A plain step loop over one layer: the reference for tests (in float64) and the fallback of functional.py.
 
-Nothing is changed in place and no Python branch looks at a tensor's values (batch_sizes are read as plain numbers), so
-the loop works under torch.func transforms, forward-mode AD and double backward. Slow by design: one set of torch calls
-a step.
+It changes nothing in place, and no Python branch depends on a tensor's values (batch_sizes are read as plain numbers).
+So it works under torch.func transforms, forward-mode AD and double backward. It is slow by design: every step makes its
+own torch calls.
 """
 
 from __future__ import annotations
@@ -41,32 +41,33 @@ def reference_layer(
 ) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer, step by step, in differentiable torch operations.
 
-    16-bit types are computed in float32; h is rounded to the storage type after each step, c is not, as in the kernels.
+    16-bit types are computed in float32. As in the kernels, h is rounded to the storage type after each step, and c is
+    not.
 
     Args:
         cell: key of :data:`fastrnn.cells.ALL_CELLS`.
-        inputs: [T, B, I], or [N, I] with ``batch_sizes``; one for all directions or a tuple with one each.
+        inputs: [T, B, I], or [N, I] with ``batch_sizes``; one for all directions, or a tuple with one for each.
         initial: None (zeros) or the states (h0 [D, B, R],) or (h0, c0 [D, B, H]).
-        parameters: one :class:`fastrnn.cells.Parameters` for each direction; heads run as the dense layer with the
-            heads' blocks on the diagonal of weight_hh.
+        parameters: one :class:`fastrnn.cells.Parameters` for each direction; heads run as a dense layer with the heads'
+            blocks on the diagonal of weight_hh.
         reverse: for each direction, whether it runs from each row's last step to its first.
         lengths: [B], row b is active at steps t < lengths[b], or None.
-        resets: bool [T, B] (or [N]): a new segment starts at this step of this row, or None.
-        reset_to_initial: a reset puts the initial state, not zero, in place.
+        resets: bool [T, B] (or [N]), true where a new segment starts at this step of this row, or None.
+        reset_to_initial: a reset restores the initial state, not zero.
         batch_sizes: int64 [T] on the CPU: rows are packed as in a PackedSequence.
         cell_clip: bound of the stored cell state, 0 is off.
         proj_clip: bound of the projected state, 0 is off.
-        all_states: return the cell states of every step too.
+        all_states: also return the cell states of every step.
         zoneout: probabilities that a unit keeps its old h, and its old cell states.
-        candidate_dropout: probability that what a step adds to the state is zero.
-        state_dropout: probability that a unit's h enters no step's recurrence.
-        gradient_clip: bound of the gradient of h that a step gives to the one before; 0 cuts it.
-        seed: int64 [1] of the masks, or None: zoneout's expectation, and no dropout.
-        of_step: takes the place of the cell's step, or None.
+        candidate_dropout: probability that a step adds nothing to a unit's state.
+        state_dropout: probability that a unit's h is zero in the recurrence of every step.
+        gradient_clip: bound of the gradient of h that a step passes to the previous one; 0 cuts it.
+        seed: int64 [1], seed of the masks; None: zoneout's expectation, and no dropout.
+        of_step: replaces the cell's step, if given.
 
     Returns:
         output [T, B, D*R] (or [N, D*R]), the final states ([D, B, R],) or ([D, B, R], [D, B, C*H]), and with
-        ``all_states`` [T, B, D*C*H] (or [N, D*C*H]) in the type that they are kept in, zero beyond a row's length.
+        ``all_states`` the cell states [T, B, D*C*H] (or [N, D*C*H]) in the state type, zero beyond a row's length.
     """
     spec = ALL_CELLS[cell]
     if isinstance(inputs, Tensor):
@@ -90,7 +91,7 @@ def reference_layer(
 
 
 class ClippedGradient(torch.autograd.Function):
-    """A value as it is, whose gradient is clipped to +-bound."""
+    """The identity, whose gradient is clipped to +-bound."""
 
     generate_vmap_rule = True
 
@@ -112,7 +113,7 @@ class ClippedGradient(torch.autograd.Function):
 
 
 def storage_bound(bound: float, dtype: torch.dtype) -> float:
-    """A clip's bound as the storage type holds it: backward sees from the stored value whether the clip acted."""
+    """A clip's bound rounded to the storage type, so that backward can tell from the stored value if the clip acted."""
     return bound if not bound or dtype == torch.float64 else torch.tensor(bound, dtype=dtype, device="cpu").item()
 
 
@@ -190,7 +191,7 @@ def _direction(
 
 
 def _reverse_cut(reset: Tensor, lengths: Tensor | None, step: int, fresh: States, old: States) -> States:
-    """The state after a reverse step ``step`` with its resets applied; rows that were not yet active keep theirs."""
+    """The state after the reverse step ``step``, with its resets applied; rows that are not yet active keep theirs."""
     rows = reset.shape[0]
     if lengths is not None:
         reset = reset & (lengths[:rows] > step)

@@ -1,7 +1,7 @@
-"""LSTMCell, GRUCell and RNNCell: one step a call, drop-in for torch.nn's, over the layers' kernels with T = 1.
+"""LSTMCell, GRUCell and RNNCell: single steps, drop-in for torch.nn's, which run the layers' kernels with T = 1.
 
-They subclass torch.nn's cells (constructor, parameter names, initialisation, pickling, isinstance) and have a forward
-of their own. Weights are read by attribute at each call, as the layers read theirs.
+They subclass torch.nn's cells (constructor, parameter names, initialisation, pickling, isinstance) and override
+forward. Like the layers, they read the weights by attribute at each call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOISE = ("weight_dropout", "zoneout", "recurrent_dropout", "state_dropout")
 
 
 class _Step(StepOptions, torch.nn.RNNCellBase):
-    """What the three share; states travel as tuples."""
+    """The base of the three; passes states as tuples."""
 
     def _set_options(
         self,
@@ -35,7 +35,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
         layer_norm: bool = False,
         refused: dict[str, object] | None = None,
     ) -> None:
-        """Those of a step, and the parameters that they change; ``refused``: what is not there beside layer_norm."""
+        """Set the options of a step and the parameters that they change; ``refused``: options not with layer_norm."""
         self._check_heads(heads)
         self._set_noise(recurrent_gradient_clip, **noise)
         self.layer_norm = bool(layer_norm)
@@ -45,7 +45,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
             self._make_parameters()
 
     def _make_parameters(self) -> None:
-        """Those of the cell in place of torch.nn's, drawn like them."""
+        """Replace torch.nn's parameters by the cell's, with the same initialisation."""
         like, hidden = self.weight_ih, self.hidden_size
         shapes = ALL_CELLS[self.cell].shapes(bool(self.bias), self.input_size, hidden, hidden, self.heads)
         for name, shape in shapes.items():
@@ -53,7 +53,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters as torch.nn's cells do; with layer_norm gains are 1, shifts and biases 0."""
+        """Initialise the parameters as torch.nn's cells do; with layer_norm, gains are 1, shifts and biases 0."""
         super().reset_parameters()
         if self.layer_norm:
             self._begin_layer_norm()
@@ -70,7 +70,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
     _node = Recurrent._node
 
     def _run(self, input: Tensor, states: States | None) -> States:
-        """One step from states of which torch.nn has refused what has not 1 or 2 dimensions; the states after it."""
+        """Run one step and return the new states; torch.nn's checks have refused states without 1 or 2 dimensions."""
         batched = input.dim() == 2
         x = input.unsqueeze(0)
         if not batched:
@@ -91,7 +91,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
         return final if batched else tuple([state.squeeze(0) for state in final])
 
     def _is_plain(self) -> bool:
-        """No option changes what a step does beyond its cell; asked at every call."""
+        """Whether no option changes the step; evaluated at every call."""
         return not (
             self.zoneout
             or self.weight_dropout
@@ -103,7 +103,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
     def _run_noisy(self, x: Tensor, states: States | None, weights: Sequence[Tensor]) -> States:
         if self.training and self.weight_dropout:
             weights = [weights[0], dropout(weights[1], self.weight_dropout), *weights[2:]]
-        nothing = (0.0, None, None, False, None)  # dropout between layers to batch_sizes
+        nothing = (0.0, None, None, False, None)  # the arguments of stack from dropout to batch_sizes
         own = (self.cell_clip or 0.0, 0.0, False, None, False, *self._options_of_step())
         return stack(self.cell, x, states, weights, 1, bool(self.bias), False, *nothing, *own)[1]
 
@@ -112,7 +112,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
             raise ValueError(f"{self._kind}: Expected input to be 1D or 2D, got {input.dim()}D instead")
 
     def _check(self, x: Tensor, states: States | None) -> None:
-        """Refuse sizes in the words of torch.nn's cells; x is [1, B, I], the states are [B, H]."""
+        """Refuse wrong sizes with the messages of torch.nn's cells; x is [1, B, I], the states are [B, H]."""
         if x.shape[2] != self.input_size:
             raise RuntimeError(f"input has inconsistent input_size: got {x.shape[2]} expected {self.input_size}")
         for index, state in enumerate(states or ()):
@@ -129,7 +129,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
 
 
 class LSTMCell(_Step, torch.nn.LSTMCell):
-    """A step of the long short-term memory (Hochreiter and Schmidhuber 1997), drop-in for torch.nn.LSTMCell.
+    """One step of an LSTM (Hochreiter and Schmidhuber 1997), drop-in for torch.nn.LSTMCell.
 
     Args:
         input_size: I, features of an input.
@@ -140,11 +140,11 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
         cell_clip: the cell state is clipped to [-cell_clip, cell_clip], gradient zero outside.
         peephole: see :class:`fastrnn.LSTM`; weight_unit [3, H].
         heads: see :class:`fastrnn.LSTM`.
-        weight_dropout: see :class:`fastrnn.LSTM`; each call draws anew, here and below.
+        weight_dropout: see :class:`fastrnn.LSTM`; here and below, each call draws a new mask.
         zoneout: see :class:`fastrnn.LSTM`.
         recurrent_dropout: see :class:`fastrnn.LSTM`.
-        state_dropout: probability that a unit's h is zero where it enters the step, in training. A layer holds its mask
-            for all steps of a row; a step knows of no other, so each call draws its own.
+        state_dropout: probability that a unit's h is zero where it enters the step, in training. Each call draws a new
+            mask, while a layer uses one for all steps of a row.
         recurrent_gradient_clip: see :class:`fastrnn.LSTM`.
         layer_norm: see :class:`fastrnn.LSTM`.
     """
@@ -196,7 +196,7 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
             hx: (h [B, H], c [B, H]), without B if the input is unbatched; zeros if None.
 
         Returns:
-            h and c after the step, of hx' shapes.
+            h and c after the step, in the shapes of hx.
         """
         if is_proxy(input, hx):
             return self._node(input, hx)
@@ -211,7 +211,7 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
 
 
 class GRUCell(_Step, torch.nn.GRUCell):
-    """A step of the gated recurrent unit, drop-in for torch.nn.GRUCell; :class:`fastrnn.GRU` has the two forms.
+    """One step of a GRU, drop-in for torch.nn.GRUCell; :class:`fastrnn.GRU` defines the two forms.
 
     Args:
         input_size: I, features of an input.
@@ -221,11 +221,11 @@ class GRUCell(_Step, torch.nn.GRUCell):
         dtype: of the parameters.
         reset_after: torch's GRU, or with False the reset gate before the product.
         heads: see :class:`fastrnn.GRU`.
-        weight_dropout: see :class:`fastrnn.GRU`; each call draws anew, here and below.
+        weight_dropout: see :class:`fastrnn.GRU`; here and below, each call draws a new mask.
         zoneout: see :class:`fastrnn.GRU`.
         recurrent_dropout: see :class:`fastrnn.GRU`.
-        state_dropout: probability that a unit's h is zero where it enters the step, in training. A layer holds its mask
-            for all steps of a row; a step knows of no other, so each call draws its own.
+        state_dropout: probability that a unit's h is zero where it enters the step, in training. Each call draws a new
+            mask, while a layer uses one for all steps of a row.
         recurrent_gradient_clip: see :class:`fastrnn.GRU`.
         layer_norm: see :class:`fastrnn.GRU`.
     """
@@ -281,7 +281,7 @@ class GRUCell(_Step, torch.nn.GRUCell):
 
 
 class RNNCell(_Step, torch.nn.RNNCell):
-    """A step of the plain recurrence (Elman 1990) with tanh or relu, drop-in for torch.nn.RNNCell.
+    """One step of a plain RNN (Elman 1990) with tanh or relu, drop-in for torch.nn.RNNCell.
 
     Args:
         input_size: I, features of an input.
@@ -291,10 +291,10 @@ class RNNCell(_Step, torch.nn.RNNCell):
         device: of the parameters.
         dtype: of the parameters.
         heads: see :class:`fastrnn.RNN`.
-        weight_dropout: see :class:`fastrnn.RNN`; each call draws anew, here and below.
+        weight_dropout: see :class:`fastrnn.RNN`; here and below, each call draws a new mask.
         zoneout: see :class:`fastrnn.RNN`.
-        state_dropout: probability that a unit's h is zero where it enters the step, in training. A layer holds its mask
-            for all steps of a row; a step knows of no other, so each call draws its own.
+        state_dropout: probability that a unit's h is zero where it enters the step, in training. Each call draws a new
+            mask, while a layer uses one for all steps of a row.
         recurrent_gradient_clip: see :class:`fastrnn.RNN`.
     """
 
@@ -321,7 +321,7 @@ class RNNCell(_Step, torch.nn.RNNCell):
 
     @property
     def cell(self) -> str:
-        if self.nonlinearity not in ("tanh", "relu"):  # torch.nn's constructor takes any
+        if self.nonlinearity not in ("tanh", "relu"):  # torch.nn's constructor accepts any string
             raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
         return f"rnn_{self.nonlinearity}"
 
