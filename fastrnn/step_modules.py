@@ -1,4 +1,6 @@
-"""LSTMCell, GRUCell and RNNCell: single steps, drop-in for torch.nn's, which run the layers' kernels with T = 1.
+"""LSTMCell, GRUCell and RNNCell: one step a call, drop-in for torch.nn's.
+
+The layers' kernels run with T = 1; on a CPU, where no option asks for them, torch.nn's own operation does.
 
 They subclass torch.nn's cells (constructor, parameter names, initialisation, pickling, isinstance) and override
 forward. Like the layers, they read the weights by attribute at each call.
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from ._recurrent import Recurrent, StepOptions, is_proxy
+from ._routes import _transformed_while_compiling
 from .cells import ALL_CELLS, States
 from .functional import stack
 
@@ -21,11 +24,14 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 Device = torch.device | str | int | None
 
 
+_TORCHS_DTYPES = (torch.float32, torch.float64)
 NOISE = ("weight_dropout", "zoneout", "recurrent_dropout", "state_dropout")
 
 
 class _Step(StepOptions, torch.nn.RNNCellBase):
     """The base of the three; passes states as tuples."""
+
+    reset_after = True
 
     def _set_options(
         self,
@@ -98,6 +104,21 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
             or self.recurrent_dropout
             or self.state_dropout
             or self.recurrent_gradient_clip is not None
+        )
+
+    def _is_torchs(self, input: Tensor) -> bool:
+        """torch.nn's own operation does the same: a single step leaves our kernels nothing to save on a CPU.
+
+        It knows no vmap and no forward-mode AD.
+        """
+        return (
+            input.is_cpu
+            and input.dtype in _TORCHS_DTYPES
+            and self.heads == 1
+            and not (self.peephole or self.layer_norm or self.cell_clip)
+            and self.reset_after
+            and self._is_plain()
+            and not _transformed_while_compiling()
         )
 
     def _run_noisy(self, x: Tensor, states: States | None, weights: Sequence[Tensor]) -> States:
@@ -200,6 +221,8 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
         """
         if is_proxy(input, hx):
             return self._node(input, hx)
+        if self._is_torchs(input):
+            return super().forward(input, hx)
         self._check_dims(input)
         if hx is not None:
             for index, state in enumerate(hx):
@@ -231,7 +254,6 @@ class GRUCell(_Step, torch.nn.GRUCell):
     """
 
     _kind = "GRUCell"
-    reset_after = True
 
     def __init__(
         self,
@@ -277,6 +299,10 @@ class GRUCell(_Step, torch.nn.GRUCell):
         Returns:
             h after the step, of hx' shape.
         """
+        if is_proxy(input, hx):
+            return self._node(input, hx)
+        if self._is_torchs(input):
+            return super().forward(input, hx)
         return _one_state(self, input, hx)
 
 
@@ -335,12 +361,14 @@ class RNNCell(_Step, torch.nn.RNNCell):
         Returns:
             h after the step, of hx' shape.
         """
+        if is_proxy(input, hx):
+            return self._node(input, hx)
+        if self._is_torchs(input):
+            return super().forward(input, hx)
         return _one_state(self, input, hx)
 
 
 def _one_state(step: GRUCell | RNNCell, input: Tensor, hx: Tensor | None) -> Tensor:
-    if is_proxy(input, hx):
-        return step._node(input, hx)
     step._check_dims(input)
     if hx is not None and hx.dim() not in (1, 2):
         raise ValueError(f"{step._kind}: Expected hidden to be 1D or 2D, got {hx.dim()}D instead")
