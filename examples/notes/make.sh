@@ -1,6 +1,24 @@
 #!/bin/sh
-# Makes the picture and the figures of this page: sh make.sh FOLDER, a new one for tables and pictures. Run again, it
-# goes on where it was stopped.
+# Makes the pictures and the figures of these pages: sh make.sh FOLDER INPUT. FOLDER is a new one, for tables and
+# pictures; INPUT is tinyshakespeare's input.txt. Run again, it goes on where it was stopped. What stands in FOLDER
+# already is made no more.
 set -e
 mkdir -p "$1"
-fastrnn probe agreement --cell rnn,gru,lstm --json "$1/agreement.json" --plot "$1/agreement.png"
+input=$(realpath "$2")
+library=$(python3 -c 'import os; print(os.path.dirname(os.__file__))')
+cd "$1"
+
+once() { # the picture, and the command that draws it
+    picture=$1
+    shift
+    test -e "$picture" || "$@" --plot "$picture"
+}
+
+tail -c 111540 "$input" > held.txt # the tenth that lm train holds out
+small="--hidden 128 --batch 12 --window 50 --learning-rate 0.004 --epochs 2"
+once language_models.png fastrnn lm train "$input" --out lm --cell rnn,gru,lstm $small --json lm.json
+once cells_prose.png fastrnn probe cells held.txt --model lm/lstm --property position,beginning --lines 10
+test -e code/model.safetensors || fastrnn lm train "$library/[a-k]*.py" --out code $small --ngrams 0
+once cells.png fastrnn probe cells "$library/[l-z]*.py" --model code --property beginning,quotes,comments --lines 8
+once agreement.png fastrnn probe agreement --cell rnn,gru,lstm --json agreement.json
+times # of the shell, and below it of the commands: user and system
