@@ -14,6 +14,9 @@ once() { # the picture, and the command that draws it
     test -e "$picture" || "$@" --plot "$picture"
 }
 
+once gradients.png fastrnn probe gradients --cell rnn,gru,lstm --json gradients.json
+once exploding.png fastrnn probe gradients --cell rnn --radius 1.5 --both-clips --optimizer sgd --learning-rate 1 \
+    --steps 200 --json exploding.json
 tail -c 111540 "$input" > held.txt # the tenth that lm train holds out
 small="--hidden 128 --batch 12 --window 50 --learning-rate 0.004 --epochs 2"
 once language_models.png fastrnn lm train "$input" --out lm --cell rnn,gru,lstm $small --json lm.json
