@@ -17,6 +17,7 @@ once() { # the picture, and the command that draws it
 once gradients.png fastrnn probe gradients --cell rnn,gru,lstm --json gradients.json
 once exploding.png fastrnn probe gradients --cell rnn --radius 1.5 --both-clips --optimizer sgd --learning-rate 1 \
     --steps 200 --json exploding.json
+once anbn.png fastrnn probe counting --cell gru,lstm --json anbn.json
 tail -c 111540 "$input" > held.txt # the tenth that lm train holds out
 small="--hidden 128 --batch 12 --window 50 --learning-rate 0.004 --epochs 2"
 once language_models.png fastrnn lm train "$input" --out lm --cell rnn,gru,lstm $small --json lm.json
