@@ -32,17 +32,23 @@ def layout_of(config: Config, operands: Sequence[Tensor], rows: Rows) -> Layout:
     if batch_sizes is None:
         steps, _, inputs = x.shape
         return Layout(steps, batch, steps * batch, inputs, hidden, width, None)
+    offsets = row_offsets(batch_sizes, x.shape[0], batch)
+    return Layout(len(batch_sizes), batch, x.shape[0], x.shape[1], hidden, width, offsets)
+
+
+def row_offsets(batch_sizes: Tensor, rows: int, batch: int) -> Tensor:
+    """Where each step's rows begin; refuses batch_sizes that are not those of so many packed rows."""
     ends = batch_sizes.cumsum(0)
     if not len(ends):
-        raise ValueError(f"batch_sizes is empty, but the input has {x.shape[0]} rows")
-    if int(ends[-1]) != x.shape[0] or int(batch_sizes[0]) != batch or int(batch_sizes[-1]) < 1:
+        raise ValueError(f"batch_sizes is empty, but the input has {rows} rows")
+    if int(ends[-1]) != rows or int(batch_sizes[0]) != batch or int(batch_sizes[-1]) < 1:
         raise ValueError(
-            f"batch_sizes must be positive, begin with the batch size {batch} and sum to the input's {x.shape[0]} "
+            f"batch_sizes must be positive, begin with the batch size {batch} and sum to the input's {rows} "
             f"rows, got {int(batch_sizes[0])} first and a sum of {int(ends[-1])}"
         )
     if bool((batch_sizes[1:] > batch_sizes[:-1]).any()):
         raise ValueError("batch_sizes must not increase from step to step")
-    return Layout(len(batch_sizes), batch, x.shape[0], x.shape[1], hidden, width, ends - batch_sizes)
+    return ends - batch_sizes
 
 
 def rows_of(t: Tensor, offset: int = 0) -> tuple[int, int, int]:

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _forked, _routes
+from ._checks import check_batch_sizes
 from ._extension import _C
 from ._recurrent import NOISE, Recurrent
-from ._structs import check_lengths
+from ._structs import check_lengths, row_offsets
 from .cells import CELLS, States
 from .modules import GRU, LSTM, RNN
 
@@ -69,14 +70,19 @@ class Frozen(Recurrent):
     def extra_repr(self) -> str:
         return super().extra_repr() + f", weights={self.weights}"
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments: Any) -> None:
-        # Another instruction set's have another size, where units fill no whole register.
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
         for name, own in self._buffers.items():
             given = state_dict.get(prefix + name)
-            if isinstance(given, Tensor) and given.dtype == torch.uint8 and given.dim() == 1:
-                if given.shape != own.shape and _same_layer(given, own):
-                    self._buffers[name] = own.new_empty(given.shape)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+            if not isinstance(given, Tensor) or given.is_meta or own.is_meta:
+                continue
+            same = _same_layer(given, own)
+            if same and given.shape != own.shape:
+                # Another instruction set's have another size, where units fill no whole register.
+                self._buffers[name] = own.new_empty(given.shape)
+            elif not same and given.shape == own.shape:
+                errors.append(f"{prefix}{name}: expected weights that freeze prepared for {self}, got others.")
+                state_dict = {**state_dict, prefix + name: own}
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     # ---- a call ----
 
@@ -90,10 +96,19 @@ class Frozen(Recurrent):
         if all_states:
             raise RuntimeError("a frozen layer has no all_states: ask the layer that it was made from")
         _refuse_gradients(x, *(states or ()))
-        for name, t in (("input", x), ("weights", weights[0])):
+        given = (("input", x), ("weights", weights[0]), *zip(("h0", "c0"), states or (), strict=False))
+        for name, t in given:
             if t.device.type != "cpu":
                 raise RuntimeError(f"a frozen layer runs on the CPU, got {name} on {t.device}")
-        batch = states[0].shape[1] if states else x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+        for name, t in given[2:]:
+            if t.dtype != x.dtype and not torch._C._is_any_autocast_enabled():
+                raise RuntimeError(f"{name} must have the dtype of the input, {x.dtype}, got {t.dtype}")
+        if batch_sizes is None:
+            batch = x.shape[1]
+        elif states:
+            batch = states[0].shape[1]
+        else:
+            batch = int(batch_sizes[0]) if len(batch_sizes) else 0
         x = x.to(torch.float32)  # another type: under autocast
         h0, c0 = _two(states if states is None else [s.to(torch.float32) for s in states])
         rows = (lengths, resets, batch_sizes, bool(reset_to_initial), batch)
@@ -147,8 +162,7 @@ class Frozen(Recurrent):
 
     def _first_step(self, x: Tensor, out: Tensor | None) -> Tensor:
         """A step that begins a stream, or a refusal."""
-        if self.bidirectional:
-            raise RuntimeError("step needs a layer of one direction: the other one begins at the end of the sequence")
+        self._refuse_two_directions()
         _refuse_gradients(x)
         width, began = self.proj_size or self.hidden_size, self._stream is not None
         batch = self._stream[2][0] if began else len(x) if x.dim() else 0
@@ -170,7 +184,13 @@ class Frozen(Recurrent):
             if self._core.step(self._weights(), x, h, c, output, _forked.threads()):
                 return output
             self._prepare_again()
+        if _routes._plain((x, output)):
+            raise RuntimeError(f"the prepared weights are not those of {self}")
         raise RuntimeError(f"step: x or out is no ordinary tensor, got {type(x).__name__}")
+
+    def _refuse_two_directions(self) -> None:
+        if self.bidirectional:
+            raise RuntimeError("step needs a layer of one direction: the other one begins at the end of the sequence")
 
     def _begin(self, batch: int, hx: States | None = None) -> None:
         kind = dict(dtype=torch.float32, device="cpu")
@@ -189,13 +209,21 @@ class Frozen(Recurrent):
 
     def reset_state(self, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> None:
         """Begin anew at the next `step`: from ``hx``, in the form of ``state``, or from zeros of any number of rows."""
-        self._stream = None
-        if hx is not None:
-            states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-            self._check_dims(states, True)
-            self._check_states(states, states[0].shape[1])
-            with torch.no_grad():
-                self._begin(states[0].shape[1], states)
+        if hx is None:
+            self._stream = None
+            return
+        self._refuse_two_directions()
+        states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        expected = len(self._state_widths())
+        if len(states) != expected:
+            raise RuntimeError(f"reset_state: expected {('h', '(h, c)')[expected - 1]}, got {len(states)} states")
+        self._check_dims(states, True)
+        self._check_states(states, states[0].shape[1])
+        for state in states:
+            if state.dtype != torch.float32 or state.device.type != "cpu":
+                raise RuntimeError(f"reset_state: expected float32 on the CPU, got {state.dtype} on {state.device}")
+        with torch.no_grad():
+            self._begin(states[0].shape[1], states)
 
     # ---- size and error ----
 
@@ -305,16 +333,21 @@ def _forward(prepared, x, h0, c0, lengths, resets, batch_sizes, reset_to_initial
     cell_clip, proj_clip, width, of_cells = more
     steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
     if lengths is not None:
-        lengths = lengths.to(torch.int64).contiguous()
+        lengths = lengths.to(x.device, torch.int64).contiguous()
         check_lengths(lengths, steps)
+    offsets = None
+    if batch_sizes is not None:
+        check_batch_sizes(batch_sizes)
+        batch_sizes = batch_sizes.contiguous()
+        if steps or len(x):
+            offsets = row_offsets(batch_sizes, len(x), batch)
     x = x.detach().resolve_neg()
     if x.stride(-1) != 1:
         x = x.contiguous()
     h0, c0 = (None if t is None else t.detach().resolve_neg().contiguous() for t in (h0, c0))
     output = x.new_empty(*x.shape[:-1], (2 if bidirectional else 1) * width)
     h_n, c_n = (x.new_empty(len(prepared), batch, size) for size in (width, of_cells))
-    offsets = None if batch_sizes is None else batch_sizes.cumsum(0) - batch_sizes
-    resets = None if resets is None else resets.contiguous()
+    resets = None if resets is None else resets.to(x.device).contiguous()
     extent = (steps, batch, 0.0, batch_sizes, offsets, lengths, resets, None, None)
     core = _kernels(cell, bidirectional, cell_clip, proj_clip)
     known = not batch or core.forward(
@@ -382,27 +415,33 @@ def _prepare(cell: int, form: int, tensors: list[Tensor | None]) -> Tensor:
 
 
 def _prepared_again(buffer: Tensor) -> Tensor:
-    form, cell, *_ = _header(buffer)[0]
+    _, form, cell, *_ = _header(buffer)[0]
     return _prepare(cell, form, _unpack(buffer))
 
 
 def _header(buffer: Tensor) -> tuple[list[int], list[int]]:
-    """form, cell, lanes, tile_vectors, has_bias, and input, hidden, projection."""
-    return buffer[4:24].clone().view(torch.int32).tolist(), buffer[24:48].clone().view(torch.int64).tolist()
+    """version, form, cell, lanes, tile_vectors, has_bias, and input, hidden, projection, bytes."""
+    return buffer[:24].clone().view(torch.int32).tolist(), buffer[24:56].clone().view(torch.int64).tolist()
 
 
 def _same_layer(one: Tensor, other: Tensor) -> bool:
-    (form, cell, _, _, bias), sizes = _header(one)
-    (own_form, own_cell, _, _, own_bias), own_sizes = _header(other)
-    return (form, cell, bias, sizes) == (own_form, own_cell, own_bias, own_sizes)
+    """Whether a tensor holds weights prepared, for any instruction set, for the layer of another that does."""
+    if one.dtype != torch.uint8 or one.dim() != 1 or len(one) < _HEADER_BYTES:
+        return False
+    (version, form, cell, _, _, bias), (*sizes, size) = _header(one)
+    (own_version, own_form, own_cell, _, _, own_bias), (*own_sizes, _) = _header(other)
+    own = (own_version, own_form, own_cell, own_bias, own_sizes)
+    return (version, form, cell, bias, sizes) == own and size == len(one)
 
 
 def _unpack(buffer: Tensor) -> list[Tensor | None]:
     """The inverse of `_prepare`: its ``tensors``, those of bfloat16 as rounded."""
-    (form, cell, lanes, tile_vectors, has_bias), (inputs, hidden, projection) = _header(buffer)
+    (_, form, cell, lanes, tile_vectors, has_bias), (inputs, hidden, projection, _) = _header(buffer)
     spec = next(spec for spec in CELLS.values() if spec.code == cell)
     width, second = projection or hidden, spec.gates - spec.first_gates
-    at = _HEADER_BYTES
+    at, broken = _HEADER_BYTES, ValueError("prepared weights: the header does not fit the bytes after it")
+    if lanes < 1:
+        raise broken
 
     def matrix(gates: int, units: int, depth: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """The next one in the buffer: weights [gates*units, depth], biases and scales."""
@@ -413,7 +452,10 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         panels, pairs = -(-units // (groups * lanes)), -(-depth // 2)
         head = columns * 4 * (2 if form == 2 else 1)
         size = head + columns * (4 * depth, 2 * depth, 2 * pairs)[form]
-        data = buffer[at : at + panels * size].view(panels, size)
+        data = buffer[at : at + panels * size]
+        if data.numel() != panels * size:
+            raise broken
+        data = data.view(panels, size)
         at += -(-panels * size // 64) * 64
 
         def rows(t: Tensor) -> Tensor:
@@ -439,6 +481,8 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         more = matrix(second, hidden, hidden)
         weight_hh, bias_hh = torch.cat([weight_hh, more[0]]), torch.cat([bias_hh, more[1]])
         scale_hh = None if scale_hh is None else torch.cat([scale_hh, more[2]])
+    if at != len(buffer):
+        raise broken
     biases = (bias_ih, bias_hh) if has_bias else (None, None)
     return [weight_ih, weight_hh, *biases, weight_hr, scale_ih, scale_hh, scale_hr]
 

@@ -219,6 +219,21 @@ def test_buffers_of_another_instruction_set_load():
         fastrnn.freeze(fastrnn.LSTM(3, 4)).load_state_dict(fastrnn.freeze(fastrnn.LSTM(3, 40)).state_dict())
 
 
+@pytest.mark.parametrize("broken", ["another layer's", "zeros", "short", "floats"])
+def test_buffers_that_are_not_the_layers_are_refused_and_not_kept(broken):
+    """Kernels that read them would leave the layer's memory."""
+    own = fastrnn.freeze(fastrnn.LSTM(5, 39, proj_size=2), "int8")
+    state = fastrnn.freeze(fastrnn.LSTM(5, 40, proj_size=2), "int8").state_dict()
+    assert state["prepared_l0"].shape == own.prepared_l0.shape
+    if broken != "another layer's":
+        size = 10 if broken == "short" else len(own.prepared_l0)
+        state["prepared_l0"] = torch.zeros(size, dtype=torch.float32 if broken == "floats" else torch.uint8)
+    expected = own(torch.ones(2, 1, 5))[0]
+    words = "size mismatch" if broken == "short" else "expected weights that freeze prepared for FrozenLSTM"
+    refused(lambda: own.load_state_dict(state), RuntimeError, words)
+    assert torch.equal(own(torch.ones(2, 1, 5))[0], expected)
+
+
 def test_compare():
     layer = fastrnn.LSTM(64, 64).eval()
     x = torch.randn(9, 3, 64)
@@ -277,10 +292,21 @@ def test_refusals():
     refused(lambda: torch.func.vmap(own)(x[None]), RuntimeError, "no functorch transform")
     refused(lambda: own(x, all_states=True), RuntimeError, "no all_states")
     refused(lambda: own(x, lengths=torch.tensor([3])), ValueError, "lengths must lie between 0 and 2")
+    zeros = torch.zeros(1, 1, 4)
+    refused(lambda: own(x, (zeros, zeros.double())), RuntimeError, "c0 must have the dtype of the input, torch.float32")
+    refused(lambda: own(x, (zeros.to("meta"), zeros)), RuntimeError, "runs on the CPU, got h0 on meta")
+    for sizes in ([2, 1], [2, 0], [9, 9]):
+        packed = PackedSequence(x[:, 0], torch.tensor(sizes))
+        refused(lambda packed=packed: own(packed), ValueError, "batch_sizes must be positive, begin")
     for wrong in (x, x[0, :, :2], x[0].double()):
         refused(lambda wrong=wrong: own.step(wrong), RuntimeError, r"step: expected x of shape \(., 3\), float32")
     own.step(x[0])
     refused(lambda: own.step(torch.randn(2, 3)), RuntimeError, r"of shape \(1, 3\).*reset_state\(\) begins anew")
     refused(lambda: own.step(x[0], out=torch.empty(1, 3)), RuntimeError, r"step: expected out of shape \(1, 4\)")
     refused(lambda: own.step(x[0].requires_grad_()), RuntimeError, "gives no gradients")
-    refused(lambda: freeze(fastrnn.GRU(3, 4, bidirectional=True)).step(x[0]), RuntimeError, "one direction")
+    refused(lambda: own.reset_state(zeros), RuntimeError, r"reset_state: expected \(h, c\), got 1 states")
+    refused(lambda: own.reset_state((zeros.double(), zeros)), RuntimeError, "reset_state: expected float32 on the CPU")
+    assert own.state is not None  # what is refused changes nothing
+    both = freeze(fastrnn.GRU(3, 4, bidirectional=True))
+    refused(lambda: both.step(x[0]), RuntimeError, "one direction")
+    refused(lambda: both.reset_state(torch.zeros(2, 1, 4)), RuntimeError, "one direction")
