@@ -18,9 +18,7 @@ CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 CCACHE = [found] if (found := shutil.which("ccache")) else []
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
-CPU_CORE = (
-    "rnn_cpu", "core", "team", "isa_baseline", "isa_baseline_16bit", "cross_entropy_baseline", "layer_norm_baseline",
-)  # fmt: skip
+CPU_CORE = tuple(sorted(path.stem for path in (CSRC / "cpu").glob("*.cpp") if "avx" not in path.stem))
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
 # Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
 LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}
