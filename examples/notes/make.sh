@@ -19,10 +19,10 @@ once exploding.png fastrnn probe gradients --cell rnn --radius 1.5 --both-clips 
     --steps 200 --json exploding.json
 once anbn.png fastrnn probe counting --cell gru,lstm --json anbn.json
 tail -c 111540 "$input" > held.txt # the tenth that lm train holds out
-small="--hidden 128 --batch 12 --window 50 --learning-rate 0.004 --epochs 2"
-once language_models.png fastrnn lm train "$input" --out lm --cell rnn,gru,lstm $small --json lm.json
+small="--hidden 128 --batch 12 --window 50 --learning-rate 0.004 --epochs 2 --ngrams 0"
+once language_models.png fastrnn lm train "$input" --out lm --cell rnn,lstm $small --json lm.json
 once cells_prose.png fastrnn probe cells held.txt --model lm/lstm --property position,beginning --lines 10
-test -e code/model.safetensors || fastrnn lm train "$library/[a-k]*.py" --out code $small --ngrams 0
+test -e cells.png || fastrnn lm train "$library/[a-k]*.py" --out code $small
 once cells.png fastrnn probe cells "$library/[l-z]*.py" --model code --property beginning,quotes,comments --lines 8
 once agreement.png fastrnn probe agreement --cell rnn,gru,lstm --json agreement.json
 times # of the shell, and below it of the commands: user and system
