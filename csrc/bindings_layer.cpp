@@ -444,16 +444,22 @@ class Frozen {
     for (int64_t i = 0; i < items.count; ++i) {
       const Tensor t(py::handle(items.first[i]));
       const auto* const own = static_cast<const Prepared*>(t.of.data);
-      if (t.of.device_type != kCpu || t.size(0) < static_cast<int64_t>(sizeof(Prepared)) || t.size(0) != own->bytes)
+      if (t.of.device_type != kCpu || t.of.dimensions != 1 || t.of.type_bits != 8 || !t.is_dense() ||
+          t.size(0) < static_cast<int64_t>(sizeof(Prepared)) || t.size(0) != own->bytes)
         throw py::value_error("prepared: expected what freeze made");
       if (!cpu_reads(*own)) return false;
       weights.push_back(own);
     }
     const int directions = static_cast<int>(reverse_.size());
     const int64_t layers = items.count / directions, batch = args.shape.batch;
-    const Prepared &first = *weights.front(), &last = *weights.back();
-    const int64_t columns = directions * (last.projection ? last.projection : last.hidden);
-    if (input.size(0) != first.input || output.size(0) != columns) return false;
+    int64_t columns = input.size(0);  // of what enters a layer
+    for (int64_t place = 0; place < items.count; ++place) {
+      const Prepared& own = *weights[place];
+      const int64_t width = own.projection ? own.projection : own.hidden;
+      if (own.input != columns || width != h_n.size(0) || (c_n && own.hidden != c_n.size(0))) return false;
+      if (place % directions == directions - 1) columns = directions * width;
+    }
+    if (output.size(0) != columns) return false;
     const int64_t rows = input.of.dimensions == 3 || !args.shape.batch_sizes ? args.shape.steps * batch : input.size(1);
     std::unique_ptr<float[]> between[2];  // outputs of the layers, alternating
     Rows from = input.rows();

@@ -234,6 +234,21 @@ def test_buffers_that_are_not_the_layers_are_refused_and_not_kept(broken):
     assert torch.equal(own(torch.ones(2, 1, 5))[0], expected)
 
 
+@pytest.mark.parametrize("place, value", [(4, 7), (8, 100), (12, 0), (12, 3), (24, 9), (32, 100), (40, 1)])
+def test_a_header_that_was_changed_is_refused(place, value):
+    """Form, cell, lanes, input, hidden and projection: what the kernels read depends on them."""
+    own = fastrnn.freeze(fastrnn.LSTM(5, 39, num_layers=2))
+    own.prepared_l0[place] = value
+    refused(lambda: own(torch.ones(2, 1, 5)), ValueError, "^(form|cell|shape|prepared.*): ")
+
+
+def test_buffers_put_in_anothers_place_are_refused():
+    own, other = (fastrnn.freeze(fastrnn.LSTM(5, hidden, proj_size=2), "int8") for hidden in (39, 40))
+    own.prepared_l0 = other.prepared_l0  # of as many bytes
+    refused(lambda: own(torch.ones(2, 1, 5)), RuntimeError, "not those of FrozenLSTM")
+    refused(lambda: own.step(torch.ones(1, 5)), RuntimeError, "not those of FrozenLSTM")
+
+
 def test_compare():
     layer = fastrnn.LSTM(64, 64).eval()
     x = torch.randn(9, 3, 64)

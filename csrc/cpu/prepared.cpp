@@ -64,11 +64,18 @@ void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Sc
   backend.pack_forward(Call{s, {}, nullptr, 0, 0}, work, nullptr, 0, 1);
 }
 
+// What a kernel reads depends on the header alone, so a header that was changed since must not pass. Every unit and
+// every feature has a byte or more.
 bool cpu_reads(const Prepared& prepared) {
   using namespace cpu;
   require(prepared.version == kPreparedVersion, "prepared", "weights that this version of the library prepared");
-  const Backend& backend = choose_serving(static_cast<Cell>(prepared.cell), static_cast<Form>(prepared.form));
-  return prepared.lanes == backend.lanes && prepared.tile_vectors == backend.tile_vectors;
+  Shape s{};
+  s.cell = static_cast<Cell>(prepared.cell), s.input = prepared.input, s.hidden = prepared.hidden, s.projection = prepared.projection;
+  for (const int64_t size : {s.input, s.hidden, s.projection}) require(size >= 0 && size <= prepared.bytes, "prepared", "sizes below its bytes");
+  const Backend& backend = check_sizes(s, static_cast<Form>(prepared.form));
+  if (prepared.lanes != backend.lanes || prepared.tile_vectors != backend.tile_vectors) return false;
+  require(prepared_bytes(backend, s) == prepared.bytes, "prepared", "as many bytes as its sizes need");
+  return true;
 }
 
 }  // namespace fr
