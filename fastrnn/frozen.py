@@ -1,8 +1,8 @@
-"""Layers for inference on the CPU whose weights are prepared once: `freeze`, and the modules that it makes.
+"""Layers for inference on the CPU whose weights are prepared once: `freeze`, and the modules that it returns.
 
-A frozen layer keeps, of each layer and direction, one buffer of bytes ``prepared_l{k}`` or ``prepared_l{k}_reverse`` in
-the order in which the kernels read it. csrc/rnn.h (Prepared) has its layout; `_unpack` reads it. The layout depends on
-the instruction set: a buffer that comes from another kind of machine is prepared again at its first call.
+A frozen layer has one byte buffer for each layer and direction, ``prepared_l{k}`` or ``prepared_l{k}_reverse``, in the
+order in which the kernels read it. csrc/rnn.h (Prepared) defines the layout; `_unpack` reads it. The layout depends on
+the instruction set: a buffer from a machine with another one is prepared again at the first call.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _HEADER_BYTES = 64
 
 
 class Comparison(NamedTuple):
-    """What :meth:`Frozen.compare` finds.
+    """The result of :meth:`Frozen.compare`.
 
     Attributes:
-        bytes: of the frozen layer's buffers.
-        float32_bytes: of the parameters that it was made from.
-        error: largest difference of an output from float32's.
+        bytes: size of the frozen layer's buffers.
+        float32_bytes: size of the parameters from which it was made.
+        error: largest difference of an output from the float32 layer's.
         state_error: largest difference of a final state.
     """
 
@@ -45,26 +45,26 @@ class Comparison(NamedTuple):
 
 
 class Frozen(Recurrent):
-    """What the frozen layers share."""
+    """The base of the frozen layers."""
 
-    weights: str  # the form: a key of FORMS
+    weights: str  # a key of FORMS
     training = False
-    _stream: tuple | None = None  # h, c and the output's shape, of `step`
+    _stream: tuple | None = None  # h, c and output shape, for `step`
     _core: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{type(self).__name__} is made by fastrnn.freeze(layer)")
 
-    # ---- what a module is asked for ----
+    # ---- the interface of torch.nn.Module ----
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_core"}
 
     def __setstate__(self, state: dict) -> None:
-        torch.nn.Module.__setstate__(self, state)  # torch.nn.RNNBase's expects parameters
+        torch.nn.Module.__setstate__(self, state)  # not torch.nn.RNNBase's, which expects parameters
 
     def train(self, mode: bool = True) -> Frozen:
-        """Stay in evaluation: nothing of a frozen layer acts in training alone."""
+        """Stay in evaluation mode: a frozen layer has no training behaviour."""
         return super().train(False)
 
     def extra_repr(self) -> str:
@@ -77,7 +77,7 @@ class Frozen(Recurrent):
                 continue
             same = _same_layer(given, own)
             if same and given.shape != own.shape:
-                # Another instruction set's have another size, where units fill no whole register.
+                # Buffers for another instruction set may have another size, if the units do not fill whole registers.
                 self._buffers[name] = own.new_empty(given.shape)
             elif not same and given.shape == own.shape:
                 errors.append(f"{prefix}{name}: expected weights that freeze prepared for {self}, got others.")
@@ -109,7 +109,7 @@ class Frozen(Recurrent):
             batch = states[0].shape[1]
         else:
             batch = int(batch_sizes[0]) if len(batch_sizes) else 0
-        x = x.to(torch.float32)  # another type: under autocast
+        x = x.to(torch.float32)  # other types occur under autocast
         h0, c0 = _two(states if states is None else [s.to(torch.float32) for s in states])
         rows = (lengths, resets, batch_sizes, bool(reset_to_initial), batch)
         call = (x, h0, c0, *rows, *self._options(), *self._sizes())
@@ -133,21 +133,21 @@ class Frozen(Recurrent):
         return self.cell, self.bidirectional, float(self.cell_clip or 0), float(self.proj_clip or 0)
 
     def _sizes(self) -> tuple[int, int]:
-        """R, and the cell states of a unit times H."""
+        """R, and the number of cell states of a row."""
         width, of_cells, *_ = (*self._state_widths(), 0)
         return width, of_cells
 
     # ---- steps ----
 
     def step(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Run one step of every row, from the state that the last call left in this object to the next one.
+        """Run one step of every row, starting from the state that the last call left in this object.
 
-        The state belongs to this object: two streams need two frozen layers (``copy.deepcopy``; both may read the same
-        shared memory), or one of more rows. The first call begins with zeros; :meth:`reset_state` begins anew.
+        The object keeps the state. So two streams need two frozen layers (``copy.deepcopy``; both may read the same
+        shared memory), or one with more rows. The first call starts from zeros; :meth:`reset_state` starts over.
 
         Args:
-            x: [B, I] float32 on the CPU, B always the same.
-            out: [B, R] without gaps, written; None makes a new one.
+            x: [B, I] float32 on the CPU, with the same B in every call.
+            out: contiguous [B, R] to write; None allocates one.
 
         Returns:
             The last layer's h, [B, R].
@@ -161,7 +161,7 @@ class Frozen(Recurrent):
         return self._first_step(x, out)
 
     def _first_step(self, x: Tensor, out: Tensor | None) -> Tensor:
-        """A step that begins a stream, or a refusal."""
+        """Run a step that starts a stream, or refuse it."""
         self._refuse_two_directions()
         _refuse_gradients(x)
         width, began = self.proj_size or self.hidden_size, self._stream is not None
@@ -201,14 +201,14 @@ class Frozen(Recurrent):
 
     @property
     def state(self) -> Tensor | tuple[Tensor, Tensor] | None:
-        """A copy of the state inside: h_n [L, B, R], or of an LSTM (h_n, c_n [L, B, H]); None before the first step."""
+        """A copy of the kept state: h_n [L, B, R], for an LSTM (h_n, c_n [L, B, H]); None before the first step."""
         if self._stream is None:
             return None
         h, c, _ = self._stream
         return h.clone() if c is None else (h.clone(), c.clone())
 
     def reset_state(self, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> None:
-        """Begin anew at the next `step`: from ``hx``, in the form of ``state``, or from zeros of any number of rows."""
+        """Start over at the next `step`: from ``hx``, a value like ``state``, or from zeros with any number of rows."""
         if hx is None:
             self._stream = None
             return
@@ -228,10 +228,10 @@ class Frozen(Recurrent):
     # ---- size and error ----
 
     def compare(self, x: Tensor | PackedSequence, module: Recurrent) -> Comparison:
-        """Size and error of this layer beside the float32 layer that it was made from, on one input.
+        """Compare this layer with the float32 layer from which it was made: size, and error on one input.
 
         Args:
-            x: what both take.
+            x: the input of both.
             module: the layer that was given to :func:`fastrnn.freeze`.
         """
         was_training = module.training
@@ -247,22 +247,22 @@ class Frozen(Recurrent):
         return Comparison(*sizes, errors[0], max(errors[1:]))
 
     def _prepare_again(self) -> None:
-        """Bring the buffers into the order of the instruction set in use."""
+        """Convert the buffers to the layout of the instruction set in use."""
         with torch.no_grad():
             for name, own in self._buffers.items():
                 self._buffers[name] = _prepared_again(own)
 
 
 class FrozenLSTM(Frozen, LSTM):
-    """A frozen :class:`fastrnn.LSTM`: called like it; see :func:`fastrnn.freeze`."""
+    """A frozen :class:`fastrnn.LSTM`, called in the same way; see :func:`fastrnn.freeze`."""
 
 
 class FrozenGRU(Frozen, GRU):
-    """A frozen :class:`fastrnn.GRU`: called like it; see :func:`fastrnn.freeze`."""
+    """A frozen :class:`fastrnn.GRU`, called in the same way; see :func:`fastrnn.freeze`."""
 
 
 class FrozenRNN(Frozen, RNN):
-    """A frozen :class:`fastrnn.RNN`: called like it; see :func:`fastrnn.freeze`."""
+    """A frozen :class:`fastrnn.RNN`, called in the same way; see :func:`fastrnn.freeze`."""
 
 
 _KINDS = {LSTM: FrozenLSTM, GRU: FrozenGRU, RNN: FrozenRNN}
@@ -271,22 +271,21 @@ _KINDS = {LSTM: FrozenLSTM, GRU: FrozenGRU, RNN: FrozenRNN}
 def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | FrozenGRU | FrozenRNN:
     """A copy of a layer for inference on the CPU, with its weights prepared once.
 
-    It is called as the layer is (initial states, lengths, resets, PackedSequence) and gives no gradients; ``step`` runs
-    one step of a stream whose state it keeps; ``compare`` says its size and error. It has no parameters. Its buffers
-    are in the order in which the kernels read them, and ``state_dict``, pickle, deepcopy and ``share_memory`` have
-    them.
+    It is called like the layer (initial states, lengths, resets, PackedSequence) but gives no gradients. ``step`` runs
+    one step of a stream and keeps its state; ``compare`` reports size and error. It has buffers in the order in which
+    the kernels read them instead of parameters; ``state_dict``, pickle, deepcopy and ``share_memory`` handle them.
 
     Args:
-        module: a layer of this package in float32 on the CPU, one or two directions, with or without a projection.
-        weights: what the matrices become. "float32": themselves; the same sums as the layer's. "bfloat16": rounded to
-            16 bits, with sums in float32. "int8": whole numbers from -127 to 127 times a scale a row; inputs and states
-            are made whole numbers of 16 bits at each product, row by row, and all sums are exact. Biases, gates and
-            cell states are float32 always.
+        module: a layer of this package in float32 on the CPU, with one or two directions, with or without a projection.
+        weights: the form of the matrices. "float32": unchanged, with the same sums as the layer. "bfloat16": rounded to
+            16 bits, with sums in float32. "int8": integers from -127 to 127 with one scale per row; each product
+            quantises inputs and states to 16-bit integers, row by row, and all integer sums are exact. Biases, gates
+            and cell states are always float32.
 
     Raises:
-        TypeError: ``module`` is no such layer.
-        ValueError: parameters of another type or device, that are not finite (int8), dropout in training, or an option
-            that frozen layers do not have.
+        TypeError: ``module`` is not such a layer.
+        ValueError: parameters of another type or device, parameters that are not finite (int8), dropout in training, or
+            an option that frozen layers do not support.
     """
     kind = _KINDS.get(type(module))
     if kind is None:
@@ -324,12 +323,12 @@ def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | F
 
 @cache
 def _kernels(cell: str, bidirectional: bool, cell_clip: float, proj_clip: float) -> Any:
-    """The core's side of a stack: csrc/bindings_layer.cpp."""
+    """The core's counterpart of a stack (csrc/bindings_layer.cpp)."""
     return _C.Frozen(CELLS[cell].code, [False, True] if bidirectional else [False], cell_clip, proj_clip)
 
 
 def _forward(prepared, x, h0, c0, lengths, resets, batch_sizes, reset_to_initial, batch, cell, bidirectional, *more):
-    """output, h_n and c_n, the last without elements where the cell has none; None: prepared for other instructions."""
+    """Returns output, h_n and c_n (empty if the cell has none); None if prepared for another instruction set."""
     cell_clip, proj_clip, width, of_cells = more
     steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
     if lengths is not None:
@@ -398,13 +397,13 @@ def _checked(name: str, parameter: Tensor, weights: str) -> Tensor:
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127, as floats, and what they are times: one scale a row."""
+    """Integers from -127 to 127, as floats, and the scale of each row."""
     scale = weight.abs().amax(1) / 127
     return (weight / torch.where(scale > 0, scale, 1.0).unsqueeze(1)).round().clamp(-127, 127), scale
 
 
 def _prepare(cell: int, form: int, tensors: list[Tensor | None]) -> Tensor:
-    """The buffer of one direction of a layer; ``tensors`` as csrc/bindings_layer.cpp's `prepare` takes them."""
+    """The buffer of one direction of a layer; ``tensors`` are those of `prepare` in csrc/bindings_layer.cpp."""
     weight_ih, _, _, _, weight_hr, *_ = tensors
     spec = next(spec for spec in CELLS.values() if spec.code == cell)
     projection = 0 if weight_hr is None else weight_hr.shape[0]
@@ -420,12 +419,12 @@ def _prepared_again(buffer: Tensor) -> Tensor:
 
 
 def _header(buffer: Tensor) -> tuple[list[int], list[int]]:
-    """version, form, cell, lanes, tile_vectors, has_bias, and input, hidden, projection, bytes."""
+    """The fields of a header: version, form, cell, lanes, tile_vectors, has_bias; input, hidden, projection, bytes."""
     return buffer[:24].clone().view(torch.int32).tolist(), buffer[24:56].clone().view(torch.int64).tolist()
 
 
 def _same_layer(one: Tensor, other: Tensor) -> bool:
-    """Whether a tensor holds weights prepared, for any instruction set, for the layer of another that does."""
+    """Whether ``one`` holds the weights of the same layer as ``other``, prepared for any instruction set."""
     if one.dtype != torch.uint8 or one.dim() != 1 or len(one) < _HEADER_BYTES:
         return False
     (version, form, cell, _, _, bias), (*sizes, size) = _header(one)
@@ -435,7 +434,7 @@ def _same_layer(one: Tensor, other: Tensor) -> bool:
 
 
 def _unpack(buffer: Tensor) -> list[Tensor | None]:
-    """The inverse of `_prepare`: its ``tensors``, those of bfloat16 as rounded."""
+    """The inverse of `_prepare`: its ``tensors``, with bfloat16 weights as rounded."""
     (_, form, cell, lanes, tile_vectors, has_bias), (inputs, hidden, projection, _) = _header(buffer)
     spec = next(spec for spec in CELLS.values() if spec.code == cell)
     width, second = projection or hidden, spec.gates - spec.first_gates
@@ -444,7 +443,7 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         raise broken
 
     def matrix(gates: int, units: int, depth: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The next one in the buffer: weights [gates*units, depth], biases and scales."""
+        """Read the next matrix of the buffer: weights [gates*units, depth], biases and scales."""
         nonlocal at
         groups = {1: 4, 2: 2}.get(gates, 1)
         vectors = gates * groups

@@ -1,7 +1,7 @@
-"""Stateless recurrent layers: argument checks, autocast, and the layers of a stack.
+"""Stateless recurrent layers: argument checks, autocast, and stacks of layers.
 
-`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. Which code runs
-a call (the raw kernels, an operator, the step loop) is decided in _routes.py.
+`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. _routes.py
+chooses the code that runs a call: the raw kernels, an operator, or the step loop.
 """
 
 from __future__ import annotations
@@ -47,48 +47,48 @@ def layer(
 ) -> tuple[Tensor, States] | tuple[Tensor, States, Tensor]:
     """One recurrent layer of D = 1 or 2 directions.
 
-    Row b is active at steps t < lengths[b]: elsewhere its state does not change and its output is 0. The reverse
-    direction starts at each row's own last step. Where resets[t, b] is set a new segment starts at step t of row b: the
-    state is cut between t-1 and t in both directions, and the result is that of running each segment alone.
+    Row b is active at steps t < lengths[b]. At other steps its state does not change and its output is 0. The reverse
+    direction starts at each row's own last step. Where resets[t, b] is set, a new segment starts at step t of row b:
+    the state is cut between t-1 and t in both directions, and the result is that of running each segment alone.
 
-    For backward a call keeps (saved + 1)*H values a row and direction in the storage type (gates and output; saved is 4
-    for LSTM and GRU, 3 for GRU reset-before, 0 for the plain RNN) and, for the LSTM, H cell states in float.
+    For backward, a call saves (saved + 1)*H values per row and direction in the storage type (gates and output; saved
+    is 4 for LSTM and GRU, 3 for GRU reset-before, 0 for the plain RNN) and, for the LSTM, H cell states in float.
 
     Args:
         cell: key of :data:`fastrnn.cells.ALL_CELLS`.
         inputs: [T, B, I] (or [N, I] with ``batch_sizes``), read by every direction, or a tuple with one for each
             direction.
-        initial: None (zeros) or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, C*H]), C cell states a unit side
-            by side: one for the LSTM.
+        initial: None (zeros), or the states (h0 [D, B, R],) or (h0 [D, B, R], c0 [D, B, C*H]), where c0 concatenates
+            the C cell states of a unit (one for the LSTM).
         parameters: one :class:`fastrnn.cells.Parameters` for each direction. A weight_hh [heads, G*H/heads, H/heads]
-            in place of [G*H, H] is block-diagonal: head k reads and writes the units k*H/heads and on of the state
-            alone, its rows are gate by gate. The other parameters and the states are as without heads.
+            instead of [G*H, H] is block-diagonal: head k reads and writes only the H/heads units of the state from
+            k*H/heads on, and its rows are gate-major. The other parameters and the states are as without heads.
         reverse: for each direction, whether it runs from the last step to the first.
-        lengths: int64 [B], in any order, zeros allowed, or None: every row has T steps.
+        lengths: int64 [B], in any order, zeros allowed; None: every row has T steps.
         resets: bool [T, B] (or [N] with ``batch_sizes``), or None.
-        reset_to_initial: a reset puts the initial state in place, not zero.
+        reset_to_initial: a reset restores the initial state, not zero.
         batch_sizes: int64 [T] on the CPU: the rows of step t are packed as in a PackedSequence.
-        cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip]; 0 is off.
+        cell_clip: clip the stored cell state to [-cell_clip, cell_clip]; 0 is off.
         proj_clip: likewise the projected state.
-        recompute: keep no gates for backward, rebuild them there.
-        all_states: return the cell states of every step too.
+        recompute: save no gates for backward but rebuild them there.
+        all_states: also return the cell states of every step.
         zoneout: probabilities that a unit keeps its old h, and its old cell states, at a step (Krueger et al. 2017).
-        candidate_dropout: probability that what a step adds to a unit's state is zero (Semeniuta et al. 2016).
-        state_dropout: probability that a unit's h enters the recurrence at no step of its row (Gal and Ghahramani 2016,
-            one mask a row for all steps); the output has it. Keeps the gates for backward, whatever ``recompute`` says.
-        gradient_clip: the gradient of h that a step gives to the step before (or to h0) is clipped to +-gradient_clip,
-            elementwise. 0 cuts it: then gradients go back in time through cell states alone, as in the first LSTM
-            (Hochreiter and Schmidhuber 1997). None is off.
-        seed: int64 [1] on the device of the input, from which these three draw; the same seed gives the same masks on
-            every device. None: zoneout's expectation, and no dropout.
+        candidate_dropout: probability that a step adds nothing to a unit's state (Semeniuta et al. 2016).
+        state_dropout: probability that a unit's h is zero in the recurrence of every step of a row, with one mask for
+            all steps (Gal and Ghahramani 2016). The output is not masked. Saves the gates despite ``recompute``.
+        gradient_clip: clip the gradient of h that a step passes to the previous step (or to h0) to +-gradient_clip,
+            elementwise. With 0, gradients flow back in time only through cell states, as in the first LSTM (Hochreiter
+            and Schmidhuber 1997). None is off.
+        seed: int64 [1] on the device of the input, from which zoneout and the two kinds of dropout draw. The same seed
+            gives the same masks on every device. None: zoneout's expectation, and no dropout.
 
     Returns:
-        output [T, B, D*R] (or [N, D*R]), directions side by side, and the final states ([D, B, R],) or
+        output [T, B, D*R] (or [N, D*R]), with the directions concatenated, and the final states ([D, B, R],) or
         ([D, B, R], [D, B, C*H]): those after each row's last processed step, the initial ones for length 0. With
         ``all_states`` also the cell states after each step, [T, B, D*C*H] (or [N, D*C*H]), zero beyond a row's length.
 
     Raises:
-        ValueError: unknown cell, values that cannot be, or ``all_states`` of a cell whose states are its output.
+        ValueError: an unknown cell, invalid values, or ``all_states`` for a cell whose only state is its output.
         RuntimeError: shapes, types or devices that do not fit together.
     """
     if cell not in ALL_CELLS:
@@ -145,7 +145,7 @@ def _checked(
     batch_sizes: Tensor | None,
     seed: Tensor | None,
 ) -> tuple[Tensor, States, Tensor | None]:
-    """Refuse what does not fit together, apply autocast, run: output, final states, cell states of every step."""
+    """Check, apply autocast and run. Returns output, final states and cell states of every step."""
     x = operands[0]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -153,9 +153,9 @@ def _checked(
         with torch.autocast(x.device.type, enabled=False):
             return _checked(config, operands, lengths, resets, batch_sizes, seed)
     if config.candidate_dropout and config.spec.cells and config.spec.unit_weights:
-        config.recompute = False  # a gate read through its peephole what the dropout made, and no rebuilding draws
+        config.recompute = False  # a peephole read the cell state after dropout, which rebuilding does not draw again
     if config.state_dropout:
-        config.recompute = False  # rebuilding reads the output as it is
+        config.recompute = False  # rebuilding would read the unmasked output
     if config.gradient_clip != inf:
         check_gradient_clip(config)
     if config.zoneout_h or config.zoneout_c or config.candidate_dropout or config.state_dropout or seed is not None:
@@ -204,7 +204,7 @@ def stack(
     gradient_clip: float = inf,
     noisy: bool = False,
 ) -> tuple[Tensor, States] | tuple[Tensor, States, list[States]]:
-    """Layers one on another, with dropout between them; what the modules and the public functions share.
+    """A stack of layers with dropout between them, for the modules and the public functions.
 
     Args:
         cell: key of :data:`fastrnn.cells.ALL_CELLS`.
@@ -212,27 +212,27 @@ def stack(
         initial: None, or the states [L*D, B, R] and [L*D, B, H].
         weights: flat, in torch.nn's order.
         num_layers: L.
-        has_bias: whether ``weights`` has biases.
+        has_bias: whether ``weights`` includes biases.
         bidirectional: D = 2.
-        dropout: applied to the output of every layer but the last; 0 in evaluation.
-        lengths: see :func:`layer`, as for all that follow.
+        dropout: probability, on the output of every layer but the last; 0 in evaluation.
+        lengths: see :func:`layer`.
         resets: bool [T, B] or [N].
         reset_to_initial: see :func:`layer`.
         batch_sizes: see :func:`layer`.
         cell_clip: see :func:`layer`.
         proj_clip: see :func:`layer`.
         recompute: see :func:`layer`.
-        variational: dropout with one mask a row; None in evaluation.
-        all_states: return the states of every layer and step too.
+        variational: dropout with one mask per row; None in evaluation.
+        all_states: also return the states of every layer and step.
         zoneout: see :func:`layer`.
         candidate_dropout: see :func:`layer`.
         state_dropout: see :func:`layer`.
         gradient_clip: see :func:`layer`; inf is off.
-        noisy: draw a seed for each layer, from torch's generator of the device; else zoneout's expectation.
+        noisy: draw a seed for each layer from torch's generator of the device; else use zoneout's expectation.
 
     Returns:
-        output and final states, the latter for all layers: [L*D, B, R] and [L*D, B, H]. With
-        ``all_states`` for each layer its states after each step, (h [T, B, D*R],) or with c [T, B, D*C*H].
+        output, and the final states of all layers, [L*D, B, R] and [L*D, B, H]. With ``all_states`` also each layer's
+        states after each step, (h [T, B, D*R],) or (h, c [T, B, D*C*H]).
     """
     reverse = (False, True) if bidirectional else (False,)
     places, directions = ALL_CELLS[cell].parameters[int(has_bias)], len(reverse)
@@ -331,8 +331,8 @@ def lstm(
             the LSTM is projected: torch.nn's order. With heads weight_hh is as in :func:`layer`.
         num_layers: L.
         bidirectional: D = 2.
-        dropout: between the layers, while ``training``.
-        training: whether dropout applies; gradients flow either way.
+        dropout: probability, between layers, if ``training``.
+        training: whether dropout applies; gradients do not depend on it.
         batch_first: input, output and resets have the batch first.
         lengths: see :func:`layer`.
         resets: bool [T, B], [B, T] with ``batch_first``, or [N]; see :func:`layer`.
@@ -343,7 +343,7 @@ def lstm(
         recompute: see :func:`layer`.
 
     Returns:
-        output [T, B, D*R] (batch first or packed as the input is) and (h_n [L*D, B, R], c_n [L*D, B, H]).
+        output [T, B, D*R] (batch first or packed like the input) and (h_n [L*D, B, R], c_n [L*D, B, H]).
     """
     projected = len(weights) // (num_layers * (2 if bidirectional else 1)) % 2 == 1
     return _public(
@@ -385,9 +385,9 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """A stack of GRU layers, as torch.nn.GRU computes it, or with the reset gate before the product (Cho et al. 2014).
 
-    Args and returns are those of :func:`lstm` with one state. ``reset_after=False``: the candidate is
-    tanh(W_in x + b_in + W_hn (r*h) + b_hn). z weighs the old state in both, as in torch; where notes call u the update
-    gate and weigh the new state with it, u = 1 - z.
+    Args and returns are those of :func:`lstm` with one state. With ``reset_after=False`` the candidate is
+    tanh(W_in x + b_in + W_hn (r*h) + b_hn). In both forms z weighs the old state, as in torch; an update gate u that
+    weighs the new state, as in some notes, is u = 1 - z.
     """
     output, final = _public(
         "gru" if reset_after else "gru_reset_before",

@@ -1,8 +1,8 @@
-"""LSTM, GRU and RNN: drop-in for torch.nn's, with lengths, resets and clips; IndRNN and SLSTM, which torch.nn lacks.
+"""LSTM, GRU and RNN, drop-in for torch.nn's, with lengths, resets and clips; IndRNN and SLSTM, which torch.nn lacks.
 
-They subclass torch.nn.RNNBase (constructor, parameter names, initialisation, pickling) and not torch.nn.LSTM and so on,
-every instance of which torch.compile refuses. Weights are read by attribute at each call, so that parametrized, tied,
-frozen and functional_call parameters work; nothing is flattened.
+They subclass torch.nn.RNNBase (constructor, parameter names, initialisation, pickling) but not torch.nn.LSTM and so on,
+whose instances torch.compile refuses. Weights are read by attribute at each call, so that parametrized, tied, frozen
+and functional_call parameters work. Weights are not flattened.
 """
 
 from __future__ import annotations
@@ -23,63 +23,64 @@ _NO_PROJECTION = "proj_size argument is only supported for LSTM, not RNN or GRU"
 class LSTM(Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), drop-in for torch.nn.LSTM.
 
-    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and
-    returns output and final states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters,
-    names and numbers are the same.
+    A call takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and returns
+    output and final states; :meth:`forward` gives the shapes. torch.nn takes the first two arguments. Parameters, their
+    names and the results are the same.
 
     Args:
         input_size: I, features of an input.
-        hidden_size: H, cells of a layer and direction.
-        num_layers: L, layers one on another.
+        hidden_size: H, units of a layer and direction.
+        num_layers: L, number of stacked layers.
         bias: False leaves both biases out.
         batch_first: input and output are [B, T, ...].
         dropout: probability, on the output of every layer but the last, in training.
-        bidirectional: D = 2, the second direction runs from each row's end.
+        bidirectional: D = 2; the second direction starts at each row's end.
         proj_size: P > 0 projects h to P values (Sak et al. 2014).
         device: of the parameters.
         dtype: of the parameters.
-        cell_clip: the stored cell state is clipped to [-cell_clip, cell_clip], gradient zero outside, as in the
-            original ELMo.
+        cell_clip: clip the stored cell state to [-cell_clip, cell_clip], with gradient zero outside, as in the original
+            ELMo.
         proj_clip: likewise the projected state.
-        peephole: the gates read the cell state through weights of their unit (Gers and Schmidhuber 2000, in the form of
-            Graves 2013, https://arxiv.org/abs/1308.0850, equations 7 to 11): i and f add p_i*c and p_f*c of the old
-            state, o adds p_o*c of the new one, clipped if it is. weight_unit_l{k} [3, H] holds p_i, p_f, p_o, which
-            TensorFlow's LSTMCell(use_peepholes=True) calls w_i_diag, w_f_diag, w_o_diag.
-        recompute: keep no gates for backward, rebuild them there: 4*H values a row and direction less memory.
+        peephole: the gates read the cell state through unit weights (Gers and Schmidhuber 2000, in the form of Graves
+            2013, https://arxiv.org/abs/1308.0850, equations 7 to 11): i and f add p_i*c and p_f*c of the old state, o
+            adds p_o*c of the new one (after its clip). weight_unit_l{k} [3, H] holds p_i, p_f, p_o, which TensorFlow's
+            LSTMCell(use_peepholes=True) calls w_i_diag, w_f_diag, w_o_diag.
+        recompute: save no gates for backward but rebuild them there, which saves 4*H values per row and direction.
         heads: a divisor of H; 1 with ``proj_size``. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
-            https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
-            weight_hh is [heads, G*H/heads, H/heads], G = 4 gates i, f, g, o, the gates of a head one after the other;
-            all else is as without heads.
-        weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
+            https://arxiv.org/abs/2412.07752): head k reads and writes only the H/heads units of the state from
+            k*H/heads on. weight_hh is [heads, G*H/heads, H/heads], gate-major within a head, with the G = 4 gates i, f,
+            g, o. Everything else is as without heads.
+        weight_dropout: probability of zeroing an element of weight_hh, in training, with one mask per call, layer and
             direction (DropConnect, Merity et al. 2018).
-        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
             (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
-        hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
+        hidden_dropout: likewise of the output of every layer but the last; AWD-LSTM's ``dropouth``. Not together with
+            ``dropout``.
         output_dropout: likewise of the last layer's output.
-        zoneout: probability that a unit keeps its old state at a step, or those of h and c apart (Krueger et al.
-            2017); in evaluation the expectation of that.
-        recurrent_dropout: probability that what a step adds to a cell's state is zero, in training (recurrent dropout
-            without memory loss, Semeniuta et al. 2016: of the candidate, anew at each step; keras' option of this name
-            drops the old state).
-        state_dropout: probability that a unit's h is zero where it enters the recurrence, in training, one mask a row
-            for all steps (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): keras' ``recurrent_dropout``,
-            MXNet's ``drop_states``. Outputs and final states have h undropped. Gates are kept for backward even with
-            ``recompute``.
-        recurrent_gradient_clip: the gradient of h that a step gives to the step before is clipped to +-this; 0 cuts it,
-            None is off; FlashRNN has both. With 0, gradients go back in time through c alone, as in the first LSTM
+        zoneout: probability that a unit keeps its old state at a step, or a tuple of those for h and c (Krueger et al.
+            2017); evaluation uses the expectation.
+        recurrent_dropout: probability that a step adds nothing to a unit's cell state, in training (recurrent dropout
+            without memory loss, Semeniuta et al. 2016: of the candidate, with a new mask at each step; keras' option of
+            this name drops the old state).
+        state_dropout: probability that a unit's h is zero where it enters the recurrence, in training, with one mask
+            per row for all steps (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): keras'
+            ``recurrent_dropout``, MXNet's ``drop_states``. Outputs and final states are not masked. Gates are saved for
+            backward even with ``recompute``.
+        recurrent_gradient_clip: clip the gradient of h that a step passes to the previous step to +-this value; 0 cuts
+            it, None is off; FlashRNN has both. With 0, gradients flow back in time only through c, as in the first LSTM
             (Hochreiter and Schmidhuber 1997).
         layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, eq. 20 to 22):
             with N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 4*H values of a row, or the H of c,
                 i, f, g, o = N(W_ih x) * gain_ih + bias_ih + N(W_hh h) * gain_hh + bias_hh,
                 c = sigmoid(f)*c + sigmoid(i)*tanh(g),    h = sigmoid(o) * tanh(N(c) * gain_c + shift_c).
-            weight_unit_l{k} [10, H] has gain_ih in rows 0 to 3, gain_hh in 4 to 7, gain_c and shift_c in 8 and 9; gains
-            begin at 1, shifts and biases at 0. No kernel has all of it: the steps run in a loop, on the CPU of torch's
-            product and one call of the core each, on a GPU of torch's operations. Not with ``proj_size``,
-            ``peephole``, ``heads`` or ``recompute``.
+            weight_unit_l{k} [10, H] holds gain_ih in rows 0 to 3, gain_hh in 4 to 7, gain_c and shift_c in 8 and 9.
+            Gains start at 1, shifts and biases at 0. No kernel runs the whole sequence: steps run in a loop, on the CPU
+            with torch's product and one call of the core each, on a GPU with torch's operations. Not with
+            ``proj_size``, ``peephole``, ``heads`` or ``recompute``.
     """
 
     _kind, _zones_cells = "LSTM", True
-    peephole = False  # of a layer pickled before there was one
+    peephole = False  # default for layers that were pickled before the option existed
 
     def __init__(
         self,
@@ -171,21 +172,21 @@ class LSTM(Recurrent):
 
         Args:
             input: [T, B, I]; [B, T, I] with ``batch_first``; [T, I] unbatched; or a PackedSequence, sorted or not.
-            hx: (h0 [L*D, B, R], c0 [L*D, B, H]), R being P with a projection, else H; without B if the input is
+            hx: (h0 [L*D, B, R], c0 [L*D, B, H]), where R is P with a projection, else H; without B if the input is
                 unbatched; zeros if None.
             lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
-                needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are
-                those at the true end. Values in the padding are not used; on a GPU they must be finite when gradients
-                of weights are wanted.
+                needed. Outputs beyond a row's end are 0, the reverse direction starts at it, and final states are those
+                at it. Values in the padding are not used, but on a GPU they must be finite if gradients of weights are
+                wanted.
             resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
-                PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
+                PackedSequence. True where a new segment starts: the state is cut before that step, and so are
                 gradients.
             reset_to_initial: a reset restores hx, not zero.
-            all_states: return the states after every step too, of each layer.
+            all_states: also return the states of each layer after every step.
 
         Returns:
             output [T, B, D*R], in the layout of the input, and the final states (h_n [L*D, B, R], c_n [L*D, B, H]),
-            in the layout of hx; with ``all_states`` also a list with each layer's (h [T, B, D*R], c [T, B, D*H]) in the
+            in the layout of hx. With ``all_states`` also a list of each layer's (h [T, B, D*R], c [T, B, D*H]) in the
             layout of the input, zero beyond a row's length. Under autocast all have autocast's type.
         """
         if is_proxy(input, hx, lengths, resets):
@@ -203,48 +204,49 @@ class LSTM(Recurrent):
 class GRU(Recurrent):
     """Gated recurrent unit, drop-in for torch.nn.GRU.
 
-    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and
-    returns output and final states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters,
-    names and numbers are the same.
+    A call takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and returns
+    output and final states; :meth:`forward` gives the shapes. torch.nn takes the first two arguments. Parameters, their
+    names and the results are the same.
 
     With ``reset_after=False`` the reset gate acts before the product (Cho et al. 2014, https://arxiv.org/abs/1406.1078,
     and most lecture notes): the candidate is tanh(W_in x + b_in + W_hn (r*h) + b_hn). In both forms z weighs the OLD
-    state, as in torch: h = (1 - z)*n + z*h. Notes whose update gate u weighs the new state have u = 1 - z.
+    state, as in torch: h = (1 - z)*n + z*h. An update gate u that weighs the new state, as in some notes, is u = 1 - z.
 
     Args:
         input_size: I, features of an input.
-        hidden_size: H, cells of a layer and direction.
-        num_layers: L, layers one on another.
+        hidden_size: H, units of a layer and direction.
+        num_layers: L, number of stacked layers.
         bias: False leaves both biases out.
         batch_first: input and output are [B, T, ...].
         dropout: probability, on the output of every layer but the last, in training.
-        bidirectional: D = 2, the second direction runs from each row's end.
-        proj_size: 0, kept so that arguments by position mean what they mean to torch.nn; only the LSTM projects.
+        bidirectional: D = 2; the second direction starts at each row's end.
+        proj_size: must be 0, since only the LSTM projects; keeps positional arguments as in torch.nn.
         device: of the parameters.
         dtype: of the parameters.
-        reset_after: torch's GRU, or with False the reset gate before the product.
-        recompute: keep no gates for backward, rebuild them there.
+        reset_after: True is torch's GRU; False puts the reset gate before the product.
+        recompute: save no gates for backward but rebuild them there.
         heads: a divisor of H. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
-            https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
-            weight_hh is [heads, G*H/heads, H/heads], G = 3 gates r, z, n, the gates of a head one after the other; all
-            else is as without heads.
-        weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
+            https://arxiv.org/abs/2412.07752): head k reads and writes only the H/heads units of the state from
+            k*H/heads on. weight_hh is [heads, G*H/heads, H/heads], gate-major within a head, with the G = 3 gates r, z,
+            n. Everything else is as without heads.
+        weight_dropout: probability of zeroing an element of weight_hh, in training, with one mask per call, layer and
             direction (DropConnect, Merity et al. 2018).
-        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
             (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
-        hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
+        hidden_dropout: likewise of the output of every layer but the last; AWD-LSTM's ``dropouth``. Not together with
+            ``dropout``.
         output_dropout: likewise of the last layer's output.
-        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
-            expectation of that.
-        recurrent_dropout: probability that the candidate of a unit is zero at a step, in training (recurrent dropout
-            without memory loss, Semeniuta et al. 2016; keras' option of this name drops the old state).
+        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); evaluation uses the
+            expectation.
+        recurrent_dropout: probability that a unit's candidate is zero at a step, in training (recurrent dropout without
+            memory loss, Semeniuta et al. 2016; keras' option of this name drops the old state).
         state_dropout: see :class:`LSTM`.
         recurrent_gradient_clip: see :class:`LSTM`.
         layer_norm: layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450, their GRU): with
             N(a) = (a - mean(a)) / sqrt(variance(a) + 1e-5) over the 2*H values of r and z together, and over the H of
-            n, both W_ih x and W_hh h are N(.) * gain, then come the biases. weight_unit_l{k} [6, H] has the gains of
-            W_ih x in rows 0 to 2, of W_hh h in 3 to 5; gains begin at 1, biases at 0. It runs as :class:`LSTM`'s.
-            Not with ``reset_after=False``, ``heads`` or ``recompute``.
+            n, W_ih x and W_hh h are replaced by N(.) * gain, and then the biases are added. weight_unit_l{k} [6, H]
+            holds the gains of W_ih x in rows 0 to 2, of W_hh h in 3 to 5. Gains start at 1, biases at 0. It runs like
+            :class:`LSTM`'s. Not with ``reset_after=False``, ``heads`` or ``recompute``.
     """
 
     _kind = "GRU"
@@ -315,19 +317,19 @@ class GRU(Recurrent):
             input: [T, B, I]; [B, T, I] with ``batch_first``; [T, I] unbatched; or a PackedSequence, sorted or not.
             hx: h0 [L*D, B, H]; without B if the input is unbatched; zeros if None.
             lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
-                needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are
-                those at the true end. Values in the padding are not used; on a GPU they must be finite when gradients
-                of weights are wanted.
+                needed. Outputs beyond a row's end are 0, the reverse direction starts at it, and final states are those
+                at it. Values in the padding are not used, but on a GPU they must be finite if gradients of weights are
+                wanted.
             resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
-                PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
+                PackedSequence. True where a new segment starts: the state is cut before that step, and so are
                 gradients.
             reset_to_initial: a reset restores hx, not zero.
-            all_states: return the states after every step too, of each layer.
+            all_states: also return the states of each layer after every step.
 
         Returns:
-            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx;
-            with ``all_states`` also a list with each layer's h [T, B, D*H] in the layout of the input, zero beyond a
-            row's length. Under autocast all have autocast's type (torch.nn.GRU on a CPU alone returns float32 there).
+            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
+            With ``all_states`` also a list of each layer's h [T, B, D*H] in the layout of the input, zero beyond a
+            row's length. Under autocast all have autocast's type (only torch.nn.GRU on a CPU returns float32 there).
         """
         if is_proxy(input, hx, lengths, resets):
             options = {} if all_states is False else {"all_states": all_states}
@@ -340,35 +342,35 @@ class GRU(Recurrent):
 class RNN(Recurrent):
     """Plain recurrent layer (Elman 1990) with tanh or relu, drop-in for torch.nn.RNN.
 
-    Calling it takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and
-    returns output and final states; :meth:`forward` has the shapes. torch.nn takes the first two of these; parameters,
-    names and numbers are the same.
+    A call takes (input, hx=None, *, lengths=None, resets=None, reset_to_initial=False, all_states=False) and returns
+    output and final states; :meth:`forward` gives the shapes. torch.nn takes the first two arguments. Parameters, their
+    names and the results are the same.
 
     Args:
         input_size: I, features of an input.
-        hidden_size: H, cells of a layer and direction.
-        num_layers: L, layers one on another.
+        hidden_size: H, units of a layer and direction.
+        num_layers: L, number of stacked layers.
         nonlinearity: "tanh" or "relu".
         bias: False leaves both biases out.
         batch_first: input and output are [B, T, ...].
         dropout: probability, on the output of every layer but the last, in training.
-        bidirectional: D = 2, the second direction runs from each row's end.
-        proj_size: 0, kept so that arguments by position mean what they mean to torch.nn; only the LSTM projects.
+        bidirectional: D = 2; the second direction starts at each row's end.
+        proj_size: must be 0, since only the LSTM projects; keeps positional arguments as in torch.nn.
         device: of the parameters.
         dtype: of the parameters.
-        recompute: accepted as in the other modules; the cell keeps no gates anyway.
+        recompute: accepted as in the other modules, but the cell saves no gates anyway.
         heads: a divisor of H. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
-            https://arxiv.org/abs/2412.07752): of the state head k reads and writes the units k*H/heads and on alone.
-            weight_hh is [heads, G*H/heads, H/heads], G = 1, the gates of a head one after the other; all
-            else is as without heads.
-        weight_dropout: probability of zeroing an element of weight_hh, in training, one mask a call, layer and
+            https://arxiv.org/abs/2412.07752): head k reads and writes only the H/heads units of the state from
+            k*H/heads on. weight_hh is [heads, G*H/heads, H/heads] with G = 1. Everything else is as without heads.
+        weight_dropout: probability of zeroing an element of weight_hh, in training, with one mask per call, layer and
             direction (DropConnect, Merity et al. 2018).
-        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
             (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
-        hidden_dropout: likewise of what a layer gives to the next; AWD-LSTM's ``dropouth``. Not beside ``dropout``.
+        hidden_dropout: likewise of the output of every layer but the last; AWD-LSTM's ``dropouth``. Not together with
+            ``dropout``.
         output_dropout: likewise of the last layer's output.
-        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
-            expectation of that.
+        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); evaluation uses the
+            expectation.
         state_dropout: see :class:`LSTM`.
         recurrent_gradient_clip: see :class:`LSTM`.
     """
@@ -435,18 +437,18 @@ class RNN(Recurrent):
             input: [T, B, I]; [B, T, I] with ``batch_first``; [T, I] unbatched; or a PackedSequence, sorted or not.
             hx: h0 [L*D, B, H]; without B if the input is unbatched; zeros if None.
             lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
-                needed; outputs beyond are 0, the reverse direction starts at each row's own end, final states are
-                those at the true end. Values in the padding are not used; on a GPU they must be finite when gradients
-                of weights are wanted.
+                needed. Outputs beyond a row's end are 0, the reverse direction starts at it, and final states are those
+                at it. Values in the padding are not used, but on a GPU they must be finite if gradients of weights are
+                wanted.
             resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
-                PackedSequence. A new segment starts at this step of this row: the state is cut before it, and so are
+                PackedSequence. True where a new segment starts: the state is cut before that step, and so are
                 gradients.
             reset_to_initial: a reset restores hx, not zero.
-            all_states: return the states after every step too, of each layer.
+            all_states: also return the states of each layer after every step.
 
         Returns:
-            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx;
-            with ``all_states`` also a list with each layer's h [T, B, D*H] in the layout of the input, zero beyond a
+            output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
+            With ``all_states`` also a list of each layer's h [T, B, D*H] in the layout of the input, zero beyond a
             row's length. Under autocast all have autocast's type.
         """
         if is_proxy(input, hx, lengths, resets):
@@ -460,31 +462,32 @@ class RNN(Recurrent):
 class IndRNN(Recurrent):
     """Independently recurrent network (Li et al. 2018, https://arxiv.org/abs/1803.04831): a unit reads its own state.
 
-    h = relu(W x + b + u*h), or tanh, with one recurrent weight a unit; units mix from layer to layer. Nothing is
-    multiplied by a matrix between the steps, so a layer takes little longer than its input product. Parameters of layer
-    k: weight_ih_l{k} [H, I], bias_ih_l{k} [H], weight_unit_l{k} [1, H]; with ``bidirectional`` also with _reverse.
+    h = relu(W x + b + u*h), or tanh, with one recurrent weight per unit; units mix only from layer to layer. There is
+    no matrix product between steps, so a layer takes little longer than its input product. Parameters of layer k:
+    weight_ih_l{k} [H, I], bias_ih_l{k} [H], weight_unit_l{k} [1, H]; with ``bidirectional`` the same with _reverse.
     :meth:`forward` is RNN's.
 
-    The recurrent weights begin uniform in [0, 1]. The paper keeps them within 2**(1/T) while it trains with relu, so
-    that gradients over T steps stay bounded: ``with torch.no_grad(): layer.weight_unit_l0.clamp_(-bound, bound)``.
+    The recurrent weights are initialised uniformly in [0, 1]. While training with relu, the paper keeps them within
+    2**(1/T), so that gradients over T steps stay bounded:
+    ``with torch.no_grad(): layer.weight_unit_l0.clamp_(-bound, bound)``.
 
     Args:
         input_size: I, features of an input.
-        hidden_size: H, cells of a layer and direction.
-        num_layers: L, layers one on another.
+        hidden_size: H, units of a layer and direction.
+        num_layers: L, number of stacked layers.
         nonlinearity: "relu" or "tanh".
         bias: False leaves the bias out.
         batch_first: input and output are [B, T, ...].
         dropout: probability, on the output of every layer but the last, in training.
-        bidirectional: D = 2, the second direction runs from each row's end.
+        bidirectional: D = 2; the second direction starts at each row's end.
         device: of the parameters.
         dtype: of the parameters.
-        input_dropout: probability of zeroing a feature of the input, in training, one mask a row for all steps
+        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
             (variational dropout, Gal and Ghahramani 2016).
-        hidden_dropout: likewise of what a layer gives to the next. Not beside ``dropout``.
+        hidden_dropout: likewise of the output of every layer but the last. Not together with ``dropout``.
         output_dropout: likewise of the last layer's output.
-        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); in evaluation the
-            expectation of that.
+        zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); evaluation uses the
+            expectation.
         state_dropout: see :class:`LSTM`.
         recurrent_gradient_clip: see :class:`LSTM`.
     """
@@ -513,7 +516,7 @@ class IndRNN(Recurrent):
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
-        self.nonlinearity = nonlinearity  # before the parameters are made, as it says which cell's
+        self.nonlinearity = nonlinearity  # before the parameters are made, because it determines the cell
         super().__init__(
             None, False, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device,
             dtype, input_dropout=input_dropout, hidden_dropout=hidden_dropout, output_dropout=output_dropout,
@@ -528,7 +531,7 @@ class IndRNN(Recurrent):
         return super().extra_repr() + ("" if self.nonlinearity == "relu" else f", nonlinearity={self.nonlinearity}")
 
     def reset_parameters(self) -> None:
-        """Draw the parameters: recurrent weights from [0, 1], all others as torch.nn.RNN."""
+        """Initialise the parameters: recurrent weights uniformly in [0, 1], all others as in torch.nn.RNN."""
         super().reset_parameters()
         for name, weight in self.named_parameters():
             if name.startswith("weight_unit"):
@@ -544,28 +547,28 @@ class SLSTM(Recurrent):
 
         c = exp(i)*tanh(z) + sigmoid(f)*c,    n = exp(i) + sigmoid(f)*n,    h = sigmoid(o) * c / n
 
-    computed with c and n scaled by exp(-m), m = max(log sigmoid(f) + m, i), so that no exponential is above 1, whatever
-    the gates are (equations 15 to 17 of the paper; forget gate sigmoid, as in its published code). A unit with n = 0,
-    as at the start, has m = i. Gates lie in the order i, f, z, o; parameters are named and shaped as the LSTM's.
+    The computation scales c and n by exp(-m) with m = max(log sigmoid(f) + m, i), so that no exponential exceeds 1
+    (equations 15 to 17 of the paper; the forget gate is a sigmoid, as in its published code). A unit with n = 0, as at
+    the start, takes m = i. The gate order is i, f, z, o; parameters have the names and shapes of the LSTM's.
 
     Args:
         input_size: I, features of an input.
-        hidden_size: H, cells of a layer and direction.
-        num_layers: L, layers one on another.
+        hidden_size: H, units of a layer and direction.
+        num_layers: L, number of stacked layers.
         bias: False leaves both biases out.
         batch_first: input and output are [B, T, ...].
         dropout: probability, on the output of every layer but the last, in training.
-        bidirectional: D = 2, the second direction runs from each row's end.
+        bidirectional: D = 2; the second direction starts at each row's end.
         device: of the parameters.
         dtype: of the parameters.
-        recompute: keep no gates for backward, rebuild them there.
-        heads: a divisor of H; the recurrence is block-diagonal, as in the paper, and as :class:`LSTM` has it.
+        recompute: save no gates for backward but rebuild them there.
+        heads: a divisor of H; the recurrence is block-diagonal, as in the paper; see :class:`LSTM`.
         weight_dropout: see :class:`LSTM`.
         input_dropout: see :class:`LSTM`.
         hidden_dropout: see :class:`LSTM`.
         output_dropout: see :class:`LSTM`.
-        zoneout: probability that a unit keeps its old h at a step (Krueger et al. 2017), while its c, n and m go on; in
-            evaluation the expectation of that.
+        zoneout: probability that a unit keeps its old h at a step (Krueger et al. 2017), while its c, n and m are
+            updated; evaluation uses the expectation.
         state_dropout: see :class:`LSTM`.
         recurrent_gradient_clip: see :class:`LSTM`.
     """
@@ -614,8 +617,8 @@ class SLSTM(Recurrent):
         """Run the layers.
 
         Args:
-            input: as :meth:`LSTM.forward` takes it.
-            hx: (h0 [L*D, B, H], cells [L*D, B, 3*H]), the states c, n and m of a unit side by side; without B if the
+            input: as for :meth:`LSTM.forward`.
+            hx: (h0 [L*D, B, H], cells [L*D, B, 3*H]), where cells concatenates the states c, n and m; without B if the
                 input is unbatched; zeros if None.
             lengths: see :meth:`LSTM.forward`.
             resets: see :meth:`LSTM.forward`.
@@ -624,7 +627,7 @@ class SLSTM(Recurrent):
 
         Returns:
             output [T, B, D*H], in the layout of the input, and the final states (h_n [L*D, B, H], cells [L*D, B, 3*H]),
-            in the layout of hx; with ``all_states`` also those of every step, each layer's.
+            in the layout of hx. With ``all_states`` also a list of each layer's states of every step.
         """
         if is_proxy(input, hx, lengths, resets):
             options = {} if all_states is False else {"all_states": all_states}
