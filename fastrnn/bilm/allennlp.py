@@ -1,7 +1,7 @@
-"""AllenNLP's ``Elmo`` state dicts: reading and writing them, so that fine-tuned models can move over and back.
+"""Reads and writes AllenNLP's ``Elmo`` state dicts, so that fine-tuned models can be moved in both directions.
 
-Differences to our parameters: gates already stand in torch.nn's order and the forget bias includes the 1; a highway
-layer's gate keeps the INPUT there, so its half of the matrix and bias is negated.
+As in our parameters, gates are in torch.nn's order and the forget bias includes the 1. But a highway layer's gate there
+weighs the INPUT, so its half of the matrix and bias is negated.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ def load(
     options: str | PathLike | BiLMOptions | None = None,
     **elmo_arguments,
 ) -> Elmo:
-    """An Elmo from a state dict that holds an AllenNLP ``Elmo`` (or ``_ElmoBiLm``), at any depth of names.
+    """Make an Elmo from a state dict that contains an AllenNLP ``Elmo`` (or ``_ElmoBiLm``) under any prefix.
 
     Args:
-        source: the state dict, or a file of one (``weights.th``); read with ``weights_only``, so nothing is unpickled.
-        options: options.json. A state dict tells sizes, not the clips, the activation, the skip connections and
-            max_characters_per_token; without options those of the released models are taken (3, relu, on, 50).
-        elmo_arguments: as for :class:`~fastrnn.bilm.elmo.Elmo`; the number of mixes is the state dict's.
+        source: the state dict, or a file with one (``weights.th``), read with ``weights_only`` so that nothing is
+            unpickled.
+        options: options.json. A state dict determines sizes but not the clips, the activation, the skip connections and
+            max_characters_per_token; without options they are those of the released models (3, relu, on, 50).
+        elmo_arguments: as for :class:`~fastrnn.bilm.elmo.Elmo`; the number of mixes comes from the state dict.
 
     Raises:
-        WeightsError: naming the entry, the shape expected and found.
+        WeightsError: names the entry, and the shapes expected and found.
     """
     name = "the state dict"
     if not isinstance(source, dict):
@@ -66,7 +67,7 @@ def load(
                 raise WeightsError(
                     f"{name}: {inner + entry} should have shape {tuple(target.shape)}, found {tuple(value.shape)}"
                 )
-            if sign < 0:  # a highway layer: [transform; gate] in one
+            if sign < 0:  # a highway layer: [transform; gate] in one matrix
                 value = torch.cat([value[: len(value) // 2], -value[len(value) // 2 :]])
             target.copy_(value)
         for index, mix in enumerate(elmo.mixes):
@@ -85,7 +86,7 @@ def _read(path: str | PathLike) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no such file: {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever unpickling of other bytes ends in
+    except Exception as error:  # unpickling arbitrary bytes can raise anything
         raise WeightsError(f"{path}: not a file of tensors that torch.load reads with weights_only: {error}") from error
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise WeightsError(f"{path}: expected a state dict (names to tensors), found {type(state).__name__}")
@@ -97,7 +98,7 @@ def _count(state: dict[str, Tensor], pattern: str) -> int:
 
 
 def _sizes(state: dict[str, Tensor], inner: str, name: str, given: BiLMOptions | None) -> BiLMOptions:
-    """Architecture from the shapes, with what they cannot tell from ``given``; the two must agree."""
+    """The architecture, read from the shapes and completed from ``given``; the two must agree."""
     start = re.escape(inner)
     filters = _count(state, start + r"_token_embedder\.char_conv_\d+\.weight")
     layers = _count(state, start + r"_elmo_lstm\.forward_layer_\d+\.input_linearity\.weight")
@@ -137,7 +138,7 @@ def _sizes(state: dict[str, Tensor], inner: str, name: str, given: BiLMOptions |
 
 
 def _entries(model: BiLanguageModel) -> Iterator[tuple[str, Tensor, int]]:
-    """(name behind the prefix, our tensor, -1 if the second half is negated there)."""
+    """Yields (name without the prefix, our tensor, -1 if AllenNLP negates its second half, else 1)."""
     encoder = model.encoder
     assert isinstance(encoder, CharacterEncoder)
     yield _MARK, encoder.embedding, 1
@@ -163,8 +164,8 @@ def _entries(model: BiLanguageModel) -> Iterator[tuple[str, Tensor, int]]:
 def to_state_dict(elmo: Elmo) -> dict[str, Tensor]:
     """The state dict of an AllenNLP ``Elmo`` of the same architecture, float32 on the CPU.
 
-    Models without projections get identity matrices, which AllenNLP always has. Mixes without softmax have no
-    counterpart.
+    AllenNLP always has projections; for models without them they become identity matrices. Mixes without softmax have
+    no counterpart.
 
     Raises:
         ValueError: for GRU cells, word input, a model of one direction, or mixes without softmax.

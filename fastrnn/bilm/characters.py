@@ -1,7 +1,7 @@
-"""Tokens to character ids: a token's UTF-8 bytes between two word marks, as ELMo was trained on.
+"""Converts tokens to character ids as in ELMo's training: a token's UTF-8 bytes between two word marks.
 
-Ids carry the offset of 1 that inference uses: 0 means "no token"; bytes are 1..256, then begin and end of sentence,
-begin and end of word, and padding inside a word. Training files of bilm-tf hold the same ids less 1.
+Ids have the offset of 1 that inference uses. 0 means "no token"; bytes are 1..256; then come begin and end of sentence,
+begin and end of word, and padding inside a word. Training files of bilm-tf hold the same ids minus 1.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..text_models.text import as_sentences
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
 BOS, EOS = "<S>", "</S>"
-_KEPT_TOKENS = 65536  # tokens whose ids are remembered: about 10 MB
+_KEPT_TOKENS = 65536  # tokens whose ids are cached: about 10 MB
 
 
 class CharacterIds:
     """Character ids of tokens.
 
-    Bytes beyond ``max_characters - 2`` are cut, which may halve a multi-byte character, and lone surrogates vanish,
-    both as in the original. ``<S>`` and ``</S>`` give the sentence marks.
+    As in the original, bytes beyond ``max_characters - 2`` are cut, which may split a multi-byte character, and lone
+    surrogates are dropped. ``<S>`` and ``</S>`` give the sentence marks.
     """
 
     def __init__(self, max_characters: int = 50) -> None:
@@ -31,7 +31,7 @@ class CharacterIds:
         self._rows: dict[str, np.ndarray] = {}
 
     def row(self, token: str) -> np.ndarray:
-        """ids [max_characters] (int16) of one token; do not write to it."""
+        """Ids [max_characters] (int16) of one token; do not write to them."""
         known = self._rows.get(token)
         if known is not None:
             return known
@@ -51,14 +51,14 @@ class CharacterIds:
         return row
 
     def rows(self, tokens: Iterable[str]) -> Tensor:
-        """ids [N, max_characters] of N tokens, int64 on the CPU."""
+        """Ids [N, max_characters] of N tokens, int64 on the CPU."""
         rows = [self.row(token) for token in tokens]
         if not rows:
             return torch.zeros(0, self.max_characters, dtype=torch.int64)
         return torch.from_numpy(np.stack(rows)).long()
 
     def batch(self, sentences: Iterable[Iterable[str]]) -> Tensor:
-        """ids [B, longest, max_characters] of B tokenised sentences, zero after their ends."""
+        """Ids [B, longest, max_characters] of B tokenised sentences, zero after their ends."""
         sentences = as_sentences(sentences)
         ids = np.zeros((len(sentences), max(map(len, sentences), default=0), self.max_characters), np.int16)
         for sentence, rows in zip(sentences, ids, strict=True):
@@ -71,11 +71,11 @@ _official = CharacterIds()
 
 
 def batch_to_ids(sentences: Iterable[Iterable[str]], max_characters: int = 50) -> Tensor:
-    """Character ids of a batch of tokenised sentences, as AllenNLP's function of this name.
+    """Character ids of a batch of tokenised sentences, like AllenNLP's function of this name.
 
     Args:
-        sentences: B lists (or other iterables) of tokens, of any lengths, also empty.
-        max_characters: characters of a token, word marks included (``max_characters_per_token`` of options.json).
+        sentences: B lists (or other iterables) of tokens, of any length including zero.
+        max_characters: characters of a token, including word marks (``max_characters_per_token`` of options.json).
 
     Returns:
         ids [B, longest, max_characters], int64, zero after a sentence's end; no sentence marks.

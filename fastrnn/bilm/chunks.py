@@ -1,9 +1,9 @@
-"""Exact execution of a biLM's layers in pieces of a sequence, for text of any length in inference.
+"""Exact execution of a biLM's layers in chunks of a sequence, for inference on text of any length.
 
-A forward direction needs what lies left of a piece only as a state, so it runs piece by piece from the left; a backward
-direction likewise from the right. Layer follows layer, because the backward direction of a layer starts at the far end
-of the layer below. What is kept between the layers is one sequence [T, B, P] a direction, overwritten in place, in
-memory or in a file; everything else is as large as a piece.
+The forward direction runs chunk by chunk from the left, since all that it needs of the text before a chunk is a state;
+the backward direction runs likewise from the right. A layer must be complete before the next one starts, because the
+backward direction starts at the far end. Between layers, one sequence [T, B, P] per direction is kept and overwritten
+in place, in memory or in a file. Everything else has the size of a chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Emit = Callable[[int, int, int, Tensor], None]  # (layer from 1, start, stop, ro
 
 
 class Stored(Protocol):
-    """Where a direction's sequence [T, B, W] lies between two layers."""
+    """Storage for a direction's sequence [T, B, W] between two layers."""
 
     def read(self, start: int, stop: int) -> Tensor: ...
 
@@ -32,7 +32,7 @@ class Stored(Protocol):
 
 
 class InMemory:
-    """A sequence in a tensor, which is overwritten."""
+    """A sequence in a tensor that is overwritten."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -45,9 +45,9 @@ class InMemory:
 
 
 class InFile:
-    """A sequence of one row (B = 1) in a nameless temporary file, written and read through ordinary calls.
+    """A sequence of one row (B = 1) in an unnamed temporary file, with ordinary reads and writes.
 
-    A memory map would be shorter, but a full disk would then kill the process instead of raising OSError.
+    Not a memory map, because a full disk would then kill the process instead of raising OSError.
     """
 
     def __init__(self, steps: int, width: int, dtype: torch.dtype, device: torch.device, directory: Path) -> None:
@@ -78,7 +78,7 @@ class InFile:
 
 
 def pieces(steps: int, length: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Pairs of ranges: the next piece from the left, and the one of equal size from the right."""
+    """Pairs of ranges: the next chunk from the left, and one of equal size from the right."""
     for start in range(0, steps, length):
         stop = min(start + length, steps)
         yield (start, stop), (steps - stop, steps - start)
@@ -95,17 +95,17 @@ def contextualize_in_chunks(
     state: State | None = None,
     lengths: Tensor | None = None,
 ) -> State:
-    """What :meth:`BiLanguageModel.contextualize` computes, ``chunk_length`` steps at a time.
+    """Compute what :meth:`BiLanguageModel.contextualize` computes, ``chunk_length`` steps at a time.
 
     Args:
         sequences: token vectors [T, B, P] for each direction, forward first; overwritten.
         steps: T.
-        emit: receives each layer's result piece by piece, after the layer is complete.
+        emit: receives each layer's result chunk by chunk, after the layer is complete.
         state: as for contextualize.
-        lengths: likewise; None (all rows have T steps) lets the directions share one call.
+        lengths: as for contextualize; with None (all rows have T steps) the directions share one call.
 
     Returns:
-        the state after each row's last step.
+        The state after each row's last step.
     """
     options = model.options
     clips = {

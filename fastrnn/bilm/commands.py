@@ -257,10 +257,10 @@ def _options(*groups: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 @click.command("train-bilm")
 @_options(_RUN_OPTIONS, _MODEL_OPTIONS, _TRAINING_OPTIONS)
 def train_bilm(**values: Any) -> None:
-    """Train a biLM on text, or go on where the same command stopped.
+    """Train a biLM on text, or continue a run of the same command that was stopped.
 
-    Options of the model and of training that are left out are those of the run in --out, or of the model that
-    --start-from names; of a new model, the defaults below.
+    Options of the model and of training that are not given are taken from the run in --out, or from the model that
+    --start-from names; for a new model, the defaults below apply.
 
     On several GPUs: torchrun --nproc-per-node N --no-python fastrnn train-bilm ...
     """
@@ -291,7 +291,7 @@ def _model_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(sentences: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The same sentences, counted on a terminal while they are read."""
+    """Pass sentences through and show their count on a terminal."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -315,7 +315,7 @@ def _load(model: str, device: str) -> LanguageModel:
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
 )
 def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
-    """Perplexity of text under a trained biLM: each direction, the whole vocabulary, every token counted once.
+    """Perplexity of text under a trained biLM, for each direction, over the whole vocabulary, each token counted once.
 
     TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
     """
@@ -334,10 +334,10 @@ def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> Non
     "--batch", default=32, show_default=True, type=click.IntRange(1), help="Sentences at a time; changes no figure."
 )
 def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
-    """Log probability (nats) of every token: line, token, forward, backward, and * where it counts as <UNK>.
+    """Log probability (nats) of every token: line, token, forward, backward, and * if it counts as <UNK>.
 
-    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. <S> is predicted by the
-    backward direction only, </S> by the forward one. A model that reads forward alone has no column of the other.
+    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. Only the backward direction
+    predicts <S>, only the forward one </S>. A model that only reads forward has no backward column.
     """
     with plain_errors():
         from ..text_models.text import read_text
@@ -371,7 +371,7 @@ def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-unknown", is_flag=True, help="<UNK> may be drawn.")
 def generate(model: str, device: str, prefix: str, **values: Any) -> None:
-    """Write sentences with one direction of a trained biLM."""
+    """Generate sentences with one direction of a trained biLM."""
     if values["temperature"] == 0:
         refuse_idle("with --temperature 0, which draws nothing", "top_k", "seed")
     with plain_errors():

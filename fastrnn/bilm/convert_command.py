@@ -1,4 +1,4 @@
-"""``fastrnn convert-bilm`` and ``fastrnn cache-tokens``: weights into another format, token vectors made once."""
+"""``fastrnn convert-bilm`` and ``fastrnn cache-tokens``: convert weights to another format, compute token vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which model: ``model`` and ``options``."""
+    """Adds the options that select the model: ``model`` and ``options``."""
     help_model = "A folder, a .zip archive of one, or a file of weights (.hdf5, .safetensors, .th)."
     command = click.option("--options", type=_FILE, help=OPTIONS_HELP)(command)
     return click.option("--model", "--weights", "model", type=MODEL, required=True, help=help_model)(command)
@@ -43,7 +43,7 @@ def convert_bilm(
     output_options: Path | None,
     overwrite: bool,
 ) -> None:
-    """Convert biLM weights between formats, told by the endings of MODEL and OUTPUT.
+    """Convert biLM weights between formats, which the endings of MODEL and OUTPUT select.
 
     MODEL may also be a folder, or a .zip archive of one, that holds such a file.
 
@@ -90,8 +90,8 @@ def convert_bilm(
 def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | None, overwrite: bool) -> None:
     """Write the context-free vectors of VOCAB's tokens (one a line; - is standard input) to OUTPUT.
 
-    OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads, or with the ending
-    .txt a text file of lines "token v1 v2 ...". A line of VOCAB is one token, without blanks inside, and is there once.
+    OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads it; with the ending
+    .txt it is a text file of lines "token v1 v2 ...". Each line of VOCAB is one token without blanks; no token repeats.
     """
     if output.suffix.lower() not in (*HDF5_ENDINGS, ".txt"):
         raise click.UsageError(f"{output} must end in .hdf5 or .h5, or in .txt for text")

@@ -1,14 +1,14 @@
-"""Training batches of a biLM: shards of text as endless rows of packed sentences, exactly as the original makes them.
+"""Training batches of a biLM: shards of text become endless rows of packed sentences, exactly as in the original.
 
 Shards are visited in random order and read one at a time; the sentences of a shard are shuffled. Each row of a batch is
-a stream: when it runs dry it takes the next sentence from one iterator that all rows share, and packs sentences back to
-back. A sentence `<S> w1 .. wn </S>` gives n + 1 pairs of input and target: `</S>` is never an input, `<S>` never a
+a stream that packs sentences back to back: when it runs out, it takes the next sentence from an iterator shared by all
+rows. A sentence `<S> w1 .. wn </S>` gives n + 1 pairs of input and target: `</S>` is never an input, `<S>` never a
 target, and no pair spans two sentences. The backward direction has its own shard order and shuffle, and reads every
-sentence reversed with the boundaries swapped. Where the data stand is plain values (`state`), so a resumed run goes on
-with the very next token.
+sentence reversed, with the boundaries swapped. The position in the data is a set of plain values (`state`), so that a
+resumed run continues with the very next token.
 
-A token is one number, its row in a table of what models read: a vocabulary word's row is its number, other words get
-the rows behind. So the loop works on whole arrays and a word is spelled once.
+A token is one number, its row in a table of model inputs. A vocabulary word's row is its number; other words get the
+rows after those. So the loop works on whole arrays, and each word is converted to characters once.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ Rows = NDArray[np.int32]
 
 
 def first_occurrences(values: NDArray[Any], scratch: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks where a value comes for the first time.
+    """Marks the first occurrence of each value.
 
     Args:
         values: [N] numbers below ``len(scratch)``.
-        scratch: any content, is overwritten. An array instead of a sort: linear, and the caller keeps it.
+        scratch: is overwritten; its content does not matter. It takes linear time instead of a sort, and the caller
+            reuses it.
     """
     positions = np.arange(len(values))
-    scratch[values[::-1]] = positions[::-1]  # of equal indices the last assignment stays
+    scratch[values[::-1]] = positions[::-1]  # for equal indices the last assignment wins
     return scratch[values] == positions
 
 
 class TokenTable(dict[str, int]):
-    """Row numbers of words; a word not seen before gets the next row when it is looked up.
+    """Row numbers of words; looking up a new word gives it the next row.
 
     Attributes:
-        vocabulary_size: rows below are the vocabulary's words.
+        vocabulary_size: rows below this number are the vocabulary's words.
 
     Args:
-        max_characters: of a model that reads characters; None: the model reads words.
+        max_characters: characters of a token; None if the model reads words.
     """
 
     def __init__(self, vocabulary: Vocabulary, max_characters: int | None) -> None:
@@ -66,13 +67,13 @@ class TokenTable(dict[str, int]):
 
     @property
     def ids(self) -> NDArray[np.int16] | NDArray[np.int32]:
-        """What the model reads of every row, counted from 1: character ids [rows, C], or numbers of words [rows]."""
+        """The model's input for every row: character ids [rows, C], or word numbers [rows] counted from 1."""
         count = len(self._words)
         if self._character_ids is None:
             rows = np.arange(count, dtype=np.int32)
             return np.where(rows < self.vocabulary_size, rows, np.int32(self._unknown)) + np.int32(1)
         if self._spelled < count:
-            if len(self._characters) < count:  # grown by half, so that single new words stay cheap
+            if len(self._characters) < count:  # grow by half, so that adding single words stays cheap
                 grown = np.zeros((count + count // 2, self._characters.shape[1]), np.int16)
                 grown[: self._spelled] = self._characters[: self._spelled]
                 self._characters = grown
@@ -82,21 +83,21 @@ class TokenTable(dict[str, int]):
         return self._characters[:count]
 
     def rows(self, words: Sequence[str]) -> Rows:
-        """Looks words up, adding those not seen before."""
+        """Looks up words and adds new ones."""
         return np.fromiter(map(self.__getitem__, words), np.int32, count=len(words))
 
     def words(self, rows: Rows) -> list[str]:
         return [self._words[row] for row in rows]
 
     def targets(self, rows: Rows) -> NDArray[np.int64]:
-        """Vocabulary numbers of rows: `<UNK>` for words outside the vocabulary."""
+        """Vocabulary numbers of rows; `<UNK>` for words outside the vocabulary."""
         return np.where(rows < self.vocabulary_size, rows, self._unknown).astype(np.int64)
 
     def keep_only(self, live: Sequence[Rows]) -> Rows:
-        """Forgets the words outside the vocabulary that do not occur in ``live``.
+        """Removes the words outside the vocabulary that do not occur in ``live``.
 
         Returns:
-            The new row of each old row, to be applied to every array of rows in use.
+            The new row of each old row, to be applied to all arrays of rows in use.
         """
         used = np.zeros(len(self._words), bool)
         for rows in live:
@@ -115,11 +116,11 @@ class TokenTable(dict[str, int]):
 
 
 class SentenceStream:
-    """The sentences of one direction, for ever: arrays of rows `<S> w1 .. wn </S>`, or reversed.
+    """An endless stream of one direction's sentences: arrays of rows `<S> w1 .. wn </S>`, or reversed.
 
     Attributes:
-        rows: the sentences of the present shard, one after the other, in the file's order.
-        loads: shards read so far.
+        rows: the sentences of the current shard, concatenated in the file's order.
+        loads: number of shards read so far.
     """
 
     def __init__(
@@ -138,9 +139,9 @@ class SentenceStream:
         self._shuffle = shuffle
         self._ends = (vocabulary.end, vocabulary.begin) if reverse else (vocabulary.begin, vocabulary.end)
         self._random = np.random.default_rng(seed)
-        self._waiting: list[int] = []  # shards not yet visited in this round, the next one last
+        self._waiting: list[int] = []  # shards not yet visited in this round; the next one is the last
         self._shard: int | None = None
-        self._random_before: dict[str, Any] = {}  # random state from which the present shard was shuffled
+        self._random_before: dict[str, Any] = {}  # random state before the current shard was shuffled
         self.rows = np.zeros(0, np.int32)
         self.loads = 0
         self._starts = np.zeros(1, np.int64)
@@ -198,18 +199,18 @@ class SentenceStream:
         self._random_before = state["random_before"]
         if self._shard is not None:
             self._random.bit_generator.state = self._random_before
-            self._load()  # draws the shard's shuffle again, the last thing drawn
+            self._load()  # repeats the shard's shuffle, which was the last random draw
         self._position = state["position"]
 
 
 class PackedRows:
-    """Windows of one direction: [B, T] inputs and targets, each row going on where its last window ended."""
+    """Windows of one direction: [B, T] inputs and targets; each row continues where its last window ended."""
 
     def __init__(self, sentences: SentenceStream, table: TokenTable, batch: int, steps: int) -> None:
         self._sentences = sentences
         self._table = table
         self._shape = (batch, steps)
-        self.rest = [np.zeros(0, np.int32)] * batch  # what each row has still to read; its last token is a target only
+        self.rest = [np.zeros(0, np.int32)] * batch  # unread tokens of each row; the last one is only a target
 
     def __next__(self) -> tuple[Rows, Rows]:
         batch, steps = self._shape
@@ -243,9 +244,9 @@ class Batch:
     """One window of D directions (index 0 forward, 1 backward), for the rows of one process.
 
     Attributes:
-        ids: [U, C] or of words [U], the distinct inputs of all directions in order of appearance.
-        inputs: int64 [D, T, B], their places in ``ids``.
-        targets: int64 [D, T, B] vocabulary numbers.
+        ids: [U, C], for words [U], the distinct inputs of all directions in order of appearance.
+        inputs: int64 [D, T, B], indices into ``ids``.
+        targets: int64 [D, T, B], vocabulary numbers.
     """
 
     ids: NDArray[np.int16] | NDArray[np.int32]
@@ -254,10 +255,10 @@ class Batch:
 
 
 class TrainingData:
-    """Each direction's windows over the same shards.
+    """The windows of all directions over the same shards.
 
-    Every process of a distributed run makes the whole batch and spells out its own rows: the position in the data is
-    then one value for all, and a run on W processes reads what one process with W times the rows reads.
+    Every process of a distributed run makes the whole batch and converts only its own rows. So all processes share one
+    position in the data, and W processes read the same text as one process with W times as many rows.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class TrainingData:
     def __next__(self) -> tuple[Rows, Rows]:
         """Returns the next window of the whole batch as rows of the table: inputs and targets, both [D, B, T].
 
-        The rows hold until the next call.
+        The rows are valid until the next call.
         """
         loads = sum(sentences.loads for sentences in self._sentences)
         if loads != self._loads:
@@ -297,7 +298,7 @@ class TrainingData:
         return np.stack(inputs), np.stack(targets)
 
     def _forget_words(self) -> None:
-        # A table that only grew would end up holding every misspelling of the corpus.
+        # Otherwise the table would come to hold every misspelling of the corpus.
         new_rows = self.table.keep_only(
             [stream.rows for stream in self._sentences] + [rest for packed in self._packed for rest in packed.rest]
         )
@@ -305,10 +306,10 @@ class TrainingData:
             holder.renumber(new_rows)
 
     def spell(self, inputs: Rows, targets: Rows) -> Batch:
-        """Makes the batch of some rows of a window, both [D, B, T].
+        """Makes the batch from some rows of a window, both [D, B, T].
 
-        The distinct words stand in order of appearance and not by row of the table: rows depend on what was read
-        before, and a resumed run must add up gradients in the same order.
+        The distinct words are in order of appearance, not of table rows: these depend on what was read before, and a
+        resumed run must sum gradients in the same order.
         """
         inputs = inputs.transpose(0, 2, 1)
         flat = inputs.ravel()
@@ -320,7 +321,7 @@ class TrainingData:
         return Batch(ids[distinct], self._scratch[inputs], self.table.targets(targets.transpose(0, 2, 1)))
 
     def state(self) -> dict[str, Any]:
-        """Where the data stand, as plain values."""
+        """The position in the data, as plain values."""
         return {
             "sentences": [sentences.state() for sentences in self._sentences],
             "rest": [packed.state() for packed in self._packed],

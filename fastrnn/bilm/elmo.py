@@ -1,9 +1,9 @@
 """Elmo: a biLM with scalar mixes, as a layer of a task's model.
 
-The state. The original carries each batch row's recurrent state from one call to the next, although the sentences are
-unrelated, so the same sentence gives slightly different vectors each time. ``stateful=True`` (the default) does the
-same; ``stateful=False`` starts every sentence anew, which makes its vectors depend on nothing but the sentence;
-:meth:`Elmo.warm_up` makes a middle way: every sentence starts from one fixed state that has seen text.
+State: the original carries the recurrent state of each batch row from one call to the next although the sentences are
+unrelated, so a sentence gives slightly different vectors each time. ``stateful=True`` (the default) does the same. With
+``stateful=False`` every sentence starts from zero, and its vectors depend on nothing else. :meth:`Elmo.warm_up` is the
+middle way: every sentence starts from one fixed state that has seen text.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ _ONE_AT_A_TIME = (
 
 
 class CarriedState:
-    """The recurrent state of each batch row between calls, for each device on its own; no part of a state_dict.
+    """The recurrent state of each batch row between calls, kept per device and not part of a state_dict.
 
-    Calls that carry it are one sequence, so two at a time are refused: whose state the next one finds would be chance.
+    Calls that carry the state form a sequence. Concurrent calls are refused, because the order would be random.
     """
 
     def __init__(self) -> None:
-        self.start: State | None = None  # what a row without history starts from (one row); None: zero
-        # Keyed by device, and shared by DataParallel's replicas, which are shallow copies of the module.
+        self.start: State | None = None  # state (of one row) from which rows without history start; None: zero
+        # Keyed by device, because DataParallel's replicas, shallow copies of the module, share this object.
         self.rows: dict[torch.device, State] = {}
         self._turns: dict[torch.device, object] = {}
 
     @contextmanager
     def turn(self, device: torch.device) -> Iterator[None]:
-        """What takes the state and puts it back is done in here.
+        """The context in which a call takes the state and puts it back.
 
         Raises:
-            RuntimeError: another thread is in here.
+            RuntimeError: another thread is in this context.
         """
         mine = object()
-        if self._turns.setdefault(device, mine) is not mine:  # atomic, and unlike a lock it can be copied and pickled
+        if self._turns.setdefault(device, mine) is not mine:  # atomic, and unlike a lock can be copied and pickled
             raise RuntimeError(_ONE_AT_A_TIME)
         try:
             yield
@@ -75,13 +75,13 @@ class CarriedState:
             del self._turns[device]
 
     def reset(self) -> None:
-        """Forget all rows."""
+        """Drop the state of all rows."""
         if self._turns:
             raise RuntimeError(_ONE_AT_A_TIME)
         self.rows.clear()
 
     def take(self, model: BiLanguageModel, batch: int, carry: bool) -> State:
-        """State for the first ``batch`` rows."""
+        """The state for the first ``batch`` rows."""
         zero = model.zero_state(batch)
         like = zero[0][0]
         if self.start is not None:
@@ -92,7 +92,7 @@ class CarriedState:
         return _map(lambda new, old: torch.cat([old[:, :batch].to(new), new[:, old.shape[1] :]], dim=1), zero, held)
 
     def put(self, state: State) -> None:
-        """Keep the rows of ``state``; rows of larger, earlier batches stay as they are."""
+        """Store the rows of ``state``; further rows from larger earlier batches stay unchanged."""
         state = detach_state(state)
         device = state[0][0].device
         held = self.rows.get(device)
@@ -106,17 +106,17 @@ def _map(function, first: State, second: State) -> State:
 
 
 class Elmo(nn.Module):
-    """ELMo vectors of sentences: trainable mixes of a biLM's layers. Stateful by default, as the original (see above).
+    """ELMo vectors of sentences: trainable mixes of a biLM's layers. Stateful by default, like the original.
 
-    A biLM has D = 2 directions, and a vector D*P = 2P columns, forward and backward side by side. Of a language model
-    that was trained forward alone (bilm-tf's `bidirectional: false`, which neither bilm-tf nor AllenNLP can embed with)
-    a vector has the P columns of that direction, and layer 0 is the token vector once.
+    A biLM has D = 2 directions, and a vector has D*P = 2P columns, forward then backward. A language model that was
+    trained only forward (bilm-tf's `bidirectional: false`, with which neither bilm-tf nor AllenNLP can embed) gives
+    vectors with the P columns of that direction, and layer 0 is the token vector, not repeated.
 
-    The biLM is frozen and runs without a graph unless ``fine_tune``; then it trains with the task (use a low learning
-    rate and clip gradients).
+    The biLM is frozen and runs without a graph unless ``fine_tune`` is set; then it trains with the task (use a low
+    learning rate and clip gradients).
 
-    Threads may share an Elmo with ``stateful=False``. Calls of a stateful one are one sequence, so while one runs
-    another thread's is refused; give each thread its own Elmo over the same biLM, which is only read.
+    Threads may share an Elmo with ``stateful=False``. Calls of a stateful one form a sequence, so a call is refused
+    while another thread's runs; give each thread its own Elmo over the same biLM, which is only read.
 
     Args:
         bilm: the language model.
@@ -125,13 +125,13 @@ class Elmo(nn.Module):
         fine_tune: train the biLM with the task.
         dropout: on the mixed vectors.
         layer_norm: of each layer before mixing: None, "allennlp" or "bilm_tf" (see :class:`ScalarMix`).
-        mix_weights: initial weights, one a layer (L + 1); None: the plain average.
-        mix_softmax: whether the mixes' weights pass through a softmax; False takes them as they stand.
+        mix_weights: initial weights, one per layer (L + 1); None: the plain average.
+        mix_softmax: whether the mixes' weights pass through a softmax; False uses them unchanged.
         mix_trainable: whether the mixes are learned.
-        keep_boundaries: return vectors of <S> and </S> too.
-        chunk_length: run longer sequences in pieces of this many steps, exactly; whenever no gradient is recorded
-            through the biLM. Bounds what the layers hold besides their results; see :mod:`fastrnn.bilm.chunks`.
-        vocabulary: word models: the words of the table's rows, <S> and </S> among them.
+        keep_boundaries: also return the vectors of <S> and </S>.
+        chunk_length: run longer sequences in chunks of this many steps, with exact results, if no gradient through the
+            biLM is recorded. Bounds the memory of the layers besides their results; see :mod:`fastrnn.bilm.chunks`.
+        vocabulary: for word models, the words of the table's rows, including <S> and </S>.
 
     Raises:
         ValueError: the vocabulary does not fit the model, or the model reads characters.
@@ -179,7 +179,7 @@ class Elmo(nn.Module):
     def from_official(cls, options: str | PathLike, weights: str | PathLike, *args, **kwargs) -> Elmo:
         """Read options.json and the hdf5 weights; further arguments as for :class:`Elmo`.
 
-        The vocabulary of a word model says which rows are <S> and </S>.
+        The vocabulary of a word model determines which rows are <S> and </S>.
         """
         from .official import load
 
@@ -190,19 +190,19 @@ class Elmo(nn.Module):
 
     @property
     def width(self) -> int:
-        """D*P: width of an ELMo vector, with D = 2 directions of a biLM."""
+        """D*P, the width of an ELMo vector; D = 2 for a biLM."""
         return self.bilm.options.directions * self.bilm.width
 
     def reset_states(self) -> None:
-        """Forget the state of all rows; the next call starts from the warmed-up state, or from zero."""
+        """Drop the state of all rows; the next call starts from the warmed-up state, or from zero."""
         self.carried.reset()
 
     @torch.no_grad()
     def warm_up(self, batches: Iterable[Sentences | Tensor]) -> None:
-        """Run over some batches and keep the state of their first row as the start of every sentence from now on.
+        """Run over some batches and make the state of their first row the start of every sentence from now on.
 
-        With ``stateful=False`` vectors then depend on the sentence alone, yet start from a state that has seen text.
-        The state that was carried is forgotten.
+        With ``stateful=False`` vectors then depend only on the sentence, yet start from a state that has seen text.
+        The carried state is dropped.
         """
         seen = CarriedState()
         for batch in batches:
@@ -216,10 +216,10 @@ class Elmo(nn.Module):
         self.carried.start = tuple(tuple(value[:, :1].clone() for value in values) for values in state)
 
     def cache_vocabulary(self, tokens: Iterable[str], remember: int = 0) -> None:
-        """Keep the context-free vectors of ``tokens`` and of the first ``remember`` others that are met.
+        """Cache the context-free vectors of ``tokens`` and of the first ``remember`` other tokens, for text input.
 
-        For input given as text. Vectors are made at the first use, and again whenever the biLM's weights have changed,
-        as far as :class:`~fastrnn.bilm.cache.TokenVectors` can see; ``elmo.token_vectors.clear()`` forgets them.
+        Vectors are computed at the first use, and again whenever the biLM's weights have changed, as far as
+        :class:`~fastrnn.bilm.cache.TokenVectors` can detect it; ``elmo.token_vectors.clear()`` drops them.
         """
         if self.token_vectors is None:
             raise ValueError("this biLM reads words: its token vectors are a table already")
@@ -229,12 +229,12 @@ class Elmo(nn.Module):
         """ELMo vectors of a batch.
 
         Args:
-            inputs: B tokenised sentences (lists or other iterables of strings, also empty), or their ids from
-                :func:`batch_to_ids` [B, N, max_characters] (word models: [B, N]); further dimensions may stand between
-                B and N.
+            inputs: B tokenised sentences (lists or other iterables of strings, possibly empty), or their ids from
+                :func:`batch_to_ids` [B, N, max_characters] (word models: [B, N]), with any further dimensions between B
+                and N.
 
         Raises:
-            TypeError: a string where a list of tokens is expected, or a token that is no string.
+            TypeError: a string instead of a list of tokens, or a token that is not a string.
             RuntimeError: a stateful Elmo is called while another thread's call runs.
         """
         outer = None
@@ -271,13 +271,13 @@ class Elmo(nn.Module):
         if isinstance(inputs, Tensor):
             options = self.bilm.options.characters
             if options is not None and inputs.shape[-1] != options.max_characters:
-                self.bilm.encode(inputs)  # says what is wrong
+                self.bilm.encode(inputs)  # raises the error
             ids, lengths = self.bilm.with_boundaries(inputs)
             return self.bilm.encode(ids.transpose(0, 1)), lengths
         return tokens_of(self.bilm, inputs, self.token_vectors, self.word_ids)
 
     def _mixed(self, token: Tensor, lengths: Tensor, valid: Tensor, inside: Tensor, train: bool) -> list[Tensor]:
-        """The mixes [T, B, D*P], before padding and sentence marks are taken out."""
+        """The mixes [T, B, D*P], still with padding and sentence marks."""
         directions = self.bilm.options.directions
         state = self._state(token, self.stateful)
         in_chunks = not train and self.chunk_length is not None and len(token) > self.chunk_length
@@ -295,7 +295,7 @@ class Elmo(nn.Module):
                 layers[index - 1][start:stop] = rows
 
             final = self._in_chunks([token.clone() for _ in range(directions)], lengths, state, keep)
-        else:  # no layer is needed as a whole: add each to the sums as it comes
+        else:  # no layer is needed as a whole: accumulate chunks into the mixes
             coefficients = [mix.coefficients().tolist() for mix in self.mixes]
             mixed = [torch.cat([token * c[0]] * directions, dim=-1) for c in coefficients]
 
@@ -313,7 +313,7 @@ class Elmo(nn.Module):
         return [mix(layers, masks[mix.layer_norm]) for mix in self.mixes]
 
     def _in_chunks(self, inputs: list[Tensor], lengths: Tensor, state: State | None, emit: Emit) -> State:
-        """Run the layers in pieces over a copy of the token vectors for each direction, which is overwritten."""
+        """Run the layers in chunks; ``inputs`` is a copy of the token vectors for each direction and is overwritten."""
         sequences = tuple(map(InMemory, inputs))
         steps = len(inputs[0])
         return contextualize_in_chunks(
@@ -338,7 +338,7 @@ def tokens_of(
         vectors = token_vectors.lookup(list(distinct))
     else:
         vectors = model.encode(word_ids(model, list(distinct), known_words))
-    vectors = torch.cat([vectors.new_zeros(1, model.width), vectors])  # row 0: beyond a sentence's end
+    vectors = torch.cat([vectors.new_zeros(1, model.width), vectors])  # row 0 pads sentences
     lengths = torch.tensor([len(tokens) for tokens in marked], dtype=torch.int64, device=vectors.device)
     return vectors[places.to(vectors.device)], lengths
 
@@ -353,7 +353,7 @@ def words_of(model: BiLanguageModel, vocabulary: Iterable[str] | None, source: s
 
 
 def word_ids(model: BiLanguageModel, words: list[str], known: dict[str, int] | None) -> Tensor:
-    """Ids [N] of words for a model that reads words; unknown ones are <UNK>."""
+    """Ids [N] of words for a model that reads words; unknown words become <UNK>."""
     if known is None:
         raise ValueError("this biLM reads words: pass the vocabulary to read text, or pass ids")
     unknown = known.get(UNKNOWN)

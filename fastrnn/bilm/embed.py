@@ -1,4 +1,4 @@
-"""Embedding of text: sentences to arrays of ELMo vectors, in batches by length and in bounded memory.
+"""Embeds text: turns sentences into arrays of ELMo vectors, in batches by length and with bounded memory.
 
 `Embedder.iterate` is the API for programs; `fastrnn embed` (embed_command.py) writes the same arrays to a file.
 """
@@ -23,7 +23,7 @@ from .elmo import CarriedState, tokens_of, word_ids, words_of
 from .model import BiLanguageModel
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
-_REMEMBERED = 65536  # distinct tokens whose vectors are kept: 128 MiB of the released models' float32 vectors
+_REMEMBERED = 65536  # distinct tokens whose vectors are cached: 128 MiB for the released models in float32
 _WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length
 
 Emit = Callable[[int, int, np.ndarray], None]  # (place among the kept layers, first token, rows [n, D*P])
@@ -31,17 +31,17 @@ Emit = Callable[[int, int, np.ndarray], None]  # (place among the kept layers, f
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of the L + 1 layers to keep: all of them, or a sum with these weights.
+    """Which of the L + 1 layers to keep: all of them, or a weighted sum.
 
     Attributes:
-        weights: one a layer, or None: all layers, one beside the other.
+        weights: one per layer, or None to keep all layers separately.
     """
 
     weights: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, kind: str | Sequence[float], layers: int) -> Selection:
-        """From "all", "top", "average" or the weights of a sum, for a biLM of ``layers`` recurrent layers."""
+        """Make it from "all", "top", "average" or the weights of a sum, for a biLM of ``layers`` recurrent layers."""
         if kind == "all":
             return cls()
         if kind == "top":
@@ -53,7 +53,7 @@ class Selection:
         return cls(tuple(float(weight) for weight in kind))
 
     def shape(self, tokens: int, layers: int, width: int) -> tuple[int, ...]:
-        """Of a sentence's array: (L + 1, N, D*P), or (N, D*P) of a sum."""
+        """The shape of a sentence's array: (L + 1, N, D*P), or (N, D*P) for a sum."""
         return (layers + 1, tokens, width) if self.weights is None else (tokens, width)
 
     def apply(self, token: Tensor, layers: Sequence[Tensor]) -> Tensor:
@@ -69,12 +69,12 @@ class Selection:
 
 
 def plan(lengths: Sequence[int], tokens_per_batch: int, chunk_length: int) -> list[list[int]]:
-    """Batches of sentence numbers, longest sentences first, so that memory suffices from the first batch on or never.
+    """Batches of sentence numbers, longest sentences first, so that a lack of memory shows in the first batch.
 
     Args:
-        lengths: tokens of each sentence; those without any appear in no batch.
-        tokens_per_batch: most positions of a batch, padding and sentence marks included.
-        chunk_length: sentences with more positions than this stand alone, and so run in pieces.
+        lengths: number of tokens of each sentence; empty sentences are in no batch.
+        tokens_per_batch: most positions of a batch, including padding and sentence marks.
+        chunk_length: sentences with more positions than this get a batch of their own and run in chunks.
     """
     batches: list[list[int]] = []
     room = 0
@@ -91,22 +91,22 @@ def plan(lengths: Sequence[int], tokens_per_batch: int, chunk_length: int) -> li
 class Embedder:
     """Makes arrays of ELMo vectors from sentences.
 
-    Every sentence starts from a zero state, so its vectors depend on nothing but the sentence, and any number of
-    threads may share an Embedder; with ``stateful`` the state of each batch row is carried over as in the original,
-    batches are ``batch_size`` sentences in the given order, and one thread may use it at a time: another is refused.
-    Vectors have D*P columns, with D = 2 directions of a biLM and 1 of a model that reads forward alone.
+    By default every sentence starts from a zero state, so its vectors depend only on the sentence, and any number of
+    threads may share an Embedder. With ``stateful`` the state of each batch row is carried over as in the original,
+    batches are ``batch_size`` sentences in the given order, and only one thread may use the Embedder at a time. Vectors
+    have D*P columns, with D = 2 for a biLM and D = 1 for a model that only reads forward.
 
     Args:
         bilm: the language model; it is only read.
-        layers: "all", "top", "average", or L + 1 weights, used as they stand.
+        layers: "all", "top", "average", or L + 1 weights, used unchanged.
         stateful: carry the state.
         tokens_per_batch: most positions of a batch (stateless).
         batch_size: sentences of a batch (stateful).
-        chunk_length: longer sentences run in pieces of this many positions, exactly. A sentence in pieces keeps 2P
-            values a position (4P more for a sum of layers) in temporary files and needs memory for one piece only.
-        vocabulary: words of a word model, or tokens whose vectors are to be made beforehand.
-        sentence_average: one vector a sentence and layer, the average of its tokens', zero where there is none.
-        directory: where temporary files go; None: the system's place.
+        chunk_length: longer sentences run in chunks of this many positions, with exact results. They keep 2P values per
+            position (4P more for a sum of layers) in temporary files and need memory for one chunk only.
+        vocabulary: words of a word model, or tokens whose vectors are computed in advance.
+        sentence_average: one vector per sentence and layer, the average over its tokens; zero for an empty sentence.
+        directory: folder for temporary files; None: the system's.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Embedder:
             word_ids(self.bilm, list(tokens), self.word_ids)
 
     def shape(self, tokens: int) -> tuple[int, ...]:
-        """Of the array of a sentence of ``tokens`` tokens."""
+        """The shape of the array of a sentence of ``tokens`` tokens."""
         shape = self.selection.shape(tokens, self.bilm.options.layers, self.bilm.options.directions * self.bilm.width)
         return (*shape[:-2], shape[-1]) if self.sentence_average else shape
 
@@ -155,13 +155,13 @@ class Embedder:
         return plan(lengths, self.tokens_per_batch, self.chunk_length)
 
     def iterate(self, sentences: Iterable[Iterable[str]]) -> Iterator[np.ndarray]:
-        """One array a sentence, in order: [L + 1, N, D*P], or [N, D*P] of a sum of layers; N = 0 for an empty sentence.
-        Without the dimension N if sentences are averaged.
+        """Yields one array per sentence, in order: [L + 1, N, D*P], or [N, D*P] for a sum of layers; N = 0 for an empty
+        sentence. Averaged sentences have no dimension N.
 
-        Reads ahead only as far as it needs to form batches of like length, so ``sentences`` may be endless.
+        Reads ahead only as far as it needs to form batches of similar length, so ``sentences`` may be endless.
         """
         if isinstance(sentences, (str, bytes)):
-            as_sentences(sentences)  # says what is wrong
+            as_sentences(sentences)  # raises the error
         window: list[Sequence[str]] = []
         tokens = 0
         for sentence in map(as_tokens, sentences):
@@ -185,10 +185,10 @@ class Embedder:
 
     @torch.no_grad()
     def pass_over(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Make the token vectors of a batch as :meth:`embed` does, and nothing else.
+        """Compute only the token vectors of a batch, as :meth:`embed` does.
 
-        Vectors are kept, and how they round depends on which tokens were encoded together. A resumed run passes over
-        the batches that are done and then gives the bits of one that was not interrupted.
+        Token vectors are cached, and their rounding depends on the tokens that were encoded together. A resumed run
+        passes over the finished batches so that its results have the same bits as those of an uninterrupted run.
         """
         if self.token_vectors is None or self.token_vectors.full:
             return
@@ -204,8 +204,8 @@ class Embedder:
 
         Args:
             sentences: B sentences.
-            emit: receives the results: (place in the batch, layer, first token, float32 rows [n, D*P]); layer is 0 for
-                a sum of layers. Of averaged sentences each layer is a row, all of them in layer 0.
+            emit: receives the results: (index in the batch, layer, first token, float32 rows [n, D*P]); layer is 0 for
+                a sum of layers. For averaged sentences, each row of layer 0 is a layer.
         """
         if self.sentence_average:
             emit = _averaging([len(sentence) for sentence in sentences], emit)
@@ -244,13 +244,13 @@ class Embedder:
                 emit(place, layer, 0, part)
 
     def _embed_in_pieces(self, sentence: Sequence[str], emit: Emit) -> None:
-        """One long sentence, through temporary files; memory for one piece only."""
+        """Embed one long sentence through temporary files, with memory for one chunk only."""
         model, weights = self.bilm, self.selection.weights
         steps, width, directions = len(sentence) + 2, model.width, model.options.directions
         like = model.forward_layers[0].weight_hh
 
         def cut(layer: int, start: int, rows: Tensor) -> None:
-            """Pass on what are no sentence marks."""
+            """Emit rows without the sentence marks."""
             rows = rows[max(0, 1 - start) : steps - 1 - start, 0]
             if len(rows):
                 emit(layer, max(start - 1, 0), rows.float().cpu().numpy())
@@ -289,14 +289,14 @@ class Embedder:
                 self.carried.put(state)
 
     def _pieces(self, sentence: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-        """The tokens of a sentence with its marks, a piece at a time, and where each piece begins."""
+        """Yields the start and the tokens of each chunk of a sentence with its marks."""
         steps = len(sentence) + 2
         for start in range(0, steps, self.chunk_length):
             stop = min(start + self.chunk_length, steps)
             yield start, [_marked(sentence, place) for place in range(start, stop)]
 
     def _vectors(self, tokens: list[str]) -> Tensor:
-        """Token vectors [N, P], without sentence marks of their own."""
+        """Token vectors [N, P]; adds no sentence marks."""
         distinct = list(dict.fromkeys(tokens))
         places = {token: place for place, token in enumerate(distinct)}
         vectors, _ = tokens_of(self.bilm, [distinct], self.token_vectors, self.word_ids)
@@ -304,7 +304,7 @@ class Embedder:
 
 
 def _averaging(lengths: Sequence[int], emit: Callable[[int, int, int, np.ndarray], None]) -> Callable:
-    """Takes the results of sentences of so many tokens, and passes on each layer's average when it is complete."""
+    """Wraps ``emit``: sums the results of sentences of these lengths and emits each layer's average when complete."""
     sums: dict[tuple[int, int], np.ndarray] = {}
     missing: dict[tuple[int, int], int] = {}
 
@@ -321,7 +321,7 @@ def _averaging(lengths: Sequence[int], emit: Callable[[int, int, int, np.ndarray
 
 
 def _marked(sentence: Sequence[str], place: int) -> str:
-    """The token at ``place`` of a sentence with its marks."""
+    """The token at index ``place`` of a sentence with its marks."""
     if place == 0:
         return BOS
     return sentence[place - 1] if place <= len(sentence) else EOS

@@ -1,4 +1,4 @@
-"""``fastrnn embed``: ELMo vectors of a text file into an hdf5 file."""
+"""``fastrnn embed``: writes ELMo vectors of a text file to an hdf5 file."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def embed(sentences: str, output: Path, **settings) -> None:
     """Write ELMo vectors of SENTENCES to OUTPUT (hdf5).
 
     SENTENCES has one sentence a line, tokens split on blanks; - is standard input. OUTPUT has a dataset for each line,
-    named by its number from 0; a blank line gives an array of no tokens. "sentence_to_index" holds a JSON object from
-    sentences to keys, as AllenNLP's elmo command wrote it. A run that was stopped goes on when the same command is
-    given again, and ends with the same file as one that was not.
+    named by its number from 0; a blank line gives an array without tokens. "sentence_to_index" holds a JSON object from
+    sentences to keys, as AllenNLP's elmo command wrote it. The same command given again continues a run that was
+    stopped, and the file is then the same as that of an uninterrupted run.
     """
     if output.exists() and not output.is_file():
         raise click.ClickException(f"{output} is no ordinary file")
@@ -128,7 +128,7 @@ def embed(sentences: str, output: Path, **settings) -> None:
 
 @contextmanager
 def _said_what_to_do() -> Iterator[None]:
-    """Says, where a disk is full, that nothing is lost."""
+    """Adds to the error of a full disk that nothing is lost."""
     try:
         yield
     except OSError as error:
@@ -138,7 +138,7 @@ def _said_what_to_do() -> Iterator[None]:
 
 
 def _fingerprint(text: bytes, files: ModelFiles, reads_words: bool, settings: dict) -> dict[str, str]:
-    """By argument, what determines the numbers and their order: settings, and hashes of files."""
+    """For each argument, what determines the numbers and their order: settings, and hashes of files."""
     found = {"SENTENCES": hashlib.sha256(text).hexdigest()}
     paths = [("--model", files.weights), ("--options", files.options)]
     if reads_words:
@@ -257,6 +257,6 @@ def _embed_batches(embedder, file, tokens: Sequence[Sequence[str]], batches: lis
                     file.checkpoint(done, embedder.carried)
                     saved, checkpoint = done, now
         except KeyboardInterrupt:
-            if done > saved and not embedder.stateful:  # the carried state may be that of the batch being written
+            if done > saved and not embedder.stateful:  # the carried state may already include the unfinished batch
                 file.checkpoint(done)
             raise

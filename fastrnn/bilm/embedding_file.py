@@ -1,8 +1,8 @@
-"""The hdf5 file of embeddings: one dataset a sentence, named by its number, written so that a kill never breaks it.
+"""The hdf5 file of embeddings, with one dataset per sentence named by its number; a kill at any time cannot damage it.
 
-All shapes are known before the work, so the file is laid out first, every dataset at its final place and the disk space
-taken; the arrays then go to their places through ordinary writes, and the hdf5 structure is never touched again. Beside
-it a small file says how many batches are done. The file gets its name when it is complete.
+All shapes are known in advance. So the file is laid out first, with every dataset at its final offset and the disk
+space reserved. The arrays are then written to their offsets with ordinary writes, and the hdf5 structure is not touched
+again. A small file beside it records how many batches are done. The complete file is renamed to its final name.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .elmo import CarriedState
 
 
 class EmbeddingFile:
-    """A file of embeddings under way; a context manager.
+    """A file of embeddings that is being written; a context manager.
 
     Args:
-        path: the file to be; while under way it is ``path.partial``, with ``path.progress`` beside it.
-        shapes: of every sentence's array.
+        path: the final file; until it is complete there are ``path.partial`` and ``path.progress``.
+        shapes: shapes of all sentences' arrays.
         dtype: numpy's "float32" or "float16".
-        sentence_to_index: what AllenNLP's command stored under this name: sentence text -> key.
-        fingerprint: everything that determines the contents, by name; an unfinished file with another is refused.
-        anew: an unfinished file that cannot be gone on with is replaced.
+        sentence_to_index: what AllenNLP's command stores under this name: sentence text -> key.
+        fingerprint: everything that determines the contents, by name; an unfinished file with another one is refused.
+        anew: replace an unfinished file that cannot be continued.
 
     Attributes:
-        done: batches finished by an earlier run.
+        done: number of batches that an earlier run finished.
         state: the carried state at that point.
     """
 
@@ -54,8 +54,8 @@ class EmbeddingFile:
         self.fingerprint = dict(fingerprint)
         self.done = 0
         self.state: dict[str, torch.Tensor] = {}
-        self._creating = path.with_name(path.name + ".creating")  # one name, so that leftovers are overwritten
-        # The progress file is made first and removed last: without it, these are not what an unfinished run left.
+        self._creating = path.with_name(path.name + ".creating")  # a fixed name, so that leftovers are overwritten
+        # The progress file is made first and removed last. Without it, these files are not from an unfinished run.
         if not self.progress.exists() and (other := [p for p in (self.partial, self._creating) if p.exists()]):
             raise WeightsError(f"{other[0]} would be written over, and was not left by an unfinished run: move it away")
         offsets = None
@@ -83,19 +83,19 @@ class EmbeddingFile:
         self._file.close()
 
     def _lay_out(self, sentence_to_index: Mapping[str, str]) -> np.ndarray:
-        """Make the file with room for every array, and tell their places: -1 for an empty one."""
+        """Make the file with room for every array, and return the offsets; -1 for an empty array."""
         import h5py
 
         creating = self._creating
         try:
             with naming(creating):
-                with open(creating, "wb") as raw:  # a disk without room is met here, and not inside the hdf5 library
+                with open(creating, "wb") as raw:  # a full disk fails here, not inside the hdf5 library
                     reserve(raw.fileno(), sum(map(math.prod, self.shapes)) * self.dtype.itemsize)
-                with h5py.File(creating, "w", track_order=True) as file:  # listed in the order they are made in
+                with h5py.File(creating, "w", track_order=True) as file:  # datasets are listed in order of creation
                     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-                    layout.set_obj_track_times(False)  # the same command makes the same bytes
+                    layout.set_obj_track_times(False)  # makes the bytes of the file reproducible
                     layout.set_layout(h5py.h5d.CONTIGUOUS)
-                    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the place in the file is fixed now
+                    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # fixes the offset in the file now
                     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
                     kind = h5py.h5t.py_create(self.dtype)
                     places = [
@@ -115,7 +115,7 @@ class EmbeddingFile:
         return _places(places)
 
     def _go_on(self) -> np.ndarray | None:
-        """Take up what an earlier run left: its count of batches, its state, and the arrays' places, if laid out."""
+        """Load what an earlier run left: its count of batches, its state and, if laid out, the arrays' offsets."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -137,7 +137,7 @@ class EmbeddingFile:
         return self._find_offsets()
 
     def _find_offsets(self) -> np.ndarray:
-        """As :meth:`_lay_out` told them when the file was made."""
+        """The offsets that :meth:`_lay_out` returned when the file was made."""
         import h5py
 
         try:
@@ -150,11 +150,11 @@ class EmbeddingFile:
         return _places(found)
 
     def write(self, number: int, layer: int, start: int, rows: np.ndarray) -> None:
-        """Put rows [n, 2P] of one layer of a sentence's array into their place."""
+        """Write rows [n, 2P] of one layer of a sentence's array."""
         if not rows.size:
             return
         shape = self.shapes[number]
-        before = layer * shape[-2] if layer else 0  # an array of one vector has one dimension, and one layer
+        before = layer * shape[-2] if layer else 0  # an array of a single vector has one dimension and one layer
         position = (before + start) * shape[-1]
         with naming(self.partial):
             self._file.seek(self._offsets[number] + position * self.dtype.itemsize)
@@ -175,7 +175,7 @@ class EmbeddingFile:
         os.replace(new, self.progress)
 
     def restore(self, carried: CarriedState, device: torch.device) -> None:
-        """Put the recorded state back."""
+        """Restore the recorded state."""
         if self.state:
             layers = 1 + max(int(name.split(".")[0]) for name in self.state)
             kinds = len(self.state) // layers
@@ -184,7 +184,7 @@ class EmbeddingFile:
             )
 
     def finish(self) -> None:
-        """Give the complete file its name."""
+        """Rename the complete file to its final name."""
         with naming(self.partial):
             os.fsync(self._file.fileno())
             self._file.close()
@@ -197,11 +197,11 @@ def _places(offsets: Sequence[int | None]) -> np.ndarray:
 
 
 def unfinished_files(path: Path) -> list[Path]:
-    """What an unfinished run, killed at any point, may have left beside ``path``, in the order to remove it."""
+    """Files that a run killed at any point may have left beside ``path``, in the order in which to remove them."""
     return [path.with_name(path.name + ending) for ending in (".partial", ".creating", ".progress.new", ".progress")]
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what an unfinished run has left beside ``path``."""
+    """Remove the files that an unfinished run left beside ``path``."""
     for left in unfinished_files(path):
         left.unlink(missing_ok=True)
