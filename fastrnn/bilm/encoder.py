@@ -1,7 +1,7 @@
-"""Token encoders: ids of tokens to context-free vectors [..., P], through the character CNN or a table of words.
+"""Token encoders: turn ids of tokens into context-free vectors [..., P], by the character CNN or a table of words.
 
-Only distinct tokens are encoded, and of each only the characters it has: windows that lie wholly in the padding of a
-token all give one value, so a token of n characters (marks included) needs n + 1 windows of every width in place of 50.
+Only distinct tokens are encoded, and only up to their length. All windows that lie wholly in a token's padding give the
+same value, so a token of n characters (including word marks) needs n + 1 windows of every width instead of 50.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .characters import PADDING
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
 _TOKENS_AT_ONCE = 2048  # bounds the channels x tokens buffers of the highway layers
-_CPU_VALUES, _CUDA_VALUES = 1 << 21, 1 << 26  # values of one result of a convolution: 8 MB stay in the cache of a CPU
+_CPU_VALUES, _CUDA_VALUES = 1 << 21, 1 << 26  # values of a convolution's result at a time: 8 MB fit a CPU's cache
 
 
 def unique_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows of ids [N, C] and the place of each row among them [N].
+    """Distinct rows of ids [N, C] and the index of each row among them [N].
 
-    Rows are compared by a 64-bit hash and then in full, so two rows with one hash only cost a slower second try.
+    Rows are compared by a 64-bit hash and then in full, so a collision only costs a slower second try.
     """
     generator = torch.Generator().manual_seed(0x5EED)
     factors = torch.randint(-(1 << 62), 1 << 62, (ids.shape[1],), generator=generator).mul_(2).add_(1)
@@ -38,7 +38,7 @@ def unique_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def _matrix(weight: Tensor) -> Tensor:
     """A convolution's weight [count, d, width] as [width*d, count]."""
-    if weight.shape[2] == 1:  # its gradient then lies as DistributedDataParallel expects it, which warns otherwise
+    if weight.shape[2] == 1:  # its gradient then has the strides that DistributedDataParallel expects without a warning
         return weight.squeeze(2).t()
     return weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
 
@@ -46,8 +46,8 @@ def _matrix(weight: Tensor) -> Tensor:
 class CharacterEncoder(nn.Module):
     """Character embedding, convolutions with a maximum over positions, highway layers and a projection.
 
-    Parameters follow torch.nn: convolutions [count, embedding_dim, width]; a highway layer is one linear map to
-    [transform; gate], where the gate multiplies the transformed part.
+    Parameters follow torch.nn: convolutions [count, embedding_dim, width]. A highway layer is one linear map to
+    [transform; gate]; the gate multiplies the transformed part.
     """
 
     def __init__(self, options: CharacterOptions, width: int) -> None:
@@ -63,7 +63,7 @@ class CharacterEncoder(nn.Module):
 
     @torch.no_grad()
     def init_parameters(self) -> None:
-        """Draw the parameters as bilm-tf does."""
+        """Initialise the parameters as bilm-tf does."""
         options = self.options
         self.embedding.uniform_(-1, 1)
         self.embedding[0] = 0
@@ -77,7 +77,7 @@ class CharacterEncoder(nn.Module):
         for highway in self.highways:
             highway.weight.normal_(0, deviation)
             highway.bias.zero_()
-            highway.bias[options.channels :] = -2  # the gate starts mostly closed
+            highway.bias[options.channels :] = -2  # the gate is mostly closed at the start
         if self.projection is not None:
             self.projection.weight.normal_(0, deviation)
             self.projection.bias.zero_()
@@ -86,10 +86,10 @@ class CharacterEncoder(nn.Module):
         """Vectors of tokens.
 
         Args:
-            ids: [..., max_characters], integers in 0..261; a token of zeros only is "no token".
+            ids: [..., max_characters], integers in 0..261; all zeros mean "no token".
 
         Returns:
-            vectors [..., P], zero for "no token".
+            Vectors [..., P], zero for "no token".
         """
         if ids.shape[-1] != self.options.max_characters:
             raise ValueError(
@@ -116,19 +116,19 @@ class CharacterEncoder(nn.Module):
         return vectors[places[inverse]].view(*ids.shape[:-1], self.width)
 
     def _vectors(self, rows: Tensor, lengths: list[int]) -> Tensor:
-        """Vectors [N, P] of rows [N, C] in rising order of their ``lengths`` without padding."""
+        """Vectors [N, P] of rows [N, C], sorted by ascending ``lengths`` (without padding)."""
         filters = [_matrix(c.weight) for c in self.convolutions]
         x = torch.cat([self._maxima(rows[i:j], lengths[j - 1], filters) for i, j in self._groups(rows, lengths)])
-        x = x + torch.cat([c.bias for c in self.convolutions])  # rounding is monotone: exact after the maximum too
+        x = x + torch.cat([c.bias for c in self.convolutions])  # exact after the maximum, since rounding is monotone
         x = x.relu() if self.options.activation == "relu" else x.tanh()
         for highway in self.highways:
             transformed, gate = highway(x).chunk(2, dim=1)
-            # Under autocast the layer gives 16 bits and x is float.
+            # Under autocast the layer returns a 16-bit type while x is float32.
             x = torch.lerp(x, transformed.relu().type_as(x), gate.sigmoid().type_as(x))
         return x if self.projection is None else self.projection(x)
 
     def _groups(self, rows: Tensor, lengths: list[int]) -> Iterator[tuple[int, int]]:
-        """Ranges of rows whose windows fit the buffer together."""
+        """Ranges of rows whose windows fit the buffer."""
         values = _CUDA_VALUES if rows.is_cuda else _CPU_VALUES
         windows = max(1, values // max(count for _, count in self.options.filters))
         start = 0
@@ -144,7 +144,7 @@ class CharacterEncoder(nn.Module):
         windows = min(longest, characters - 1) + 1
         kept = min(characters, windows + widest - 1)
         x = F.pad(F.embedding(rows[:, :kept], self.embedding, padding_idx=0), (0, 0, 0, windows + widest - 1 - kept))
-        # All windows of the widest filter; a narrower one's are their first columns.
+        # All windows of the widest filter; narrower filters use their first columns.
         x = x.unfold(1, widest, 1).transpose(2, 3).reshape(count * windows, -1)
         maxima = []
         for (width, _), weight in zip(self.options.filters, filters, strict=True):
@@ -165,7 +165,7 @@ class WordEncoder(nn.Module):
 
     @torch.no_grad()
     def init_parameters(self) -> None:
-        """Draw the table as bilm-tf does, whose `embedding` names no initialiser: TensorFlow's is Glorot's uniform."""
+        """Initialise the table as bilm-tf does: TensorFlow's default, Glorot's uniform distribution."""
         rows, width = self.embedding.shape
         bound = math.sqrt(6 / (rows - 1 + width))
         self.embedding.uniform_(-bound, bound)

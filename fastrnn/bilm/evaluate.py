@@ -1,7 +1,7 @@
-"""Log probabilities of held-out text under a biLM, over the whole vocabulary, each sentence from one start state.
+"""Log probabilities of held-out text under a biLM, over the whole vocabulary, each sentence from the same start state.
 
-So a sentence's figure depends on neither its neighbours nor the batch, and every token counts exactly once: of a
-sentence of n words each direction predicts n + 1 tokens, its words and the boundary it runs into.
+So a sentence's result depends on neither its neighbours nor the batch, and every token counts exactly once. In a
+sentence of n words each direction predicts n + 1 tokens: the words and the boundary at its end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .data import TokenTable, first_occurrences
 from .language_model import LanguageModel
 
 Sentence = Sequence[str]
-_READ_AHEAD = 8192  # sentences among which those of like length are put together
-_BATCH_TOKENS = 1 << 15  # tokens of a batch, padding included; a longer sentence is a batch of its own
+_READ_AHEAD = 8192  # sentences read ahead to batch those of similar length
+_BATCH_TOKENS = 1 << 15  # tokens of a batch, including padding; a longer sentence is a batch of its own
 _LOGITS = 1 << 26  # values computed at once, 256 MB
 
 
@@ -32,10 +32,10 @@ class Score:
     """Log probabilities of one sentence's tokens in nats.
 
     Attributes:
-        forward: float32 [n + 1], of w1 .. wn and `</S>`, each given what stands before.
-        backward: float32 [n + 1], of `<S>` and w1 .. wn, each given what stands behind; None of a model that reads
-            forward alone.
-        unknown: bool [n], the words that were predicted as `<UNK>`.
+        forward: float32 [n + 1], of w1 .. wn and `</S>`, each given the tokens before it.
+        backward: float32 [n + 1], of `<S>` and w1 .. wn, each given the tokens after it; None for a model that only
+            reads forward.
+        unknown: bool [n], true for words that were predicted as `<UNK>`.
     """
 
     forward: NDArray[np.float32]
@@ -49,9 +49,9 @@ class Evaluation:
 
     sentences: int = 0
     tokens: int = 0  # predictions of each direction
-    unknown: int = 0  # of them, `<UNK>`
+    unknown: int = 0  # of these, `<UNK>`
     log_forward: float = 0.0
-    log_backward: float | None = None  # of a model that reads forward alone there is none
+    log_backward: float | None = None  # None for a model that only reads forward
 
     def add(self, score: Score) -> None:
         self.sentences += 1
@@ -72,14 +72,14 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """exp of the mean loss of all directions, the geometric mean of their perplexities, as bilm-tf prints it."""
+        """The geometric mean of the directions' perplexities (exp of their mean loss), as bilm-tf prints it."""
         if self.log_backward is None:
             return self.forward
         return _perplexity(self.log_forward + self.log_backward, 2 * self.tokens)
 
     @property
     def perplexities(self) -> dict[str, float]:
-        """By name: forward, backward and mean, or forward alone."""
+        """Perplexities by name: forward, backward and mean, or only forward."""
         if self.backward is None:
             return {"forward": self.forward}
         return {"forward": self.forward, "backward": self.backward, "mean": self.mean}
@@ -105,10 +105,10 @@ def _perplexity(log_probability: float, tokens: int) -> float:
 
 
 def score_sentences(model: LanguageModel, sentences: Iterable[Sentence], batch: int = 32) -> Iterator[Score]:
-    """Scores tokenised sentences, in their order.
+    """Scores tokenised sentences, in order.
 
     Args:
-        batch: sentences at a time; the figures do not depend on it, beyond rounding.
+        batch: sentences at a time; results depend on it only through rounding.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
@@ -176,7 +176,7 @@ def _score(model: LanguageModel, table: TokenTable, sentences: list[Sentence]) -
 
 
 def _log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Log probabilities [N] of ``targets`` [N] after ``hidden`` [N, R], a slice of the vocabulary's table at a time."""
+    """Log probabilities [N] of ``targets`` [N] after ``hidden`` [N, R], some rows at a time to bound memory."""
     count = max(1, _LOGITS // len(model.vocabulary))
     return torch.cat(
         [
@@ -187,7 +187,7 @@ def _log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) ->
 
 
 def merge(parts: Iterable[Evaluation]) -> Evaluation:
-    """One evaluation from those of parts of a text."""
+    """Sums the evaluations of the parts of a text."""
     total = Evaluation()
     for part in parts:
         total.sentences += part.sentences

@@ -1,4 +1,4 @@
-"""Sentences drawn from one direction of a biLM."""
+"""Samples sentences from one direction of a biLM."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def generate(
     seed: int = 0,
     allow_unknown: bool = False,
 ) -> list[list[str]]:
-    """Draws sentences word by word until the boundary.
+    """Samples sentences word by word until the boundary.
 
     Args:
-        count: sentences to draw.
-        direction: "forward" goes on after ``prefix``; "backward" writes what comes before it, from the right, which
-            a model without a backward direction refuses.
+        count: number of sentences.
+        direction: "forward" continues ``prefix``; "backward" writes what precedes it, from right to left, and is
+            refused for a model without a backward direction.
         prefix: given words, in reading order; in the backward direction the sentence's end.
         temperature: divides the logits; 0 takes the most probable word.
-        top_k: draw among the k most probable words only.
-        max_tokens: words at most, the prefix included.
+        top_k: sample only from the k most probable words.
+        max_tokens: maximum number of words, including the prefix.
         seed: the same seed gives the same sentences.
-        allow_unknown: `<UNK>` may be drawn. It has no spelling of its own, so the model reads on from the letters.
+        allow_unknown: `<UNK>` may be drawn. It has no spelling of its own, so the model then reads its letters.
 
     Returns:
         ``count`` sentences in reading order.

@@ -1,7 +1,7 @@
-"""A biLM with its softmax and vocabulary: what training optimises and evaluation, scoring and generation ask.
+"""A biLM with its softmax and vocabulary, for training, evaluation, scoring and generation.
 
-A trained folder holds options.json and weights.hdf5 (the official format; LSTM with projection only), model.safetensors
-(the same weights and the softmax) and vocab.txt.
+A trained folder holds options.json and weights.hdf5 (the official format, only for LSTMs with projection),
+model.safetensors (the same weights and the softmax) and vocab.txt.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .softmax import Negatives, SoftmaxHead
 MODEL_FILE, VOCABULARY_FILE = "model.safetensors", "vocab.txt"
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
 HEAD, START = "softmax.", "start."
-_VOCABULARY = "fastrnn.vocabulary"  # digest of the words in the order of the softmax, in the native file's head
+_VOCABULARY = "fastrnn.vocabulary"  # in the native file's metadata: digest of the words in the softmax's order
 
 
 class Clock:
-    """Times at which a device reached named points; read when the step is over.
+    """Times at which a device reached named points, read after the step.
 
-    On CUDA these are events, so marking waits for nothing.
+    On CUDA these are events, so marking a point does not synchronise.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class Clock:
         self._marks.setdefault(name, []).append(now)
 
     def seconds(self, start: str, end: str) -> float:
-        """Time between the two points, added up over their repetitions since the last reset."""
+        """Time between the two points, summed over their repetitions since the last reset."""
         total = 0.0
         for first, last in zip(self._marks.get(start, ()), self._marks.get(end, ()), strict=True):
             if self._cuda:
@@ -70,8 +70,8 @@ class LanguageModel(nn.Module):
     """A biLM and one softmax head for its directions.
 
     Attributes:
-        start: the state of one row [.., 1, ..] from which evaluation and generation begin a sentence, or None: zero. In
-            training a sentence never begins from zero but after other text, and the model relies on that.
+        start: the state of one row [.., 1, ..] from which evaluation and generation begin a sentence; None means zero.
+            In training a sentence follows other text and never starts from zero, and the model relies on that.
     """
 
     def __init__(self, bilm: BiLanguageModel, head: SoftmaxHead, vocabulary: Vocabulary) -> None:
@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def warm_up(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Makes the state behind some sentences, read by each direction as in training, the start of all others."""
+        """Makes the state after these sentences, read by each direction as in training, the start of all others."""
         vocabulary = self.vocabulary
         begin, end = vocabulary.words[vocabulary.begin], vocabulary.words[vocabulary.end]
         read: tuple[list[str], list[str]] = ([], [])
@@ -105,7 +105,7 @@ class LanguageModel(nn.Module):
         _, self.start = self.bilm.contextualize(tuple(tokens), reverse=(False, False))
 
     def start_of(self, rows: int) -> State | None:
-        """The start state for so many rows."""
+        """The start state for this number of rows."""
         if self.start is None:
             return None
         return tuple(
@@ -120,7 +120,7 @@ class LanguageModel(nn.Module):
 
     @property
     def directions(self) -> int:
-        """D: 2, or 1 of a model that reads forward alone."""
+        """D: 2, or 1 for a model that only reads forward."""
         return self.bilm.options.directions
 
     @property
@@ -140,19 +140,19 @@ class LanguageModel(nn.Module):
         """Losses of one training window, each direction reading its own text from left to right.
 
         Args:
-            ids: [U, C] (words: [U]) of the window's distinct tokens.
-            inputs: int64 [D, T, B], their places in ``ids``.
+            ids: [U, C] (words: [U]), the window's distinct tokens.
+            inputs: int64 [D, T, B], indices into ``ids``.
             targets: int64 [D, T, B].
-            negatives: words drawn for each direction, or None: the head's whole loss.
-            state: after the window before.
-            dropout: on the input of every layer and on what the softmax reads.
-            mark: is told where the softmax begins and ends.
+            negatives: words drawn for each direction; None: the head's full loss.
+            state: the state after the previous window.
+            dropout: on the input of every layer and of the softmax.
+            mark: called where the softmax begins and ends.
 
         Returns:
-            mean losses [D] in nats, forward and backward, and the state after the window, attached to the graph.
+            Mean losses [D] in nats, forward and backward, and the state after the window, attached to the graph.
         """
         vectors = self.bilm.encode(ids)
-        # A look-up adds up the gradient of a repeated token in the order of the batch, whatever the number of threads.
+        # A look-up sums the gradient of a repeated token in batch order, independently of the number of threads.
         tokens = functional.embedding(inputs, vectors)
         layers, state = self.bilm.contextualize(tuple(tokens), state, reverse=(False, False), dropout=dropout)
         mark("softmax forward")
@@ -169,10 +169,10 @@ class LanguageModel(nn.Module):
         return losses, state
 
     def export(self, folder: Path) -> None:
-        """Writes the model into a folder, each file as a whole or not at all."""
+        """Writes the model into a folder, each file atomically."""
         self.vocabulary.save(folder / VOCABULARY_FILE)
         extra = {f"{HEAD}{name}": value for name, value in self.head.state_dict().items()}
-        if self.head.shared:  # the biLM holds it
+        if self.head.shared:  # it belongs to the biLM
             del extra[f"{HEAD}weight"]
         for index, layer in enumerate(self.start or ()):
             extra |= {f"{START}{index}.{place}": value for place, value in enumerate(layer)}
@@ -189,8 +189,8 @@ class LanguageModel(nn.Module):
                 :func:`~fastrnn.bilm.location.find_model`.
 
         Raises:
-            FileNotFoundError: no model or no vocabulary is there.
-            ValueError: its files are damaged or do not belong together, or hold no softmax.
+            FileNotFoundError: there is no model, or no vocabulary.
+            ValueError: its files are damaged, do not belong together, or hold no softmax.
         """
         with find_model(place) as files:
             return cls._load(files).to(device).eval()
@@ -227,7 +227,7 @@ def has_softmax(files: ModelFiles) -> bool:
 
 
 def head_tensors(files: ModelFiles, bilm: BiLanguageModel) -> dict[str, Tensor]:
-    """The softmax of a model's files and the state from which it reads, as our own format names them."""
+    """The softmax in a model's files and the start state, under the names of our own format."""
     if files.weights.suffix == tf_checkpoint.ENDING:
         weights = tf_checkpoint.read_softmax(files.weights, bilm.width)
         return {f"{HEAD}{name}": value for name, value in weights.items()}
@@ -237,17 +237,17 @@ def head_tensors(files: ModelFiles, bilm: BiLanguageModel) -> dict[str, Tensor]:
 
 
 def head_metadata(files: ModelFiles) -> dict[str, str]:
-    """What the head of a file says of its softmax: with which words it was trained."""
+    """A file's metadata about its softmax: the words with which it was trained."""
     if files.weights.suffix != ".safetensors":
         return {}
     return {name: value for name, value in native.read_metadata(files.weights).items() if name == _VOCABULARY}
 
 
 def read_head(files: ModelFiles, bilm: BiLanguageModel, vocabulary: Vocabulary) -> SoftmaxHead | None:
-    """The softmax of a model's files, or None if they hold none.
+    """The softmax in a model's files, or None if there is none.
 
     Raises:
-        ValueError: it is not one over the words of ``vocabulary``.
+        ValueError: it is not over the words of ``vocabulary``.
     """
     if not has_softmax(files):
         return None
@@ -280,7 +280,7 @@ def read_head(files: ModelFiles, bilm: BiLanguageModel, vocabulary: Vocabulary) 
 def new_language_model(
     options: BiLMOptions, kind: str, vocabulary: Vocabulary, *, sparse: bool, shared: bool = False
 ) -> LanguageModel:
-    """A model with freshly drawn parameters, from torch's default generator.
+    """A model with new parameters, drawn from torch's default generator.
 
     Args:
         shared: the softmax's rows are the word encoder's.

@@ -1,7 +1,7 @@
-"""Where a model lies: a folder, a zip archive of one, or a file of weights; found by one rule for all commands.
+"""Finds a model's files by one rule for all commands: in a folder, in a zip archive of one, or at a file of weights.
 
-A folder may be one that `train-bilm` wrote, one of the original's releases, or the NLPL repository's (model.hdf5,
-options.json, vocab.txt; vectors.nlpl.eu), whose archives are read as they come.
+A folder may be one that `train-bilm` wrote, one of the original's releases, or one of the NLPL repository's
+(model.hdf5, options.json, vocab.txt; vectors.nlpl.eu), whose archives need no unpacking.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .words import boundary_ids
 if TYPE_CHECKING:
     from .elmo import Elmo
 
-# In a folder: train-bilm's file with the softmax first, then the official format's by its usual names, then any other.
+# Order of preference in a folder: train-bilm's file with the softmax, the official format's usual names, any other.
 _BY_NAME = (("model.safetensors",), ("weights.hdf5", "model.hdf5"))
-_BY_ENDING = (".hdf5", ".safetensors", ".th", ".index")  # the last one: a checkpoint of bilm-tf
+_BY_ENDING = (".hdf5", ".safetensors", ".th", ".index")  # .index: a checkpoint of bilm-tf
 _ALLENNLP = (".th", ".pt", ".bin")
 _VOCABULARY = "vocab.txt"
-_PACKED_VOCABULARY = ("model.hdf5", "vocab.txt.gz")  # the NLPL's, beside weights of this name
+_PACKED_VOCABULARY = ("model.hdf5", "vocab.txt.gz")  # in the NLPL's folders, beside weights of this name
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class ModelFiles:
     """The files of one model.
 
     Attributes:
-        place: what was named: a folder, an archive or a file.
+        place: the given path: a folder, an archive or a file.
         weights: .hdf5, .safetensors, .th, .pt or .bin.
         options: the options.json that belongs to ``weights``, or None.
-        vocabulary: the words, one a line, or None; models that read characters do without.
-        packed_vocabulary: what ``vocabulary`` was unpacked from, or None.
+        vocabulary: the words, one a line, or None; models that read characters need none.
+        packed_vocabulary: the file from which ``vocabulary`` was unpacked, or None.
     """
 
     place: Path
@@ -54,16 +54,16 @@ class ModelFiles:
     packed_vocabulary: Path | None = None
 
     def beside(self) -> list[tuple[str, Path]]:
-        """What is read with the weights, as fastrnn.paths.guard_outputs takes it."""
+        """The files that are read along with the weights, for fastrnn.paths.guard_outputs."""
         files = (self.options, self.vocabulary, self.packed_vocabulary)
         return [(f"part of {self.place}", path) for path in files if path is not None]
 
     def elmo(self) -> Elmo:
-        """The model with the mixes that the file holds, or untrained ones; its biLM is ``.bilm``.
+        """The model with the mixes in the file, or untrained ones; its biLM is ``.bilm``.
 
         Raises:
-            WeightsError: a file is missing, broken or does not fit.
-            VocabularyError, TextError: so the vocabulary of a model that reads words.
+            WeightsError: a file is missing, damaged or does not fit.
+            VocabularyError, TextError: likewise the vocabulary of a model that reads words.
         """
         from . import allennlp, native, official
         from .elmo import Elmo, words_of
@@ -99,17 +99,17 @@ class ModelFiles:
 def find_model(
     place: str | os.PathLike, options: str | os.PathLike | None = None, vocabulary: str | os.PathLike | None = None
 ) -> Iterator[ModelFiles]:
-    """The files of the model at ``place``. Those of an archive are there as long as the context lasts.
+    """The files of the model at ``place``. Files of an archive exist only within the context.
 
     Args:
-        place: a folder, a .zip archive that holds such a folder's files, or a file of weights, whose options.json (or
-            NAME_options.json of NAME_weights.hdf5) and vocab.txt may lie beside it.
-        options: taken in place of the options.json found there; not for .safetensors, which hold their own.
-        vocabulary: taken in place of the vocab.txt found there.
+        place: a folder, a .zip archive with such a folder's files, or a file of weights with its options.json (for
+            NAME_weights.hdf5 also NAME_options.json) and vocab.txt beside it.
+        options: used instead of the options.json found there; not for .safetensors, which hold their own.
+        vocabulary: used instead of the vocab.txt found there.
 
     Raises:
         FileNotFoundError: nothing is there, or no weights.
-        WeightsError: a file of another kind, several files of weights, or a broken archive.
+        WeightsError: a file of another kind, several files of weights, or a damaged archive.
     """
     place = Path(place)
 
@@ -131,7 +131,7 @@ def find_model(
             try:
                 with _unpacked(_in_folder(place, Path(folder), names)) as found:
                     yield completed(found)
-            except ValueError as error:  # say the archive's name, not the temporary folder's
+            except ValueError as error:  # name the archive, not the temporary folder
                 if folder in str(error):
                     error.args = (str(error).replace(folder, str(place)),)
                 raise
@@ -148,7 +148,7 @@ def find_model(
 
 @contextmanager
 def _unpacked(found: ModelFiles) -> Iterator[ModelFiles]:
-    """The same files, a packed vocabulary as text."""
+    """The same files, with a packed vocabulary unpacked."""
     packed = found.vocabulary
     if packed is None or packed.name != _PACKED_VOCABULARY[1]:
         yield found
@@ -173,13 +173,13 @@ def _no_model(place: Path, why: str) -> FileNotFoundError:
 
 
 def _names_of_options(weights: str) -> list[str]:
-    """How the options.json that belongs to a file of weights may be called."""
+    """Possible names of the options.json that belongs to a file of weights."""
     release = weights.removesuffix("weights.hdf5")  # elmo_2x4096_512_2048cnn_2xhighway_weights.hdf5
     return [f"{release}options.json", "options.json"] if release not in (weights, "") else ["options.json"]
 
 
 def _weights_among(names: Iterable[str]) -> list[str]:
-    """The names of the files of weights among ``names`` that come first in order of preference."""
+    """Those of ``names`` that are files of weights and share the highest preference."""
     names = sorted(names)
     for wanted in _BY_NAME:
         if found := [name for name in names if name in wanted]:
@@ -191,7 +191,7 @@ def _weights_among(names: Iterable[str]) -> list[str]:
 
 
 def _newest(names: list[str]) -> list[str]:
-    """Of the checkpoints model.ckpt-STEP.index of one run the one of the last step."""
+    """The checkpoint of the last step, if all names are checkpoints model.ckpt-STEP.index; else all names."""
     steps = {name: re.search(r"-(\d+)\.index$", name) for name in names}
     return [max(names, key=lambda name: int(steps[name][1]))] if all(steps.values()) else names
 
@@ -207,7 +207,7 @@ def _in_folder(place: Path, folder: Path, names: list[str]) -> ModelFiles:
 
 
 def _files(place: Path, weights: Path, names: Iterable[str]) -> ModelFiles:
-    """The model of the file ``weights``, with what belongs to it among the files beside it."""
+    """The model of the file ``weights``, with the files beside it that belong to it."""
     options = next((name for name in _names_of_options(weights.name) if name in names), None)
     usual = [_VOCABULARY, *([_PACKED_VOCABULARY[1]] if weights.name == _PACKED_VOCABULARY[0] else [])]
     vocabulary = next((name for name in usual if name in names), None)
@@ -220,13 +220,13 @@ def _files(place: Path, weights: Path, names: Iterable[str]) -> ModelFiles:
 
 
 def _unpack(archive: Path, folder: Path) -> list[str]:
-    """Write the files of the model in an archive into a folder and tell their names."""
+    """Unpack the model's files from an archive into a folder and return their names."""
     try:
         with zipfile.ZipFile(archive) as file:
             by_folder: dict[PurePosixPath, dict[str, zipfile.ZipInfo]] = {}
             for member in file.infolist():
                 path = PurePosixPath(member.filename)
-                if not member.is_dir() and "__MACOSX" not in path.parts:  # where Apple's archiver puts what is no file
+                if not member.is_dir() and "__MACOSX" not in path.parts:  # metadata that Apple's archiver adds
                     by_folder.setdefault(path.parent, {})[path.name] = member
             models = [members for members in by_folder.values() if _weights_among(members)]
             if len(models) > 1:

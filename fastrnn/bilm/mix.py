@@ -13,19 +13,19 @@ _EPSILON = 1e-12
 
 
 class ScalarMix(nn.Module):
-    """gamma * sum_k weight_k * layer_k, with weights = softmax(``weights``), or ``weights`` as they stand.
+    """gamma * sum_k weight_k * layer_k, with weights = softmax(``weights``), or ``weights`` unchanged.
 
     Untrained (all weights 0, gamma 1) it is the plain average of the layers.
 
     Args:
         layers: number of layers mixed (L + 1 for a biLM of L layers).
-        initial: starting weights; None: zeros, or 1 / layers each with ``softmax=False``.
-        softmax: whether the weights pass through a softmax. With False the given numbers themselves weigh the layers,
-            so [0, 1, 0] selects the first recurrent layer.
-        layer_norm: subtract each layer's mean and divide by its deviation before mixing, both taken over all tokens and
-            features of the batch. The two originals differ in which tokens count: "bilm_tf" leaves out the sentence
-            marks, "allennlp" includes them. The caller passes the mask that says so.
-        trainable: whether weights and gamma are to be learned.
+        initial: initial weights; None: zeros, or with ``softmax=False`` 1 / layers each.
+        softmax: whether the weights pass through a softmax. With False the numbers themselves weigh the layers, so
+            [0, 1, 0] selects the first recurrent layer.
+        layer_norm: before mixing, subtract each layer's mean and divide by its standard deviation over all tokens and
+            features of the batch. The two originals count different tokens: "allennlp" includes the sentence marks,
+            "bilm_tf" does not. The caller passes the corresponding mask.
+        trainable: whether weights and gamma are learned.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()), requires_grad=trainable)
 
     def coefficients(self) -> Tensor:
-        """What each layer is multiplied with, gamma included: [layers]."""
+        """The factor of each layer, including gamma: [layers]."""
         return self.gamma * (self.weights.softmax(0) if self.softmax else self.weights)
 
     def penalty(self, coefficient: float) -> Tensor:
-        """The L2 term of the loss: coefficient * sum of squared weights; gamma is left out, as in the original."""
+        """The L2 term of the loss: coefficient * sum of squared weights; as in the original, without gamma."""
         return coefficient * self.weights.square().sum()
 
     def forward(self, layers: Sequence[Tensor], mask: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class ScalarMix(nn.Module):
 
         Args:
             layers: tensors [..., W] of one shape.
-            mask: bool [...]: tokens that count in the statistics of the layer norm.
+            mask: bool [...], true for tokens that count in the statistics of the layer norm.
 
         Returns:
             [..., W] in the layers' type.
@@ -82,7 +82,7 @@ class ScalarMix(nn.Module):
 
 
 def normalize(layer: Tensor, mask: Tensor) -> Tensor:
-    """layer [..., W] less its mean, over its deviation; both taken over all masked positions and features."""
+    """layer [..., W] minus its mean, divided by its standard deviation, both over all masked positions and features."""
     mask = mask.unsqueeze(-1)
     values = layer.float() if layer.dtype in (torch.bfloat16, torch.float16) else layer
     count = mask.sum().clamp(min=1) * layer.shape[-1]

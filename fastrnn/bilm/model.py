@@ -1,8 +1,8 @@
 """The bidirectional language model without its softmax: a token encoder and two stacks of recurrent layers.
 
-The stacks never mix: a layer reads the layer below of its own direction. Sequences are time-major inside, [T, B, ...];
-a layer's D = 2 directions lie side by side, [forward; backward]. One call of :func:`fastrnn.functional.layer` runs both
-directions of a layer; the backward one starts at each row's own end, so nothing is reversed or copied. A model without
+The stacks never mix: a layer reads the layer below of its own direction. Sequences are time-major, [T, B, ...], and a
+layer's D = 2 directions are concatenated, [forward; backward]. One call of :func:`fastrnn.functional.layer` runs both
+directions of a layer. The backward one starts at each row's own end, so nothing is reversed or copied. A model without
 a backward direction has D = 1.
 """
 
@@ -27,14 +27,14 @@ DIRECTIONS = ("forward", "backward")
 
 
 def detach_state(state: State) -> State:
-    """The same state, cut from the graph that made it."""
+    """The same state, detached from its graph."""
     return tuple(tuple(value.detach() for value in values) for values in state)
 
 
 class RecurrentParameters(nn.Module):
-    """Weights of one direction of one layer, as torch.nn lays them out.
+    """Weights of one direction of one layer, in torch.nn's layout.
 
-    An LSTM has one trainable bias, with the original's forget bias of 1 inside it; a GRU needs both.
+    An LSTM has one trainable bias, which includes the original's forget bias of 1; a GRU needs both biases.
     """
 
     def __init__(self, options: BiLMOptions) -> None:
@@ -72,13 +72,13 @@ class RecurrentParameters(nn.Module):
 
 
 class BiLMOutput(NamedTuple):
-    """What a biLM makes of a batch, sentence marks included; all zero beyond a row's length.
+    """A biLM's results for a batch, including the sentence marks; all zero beyond a row's length.
 
     Attributes:
         token: context-free vectors [T, B, P].
-        layers: L tensors [T, B, D*P], forward and backward side by side, residuals included.
-        lengths: [B], both marks counted.
-        state: after each row's last step.
+        layers: L tensors [T, B, D*P], forward and backward concatenated, including residuals.
+        lengths: [B], including both marks.
+        state: the state after each row's last step.
     """
 
     token: Tensor
@@ -87,7 +87,7 @@ class BiLMOutput(NamedTuple):
     state: State
 
     def representation(self, index: int) -> Tensor:
-        """Layer ``index`` of ELMo [T, B, D*P]: 0 is the token vector D times, 1..L are the recurrent layers."""
+        """Layer ``index`` of ELMo [T, B, D*P]: 0 is the token vector, repeated D times; 1..L are recurrent layers."""
         if index:
             return self.layers[index - 1]
         return self.token.repeat(1, 1, self.layers[0].shape[-1] // self.token.shape[-1])
@@ -96,8 +96,8 @@ class BiLMOutput(NamedTuple):
 class BiLanguageModel(nn.Module):
     """A biLM of any number of layers; see :class:`~fastrnn.bilm.options.BiLMOptions`.
 
-    Training (with a softmax beside it) uses :meth:`encode` and :meth:`contextualize`; :class:`~fastrnn.bilm.elmo.Elmo`
-    uses the whole. Peters et al. 2018, "Deep contextualized word representations".
+    Training, which adds a softmax, uses :meth:`encode` and :meth:`contextualize`; :class:`~fastrnn.bilm.elmo.Elmo` uses
+    all of it. Peters et al. 2018, "Deep contextualized word representations".
     """
 
     def __init__(self, options: BiLMOptions) -> None:
@@ -119,7 +119,7 @@ class BiLanguageModel(nn.Module):
         return (self.forward_layers, self.backward_layers)[: self.options.directions]
 
     def init_parameters(self) -> None:
-        """Draw all parameters anew, as bilm-tf does."""
+        """Initialise all parameters, as bilm-tf does."""
         for module in (self.encoder, *self.forward_layers, *self.backward_layers):
             module.init_parameters()
 
@@ -128,7 +128,7 @@ class BiLanguageModel(nn.Module):
         return tuple(stack[index].weights() for stack in self.stacks)
 
     def halves(self, layer: Tensor) -> tuple[Tensor, ...]:
-        """Of a layer [..., D*P] the part [..., P] of each direction."""
+        """The part [..., P] of each direction of a layer [..., D*P]."""
         return layer.split(self.width, dim=-1)
 
     def zero_state(self, batch: int) -> State:
@@ -157,17 +157,17 @@ class BiLanguageModel(nn.Module):
 
         Args:
             inputs: [T, B, P], read by every direction, or one such tensor for each.
-            state: as returned by an earlier call, or None: zero.
-            lengths: [B], steps of each row, or None: all T.
-            resets: bool [T, B]: a new segment starts here, as in :func:`fastrnn.functional.layer`.
-            reset_to_initial: a reset restores ``state`` in place of zero.
-            reverse: which directions run from each row's end to its start (the first D count). Training on a second
-                stream of already reversed text passes (False, False).
-            dropout: probability on the input of every layer, inside the residual; applied whatever ``self.training``
-            is.
+            state: as returned by an earlier call; None means zero.
+            lengths: [B], steps of each row; None means T for all.
+            resets: bool [T, B], true where a new segment starts, as in :func:`fastrnn.functional.layer`.
+            reset_to_initial: a reset restores ``state``, not zero.
+            reverse: which directions run from each row's end to its start (the first D entries are used). Training
+                passes (False, False), since its second stream of text is already reversed.
+            dropout: probability on the input of every layer, inside the residual; applied regardless of
+                ``self.training``.
 
         Returns:
-            L tensors [T, B, D*P], residuals included, without dropout; the state after each row's last step.
+            L tensors [T, B, D*P], including residuals, without dropout; the state after each row's last step.
         """
         options = self.options
         outputs: list[Tensor] = []
@@ -228,10 +228,10 @@ class BiLanguageModel(nn.Module):
 
         Args:
             ids: [B, N, max_characters] (characters) or [B, N] (words) without sentence marks, 0 after each row's end.
-            state: of an earlier call, or None: zero.
+            state: from an earlier call; None means zero.
         """
         if self.options.characters is not None and ids.shape[-1] != self.options.characters.max_characters:
-            self.encoder(ids[:, :1])  # says what is wrong
+            self.encoder(ids[:, :1])  # raises the error
         ids, lengths = self.with_boundaries(ids)
         token = self.encode(ids.transpose(0, 1))
         layers, state = self.contextualize(token, state, lengths=lengths)

@@ -1,8 +1,8 @@
-"""Our own files: safetensors with the architecture in the head. They hold every model this package makes, GRUs
-included.
+"""Our own format: safetensors with the architecture in the metadata. It can hold every model of this package, also
+GRUs.
 
-Tensors of the biLM are named ``bilm.*``; an Elmo's mixes ``mixes.*``; whatever else a caller keeps beside them (a
-softmax) has its own names.
+Tensors of the biLM are named ``bilm.*``, an Elmo's mixes ``mixes.*``; other tensors of a caller (a softmax) have names
+of their own.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def save(
         path: the file, replaced only when the new one is complete.
         model: the biLM, in any floating-point type.
         extra: further tensors; their names must not begin with "bilm.".
-        metadata: further text for the file's head.
+        metadata: further metadata.
     """
     tensors = {f"bilm.{name}": value for name, value in model.state_dict().items()}
     for name, value in (extra or {}).items():
         if name.startswith("bilm."):
             raise ValueError(f"the extra tensor's name {name!r} is taken by the biLM's own")
         tensors[name] = value
-    # Copies: the format holds no views, and none of two names.
+    # Copies, because the format allows neither views nor one tensor under two names.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     head = {**(metadata or {}), _OPTIONS: json.dumps(model.options.to_json())}
     with replacing(path) as temporary:
@@ -49,29 +49,29 @@ def save(
 
 
 def load(path: str | PathLike) -> BiLanguageModel:
-    """The biLM of a file.
+    """Read the biLM in a file.
 
     Raises:
-        WeightsError: naming the file, the tensor, the shape expected and found.
+        WeightsError: names the file, the tensor, and the shapes expected and found.
     """
     tensors, head = read_tensors(path)
     return _model(path, tensors, head)
 
 
 def read_extra(path: str | PathLike) -> dict[str, Tensor]:
-    """The tensors that are not the biLM's own."""
+    """The tensors that do not belong to the biLM."""
     tensors, _ = read_tensors(path)
-    # Copies: a tensor of safetensors may lie in the file's own pages, and fault if the file is later cut short.
+    # Copies, because safetensors may map the file: reading a tensor would fault if the file is later truncated.
     return {name: value.clone() for name, value in tensors.items() if not name.startswith("bilm.")}
 
 
 def names(path: str | PathLike) -> list[str]:
-    """Names of all tensors, the biLM's own among them."""
+    """Names of all tensors, including the biLM's."""
     return list(read_tensors(path)[0])
 
 
 def read_metadata(path: str | PathLike) -> dict[str, str]:
-    """The text in the file's head."""
+    """The file's metadata."""
     return read_tensors(path)[1]
 
 
@@ -81,13 +81,13 @@ def save_elmo(
     extra: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write an Elmo: its biLM, its mixes and how they are applied; not the carried state.
+    """Write an Elmo: its biLM, its mixes and their settings, but not the carried state.
 
     Args:
         path: the file, as for :func:`save`.
-        elmo: what is written.
+        elmo: the model to write.
         extra: further tensors, as for :func:`save`.
-        metadata: further text for the file's head.
+        metadata: further metadata.
     """
     mix = elmo.mixes[0]
     settings = {
@@ -105,11 +105,11 @@ def save_elmo(
 
 
 def load_elmo(path: str | PathLike, **changes) -> Elmo:
-    """The Elmo of a file; of a file with a biLM only, an Elmo with untrained mixes.
+    """Read the Elmo in a file; if the file holds only a biLM, the mixes are untrained.
 
     Args:
         path: written by :func:`save_elmo` or :func:`save`.
-        changes: arguments of :class:`Elmo` that differ from the saved ones.
+        changes: arguments of :class:`Elmo` that replace the saved ones.
     """
     tensors, head = read_tensors(path)
     try:
@@ -136,7 +136,7 @@ def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsError(f"{path}: the architecture in its head cannot be used: {error}") from error
     own = {name.removeprefix("bilm."): value for name, value in tensors.items() if name.startswith("bilm.")}
-    with torch.device("meta"):  # refuses sizes that are not the file's before memory of those sizes is asked for
+    with torch.device("meta"):  # refuses sizes that contradict the file before it allocates memory for them
         _check_shapes(path, BiLanguageModel(options), own)
     model = BiLanguageModel(options)
     for name, value in own.items():

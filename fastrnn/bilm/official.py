@@ -1,13 +1,13 @@
-"""The original's files: options.json and an hdf5 of weights, as bilm-tf writes and as it, AllenNLP and simple_elmo
-read.
+"""The original's format: options.json and an hdf5 file of weights. bilm-tf writes it; bilm-tf, AllenNLP and simple_elmo
+read it.
 
-Differences to our parameters: matrices are (in, out); a cell's gates stand in the order i, j, f, o (j is the candidate,
-our g), and its forget bias lacks the constant 1; an LSTM's W_0 stacks [input; state]; a convolution is (1, width, d,
-count); "carry" is the gate that multiplies the TRANSFORMED part of a highway layer.
+Differences from our parameters: matrices are (in, out). Gates are in the order i, j, f, o (j is the candidate, our g),
+and the forget bias lacks the constant 1. An LSTM's W_0 stacks [input; state]. A convolution is (1, width, d, count).
+"carry" is the gate that multiplies the TRANSFORMED part of a highway layer.
 
-A model with `bidirectional: false` can be trained and dumped by bilm-tf, not read: its inference and AllenNLP's make
-both directions. Its LSTM has no scope RNN_0, and so dump_weights leaves the names of its parts as TensorFlow has them
-(github.com/allenai/bilm-tf, bilm/training.py); we read and write the same.
+bilm-tf can train and dump a model with `bidirectional: false` but not read it: its inference, like AllenNLP's, always
+makes both directions. Such an LSTM has no scope RNN_0, and so dump_weights keeps TensorFlow's names for its parts
+(github.com/allenai/bilm-tf, bilm/training.py); we read and write the same names.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .encoder import CharacterEncoder
 from .model import BiLanguageModel, RecurrentParameters
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
-_TF_GATES = (0, 2, 1, 3)  # our i, f, g, o among their i, j, f, o; the same permutation leads back
+_TF_GATES = (0, 2, 1, 3)  # indices of our i, f, g, o in their i, j, f, o; the permutation is its own inverse
 
 
 def read_options(path: str | PathLike, *, bidirectional: bool = True) -> BiLMOptions:
-    """Architecture from an options.json. Keys it does not need (training's) are ignored.
+    """Read the architecture from an options.json. Other keys (those of training) are ignored.
 
     Args:
-        bidirectional: what a file without this key means: True in bilm-tf's inference, False in its training.
+        bidirectional: the value if the file lacks this key: True in bilm-tf's inference, False in its training.
 
     Raises:
-        WeightsError: naming the file and the key at fault.
+        WeightsError: names the file and the key at fault.
     """
     return parse_options({"bidirectional": bidirectional, **read_json(path)}, str(path))
 
@@ -53,7 +53,7 @@ def read_json(path: str | PathLike) -> dict[str, Any]:
 
 
 def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
-    """As :func:`read_options`, from the parsed JSON; ``name`` stands in messages."""
+    """Like :func:`read_options`, from parsed JSON; ``name`` is used in messages."""
 
     def get(section: dict, key: str, kind: type, default: Any = ...) -> Any:
         label = key if section is data else ("lstm." if section is lstm else "char_cnn.") + key
@@ -91,7 +91,7 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
             hidden=hidden,
             projection=projection,
             layers=get(lstm, "n_layers", int, 1),
-            projected=projection < hidden,  # TensorFlow's rule; the weights decide where the two are equal
+            projected=projection < hidden,  # TensorFlow's rule; if they are equal, the weights decide
             cell_clip=float(get(lstm, "cell_clip", float, 0)),
             proj_clip=float(get(lstm, "proj_clip", float, 0)),
             skip_connections=get(lstm, "use_skip_connections", bool, False),
@@ -106,10 +106,10 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
 
 
 class Weights:
-    """An open hdf5 file of weights; errors name it, the dataset and the shapes.
+    """An open hdf5 file of weights; errors name the file, the dataset and the shapes.
 
     Attributes:
-        shapes_alone: `read` checks a dataset and gives a meta tensor, without its values.
+        shapes_alone: `read` only checks a dataset and returns a meta tensor.
     """
 
     shapes_alone = False
@@ -138,7 +138,7 @@ class Weights:
             raise WeightsError(f"{self.path}: cannot be searched for {name}: {error}") from error
 
     def read(self, name: str, *shape: int) -> Tensor:
-        """The dataset as float32; a size of -1 may be anything."""
+        """The dataset as float32; -1 stands for any size."""
         if name not in self:
             raise WeightsError(f"{self.path}: dataset {name} is missing; expected it with shape {shape}")
         return self._dataset(name, shape)
@@ -166,7 +166,7 @@ class Weights:
             values = torch.from_numpy(dataset[...].astype("float32"))
         except WeightsError:
             raise
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # also a link to nothing
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # includes a dangling link
             raise WeightsError(f"{self.path}: dataset {name} cannot be read, the file is damaged: {error}") from error
         require_finite(self.path, f"dataset {name}", values)
         return values
@@ -182,17 +182,17 @@ def load(
     embedding: str | PathLike | None = None,
     boundary_ids: tuple[int, int] = (1, 2),
 ) -> BiLanguageModel:
-    """A biLM from the original's two files.
+    """Read a biLM from the original's two files.
 
     Args:
         options: options.json.
         weights: hdf5, or the .index file of a TensorFlow checkpoint (needs tensorflow).
-        embedding: an hdf5 with ``embedding`` (V, P), token vectors of a vocabulary made beforehand: read words by them,
-            in place of characters. Models trained on words have it in ``weights``.
-        boundary_ids: word input: ids of <S> and </S>, 1 + their place in the vocabulary.
+        embedding: an hdf5 file with ``embedding`` (V, P), precomputed token vectors of a vocabulary. The model then
+            reads words through them instead of characters. Models trained on words have it in ``weights``.
+        boundary_ids: word input: ids of <S> and </S>, 1 + their index in the vocabulary.
 
     Raises:
-        WeightsError: naming the file, the dataset or key, and what was expected and found.
+        WeightsError: names the file, the dataset or key, and what was expected and found.
     """
     from . import tf_checkpoint
 
@@ -212,7 +212,7 @@ def load(
         if described.hidden == described.projection:
             changes["projected"] = _has_projection(file, described)
         found = BiLMOptions.from_json({**described.to_json(), **changes})
-        # Sizes that are not the file's are refused before memory of those sizes is asked for.
+        # Refuse sizes that contradict the file before allocating memory for them.
         with torch.device("meta"):
             shapes = BiLanguageModel(found)
         file.shapes_alone = True
@@ -229,11 +229,11 @@ def _open(weights: str | PathLike) -> Weights:
     return tf_checkpoint.Checkpoint(weights) if Path(weights).suffix == tf_checkpoint.ENDING else Weights(weights)
 
 
-# Where the sizes on both sides are equal bilm-tf has no projection and AllenNLP always one: we write it an identity.
+# If the sizes on both sides are equal, bilm-tf has no projection but AllenNLP always has one, so we write an identity.
 
 
 def _has_token_projection(file: Weights, options: BiLMOptions) -> bool:
-    """Whether a model with as many filters as projection_dim has a CNN_proj that does something."""
+    """Whether a model with as many filters as projection_dim has a CNN_proj other than the identity."""
     if "CNN_proj/W_proj" not in file:
         return False
     size = options.projection
@@ -242,22 +242,22 @@ def _has_token_projection(file: Weights, options: BiLMOptions) -> bool:
 
 
 def _has_projection(file: Weights, options: BiLMOptions) -> bool:
-    """Whether a model with dim = projection_dim has a W_P_0 that does something."""
+    """Whether a model with dim = projection_dim has a W_P_0 other than the identity."""
     names = [cell["projection"] for stack in _cell_names(options, file) for cell in stack]
     size = options.hidden
     return any(name in file and not torch.equal(file.read(name, size, size), torch.eye(size)) for name in names)
 
 
 _PARTS = {"kernel": "W_0", "bias": "B", "projection": "W_P_0"}
-_TF_PARTS = {"kernel": "kernel", "bias": "bias", "projection": "projection/kernel"}  # where dump_weights leaves them
+_TF_PARTS = {"kernel": "kernel", "bias": "bias", "projection": "projection/kernel"}  # if dump_weights keeps the names
 
 
 def _cell_names(options: BiLMOptions, file: Weights | None = None, layers: int | None = None) -> list[list[dict]]:
-    """Datasets of each direction's layers by part.
+    """For each direction and layer, the names of its datasets by part.
 
     Args:
-        file: bilm-tf's dump of one layer, which is not wrapped in MultiRNNCell, has other names.
-        layers: how many there are to be named, if not as many as the options say.
+        file: tells whether this is bilm-tf's dump of a single layer, which has other names (no MultiRNNCell).
+        layers: number of layers, if it differs from that in the options.
     """
     layers = options.layers if layers is None else layers
     scopes, parts = (["RNN_0/RNN", "RNN_1/RNN"], _PARTS) if options.bidirectional else (["rnn"], _TF_PARTS)
@@ -315,7 +315,7 @@ def _fill_characters(encoder: CharacterEncoder, file: Weights) -> None:
 
 
 def _reorder(rows: Tensor) -> Tensor:
-    """Exchange the gate blocks [4H, ...] between our order and TensorFlow's."""
+    """Permute the gate blocks of [4H, ...] from our order to TensorFlow's, or back."""
     blocks = rows.chunk(4)
     return torch.cat([blocks[place] for place in _TF_GATES])
 
@@ -323,8 +323,7 @@ def _reorder(rows: Tensor) -> Tensor:
 def save(model: BiLanguageModel, options: str | PathLike, weights: str | PathLike) -> None:
     """Write a biLM of LSTMs as the original's two files, in float32.
 
-    Where a model has no projection (sizes are equal) identity matrices are written: AllenNLP wants them, the others do
-    not look.
+    A model without projection (equal sizes) gets identity matrices: AllenNLP needs them, and the others ignore them.
 
     Raises:
         ValueError: for GRU cells, which the format cannot hold.

@@ -1,4 +1,4 @@
-"""Optimisers as the original set them, and its gradient clip, over dense and sparse gradients alike."""
+"""Optimisers with the original's settings, and its gradient clip, for dense and sparse gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn import Parameter
 
 OPTIMIZERS = {"adagrad": 0.2, "adamw": 1e-3}  # default learning rates
-SPARSE = ("adagrad",)  # those that take sparse gradients
+SPARSE = ("adagrad",)  # optimisers that support sparse gradients
 
 
 def make_optimizer(
     name: str, parameters: Iterable[Parameter], learning_rate: float | None, sparse: Iterable[Parameter] = ()
 ) -> torch.optim.Optimizer:
-    """Adagrad (accumulators start at 1, constant rate) as the original, or AdamW.
+    """Adagrad as in the original (accumulators start at 1, constant rate), or AdamW.
 
     Args:
-        parameters: those with dense gradients; updated in one pass over the memory each.
-        learning_rate: None: the optimiser's in :data:`OPTIMIZERS`.
-        sparse: those with sparse gradients, Adagrad only.
+        parameters: parameters with dense gradients; each is updated in one fused pass.
+        learning_rate: None: the default in :data:`OPTIMIZERS`.
+        sparse: parameters with sparse gradients, only for Adagrad.
     """
     rate = OPTIMIZERS[name] if learning_rate is None else learning_rate
     groups = [{"params": list(parameters), "fused": True}, {"params": list(sparse)}]
@@ -33,12 +33,12 @@ def make_optimizer(
 
 @torch.no_grad()
 def clip_by_global_norm(parameters: Iterable[Parameter], bound: float) -> Tensor:
-    """Scales all gradients so that their common norm is at most ``bound``, as TensorFlow's function of this name.
+    """Scales all gradients so that their global norm is at most ``bound``, like TensorFlow's function of this name.
 
-    Rows of a sparse gradient that stand for the same parameters are added up first.
+    Duplicate rows of a sparse gradient are summed first.
 
     Returns:
-        the norm before, a scalar on the device.
+        The norm before scaling, a scalar on the device.
     """
     values = []
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Sizes and switches of a biLM, apart from its weights; what options.json and the head of a native file describe."""
+"""The architecture of a biLM, as options.json and the metadata of a native file describe it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 OFFICIAL_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 CHARACTER_ROWS = 262  # 256 bytes, 5 specials, and row 0: "no token"
 
-# How text is divided when it is embedded; see embed.py.
+# How embed.py divides text.
 TOKENS_PER_BATCH = 4096
 CHUNK_LENGTH = 1024
-STATEFUL_BATCH = 64  # of AllenNLP's elmo command
+STATEFUL_BATCH = 64  # as in AllenNLP's elmo command
 
 
-_LARGEST = 1 << 24  # of a size: what a damaged file says beyond it would end in the system's memory, not in a message
+_LARGEST = 1 << 24  # largest size: a larger one, from a damaged file, would exhaust memory instead of giving an error
 _DEEPEST = 1 << 10
 
 
@@ -35,8 +35,8 @@ class CharacterOptions:
         filters: (width, count) of every convolution.
         highways: number of highway layers.
         activation: "relu" or "tanh", after the maximum over positions.
-        max_characters: characters of a token, the two word marks included.
-        projected: whether a linear layer leads to the token vector; without it the filters' sum is its width.
+        max_characters: characters of a token, including the two word marks.
+        projected: whether a linear layer makes the token vector; without it, its width is the number of all filters.
     """
 
     embedding_dim: int = 16
@@ -72,21 +72,21 @@ class CharacterOptions:
 
 @dataclass(frozen=True)
 class BiLMOptions:
-    """A language model's architecture: of both directions, or of the forward one alone (bilm-tf's `bidirectional`).
+    """A language model's architecture, with both directions or only the forward one (bilm-tf's `bidirectional`).
 
     Attributes:
-        hidden: cells of a layer and direction, H.
+        hidden: units of a layer and direction, H.
         projection: width of token vectors and of every layer's output, P; equal to hidden without projection.
-        layers: recurrent layers a direction, L.
+        layers: recurrent layers per direction, L.
         cell: "lstm" or "gru".
         projected: whether the LSTM projects its output from H to P (weight_hr).
-        cell_clip: bound of the LSTM's cell state, 0: off.
-        proj_clip: bound of the projected output, 0: off.
+        cell_clip: bound of the LSTM's cell state; 0 is off.
+        proj_clip: bound of the projected output; 0 is off.
         skip_connections: add a layer's input to its output, from the second layer on.
         characters: the character CNN, or None for word input.
         vocabulary_size: word input: number of words V.
-        boundary_ids: word input: ids of <S> and </S> (1 + place in the vocabulary).
-        bidirectional: whether there is a backward direction beside the forward one.
+        boundary_ids: word input: ids of <S> and </S> (1 + index in the vocabulary).
+        bidirectional: whether there is also a backward direction.
     """
 
     hidden: int = 4096
@@ -137,7 +137,7 @@ class BiLMOptions:
 
     @property
     def directions(self) -> int:
-        """D: 2, or 1 of a model that reads forward alone."""
+        """D: 2, or 1 for a model that only reads forward."""
         return 2 if self.bidirectional else 1
 
     @property

@@ -1,4 +1,4 @@
-"""A training run in a folder: start or resume, steps, held-out perplexity each epoch, checkpoints, export."""
+"""A training run in a folder: start or resume, steps, held-out perplexity after each epoch, checkpoints, export."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from .training import StepResult, Trainer, TrainingOptions, World, sparse_gradie
 
 @dataclass(frozen=True)
 class Run:
-    """What to train on, for how long, and where to keep it.
+    """What to train on, for how long, and where to save it.
 
     Attributes:
         train: paths, folders or glob patterns of training text.
-        held_out: likewise, evaluated after each epoch; may be empty.
-        vocabulary: file of words; None: those of the run in ``folder`` or of ``start_from``.
-        folder: gets checkpoints, log and model.
-        epochs: passes over the counted text.
-        steps: if given, counts in place of ``epochs``.
+        held_out: likewise, text that is evaluated after each epoch; may be empty.
+        vocabulary: file of words; None: the words of the run in ``folder``, or of ``start_from``.
+        folder: folder for checkpoints, log and model.
+        epochs: passes over the text.
+        steps: number of steps; if given, replaces ``epochs``.
         checkpoint_every: steps between checkpoints.
-        keep: checkpoints kept.
+        keep: number of checkpoints to keep.
         log_every: steps between lines of the log.
-        start_from: a model to go on with, as :func:`~fastrnn.bilm.location.find_model` finds it; see start.py.
+        start_from: a model to continue, as :func:`~fastrnn.bilm.location.find_model` finds it; see start.py.
         device: None: a GPU if there is one.
     """
 
@@ -81,21 +81,21 @@ def train(
     *,
     given: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
-    """Trains, or goes on where an earlier run in the same folder stopped, until all steps are made.
+    """Trains until all steps are done; continues an earlier run in the same folder if there is one.
 
-    Under torchrun every process calls this alike. Seeds torch's default generator.
+    Under torchrun every process makes this call. Seeds torch's default generator.
 
     Args:
-        model_options, options: None: as :func:`~fastrnn.bilm.start.begin` settles them.
-        given: single settings by the names of the command's options, in their place.
+        model_options, options: None: determined by :func:`~fastrnn.bilm.start.begin`.
+        given: alternatively, single settings by the names of the command's options.
 
     Raises:
-        TrainingError: not finite, settings that do not fit the checkpoint, or too little text.
-        CheckpointError: the disk refused a checkpoint.
-        TextError, VocabularyError: bad input, said before anything is trained.
-        Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
+        TrainingError: a value is not finite, settings do not fit the checkpoint, or there is too little text.
+        CheckpointError: a checkpoint could not be written.
+        TextError, VocabularyError: bad input, found before training starts.
+        Interrupted: SIGINT or SIGTERM arrived; the checkpoint of the last step has been written.
     """
-    # Saying "no checks", torch's default, silences its warning that there are none.
+    # Setting torch's default, "no checks", explicitly silences its warning about it.
     unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
     with _processes(run.device) as (world, device), deterministic(device), unchecked:
         settings = given or {}, model_options, options
@@ -115,11 +115,11 @@ def _train(
         console.print(f"Warning: {warning}", soft_wrap=True, highlight=False)
     shards = scan(find_files(run.train))
     held_out = find_files(run.held_out) if run.held_out else []
-    scan(held_out)  # says now what would stop the run at the end of an epoch
+    scan(held_out)  # finds errors now that would stop the run at the end of an epoch
     reads = [("--vocab", run.vocabulary), ("--start-from", run.start_from)]
     reads += [("--train", shard.path) for shard in shards] + [("--held-out", path) for path in held_out]
     written = [MODEL_FILE, OPTIONS_FILE, WEIGHTS_FILE]
-    if not vocabulary.is_in(folder / VOCABULARY_FILE):  # one with these words is never written, so it may be anyone's
+    if not vocabulary.is_in(folder / VOCABULARY_FILE):  # a file with these words is not rewritten, so anyone may own it
         written.append(VOCABULARY_FILE)
     require_own_folder(folder, written, reads)
     trainer = _new_trainer(beginning, shards, world, device)
@@ -138,7 +138,7 @@ def _train(
         _resume(trainer, *beginning.checkpoint, identity)
     elif beginning.source is not None:
         console.print(take_over(trainer, beginning.source), soft_wrap=True, highlight=False)
-    del beginning  # a checkpoint's tensors, or a whole model's
+    del beginning  # frees the tensors of a checkpoint or a whole model
     console.print(
         f"{len(shards)} {'file' if len(shards) == 1 else 'files'}, {predictions:,} predictions a direction, "
         f"{epoch:,} steps an epoch, {total:,} steps; "
@@ -148,21 +148,21 @@ def _train(
 
     def save() -> None:
         _require_sound(trainer, opening)
-        state = trainer.state()  # on every process: each has a part
+        state = trainer.state()  # in every process, since each holds a part
         if world.rank == 0:
             save_checkpoint(folder, trainer.done, {"identity": identity, "trainer": state}, run.keep)
 
-    # Sentences that the model reads before it is evaluated or used: enough to forget the zero state.
+    # Sentences that the model reads before it is evaluated or used, enough to forget the zero state.
     opening = list(islice(read_shard(shards[0]), _OPENING))
     if trainer.done >= total and world.rank == 0:
         trainer.model.warm_up(opening)
-        _export(trainer, folder)  # a run may have been killed after its last checkpoint
+        _export(trainer, folder)  # the run may have been killed after its last checkpoint
     progress = TrainingProgress(
         folder if world.rank == 0 else None, total=total, done=trainer.done, units_per_step=per_step,
         describe=partial(_describe, options.softmax), log_every=run.log_every, tensorboard=run.tensorboard,
         console=console,
     )  # fmt: skip
-    # Processes of a group would stop at different steps; they die at once and resume from their last checkpoint.
+    # Processes of a group would stop at different steps, so they end at once and resume from their last checkpoint.
     stopping = contextlib.nullcontext(lambda: False) if world.size > 1 else stop_requests()
     with progress, stopping as stop_requested:
         timer = StepTimer()
@@ -191,13 +191,13 @@ def _train(
 
 
 def _values(result: StepResult, seconds: float) -> dict[str, float]:
-    """What the log keeps of a step."""
+    """The values of a step for the log."""
     losses = {f"loss_{name}": loss for name, loss in zip(DIRECTIONS, result.losses, strict=False)}
     return {**losses, "softmax_share": result.softmax_seconds / seconds, "gradient_norm": result.gradient_norm}
 
 
 def _describe(softmax: str, mean: Mapping[str, float]) -> str:
-    # The sampled softmax's loss ranks a few words; its exponential is no perplexity, so it is never shown as one.
+    # The sampled softmax's loss ranks only a few words, so its exponential is not a perplexity and not shown as one.
     name = "sampled-softmax loss" if softmax == "sampled" else "loss"
     losses = " ".join(f"{name} {mean[f'loss_{name}']:.3f}" for name in DIRECTIONS if f"loss_{name}" in mean)
     share = mean["softmax_share"]
@@ -211,7 +211,7 @@ def _new_trainer(beginning: Beginning, shards: list[Shard], world: World, device
     model = new_language_model(
         beginning.model, options.softmax, beginning.vocabulary, sparse=sparse, shared=options.share_softmax
     )
-    torch.manual_seed(options.seed + 1 + world.rank)  # dropout: each process its own
+    torch.manual_seed(options.seed + 1 + world.rank)  # each process draws its own dropout
     return Trainer(model.to(device), shards, options, world)
 
 
@@ -240,9 +240,10 @@ def _evaluate(model: LanguageModel, files: list[Path], world: World) -> Evaluati
 
 
 def _require_sound(trainer: Trainer, sentences: list[list[str]]) -> None:
-    """Refuses parameters from which training cannot go on, so that they replace neither checkpoint nor model.
+    """Refuses parameters from which training cannot continue, before they replace the checkpoint or the model.
 
-    A step whose loss is finite may leave them so: the next loss would tell, when the good checkpoint is gone.
+    A step with a finite loss may leave such parameters. The next loss would show it, but only after the good checkpoint
+    is gone.
     """
     trainer.model.eval()
     found = evaluate(trainer.model, sentences)
@@ -269,7 +270,7 @@ def _sizes(trainer: Trainer) -> str:
         return sum(parameter.numel() for parameter in module.parameters())
 
     bilm, head = count(trainer.model.bilm), count(trainer.model.head)
-    values = 3 if trainer.options.optimizer == "adagrad" else 4  # parameter, gradient, one or two of the optimiser
+    values = 3 if trainer.options.optimizer == "adagrad" else 4  # parameter, gradient, one or two optimiser states
     return (
         f"{bilm:,} parameters in the biLM, {head:,} in the {trainer.options.softmax} softmax: "
         f"up to {say_bytes(4 * values * (bilm + head))} with gradients and optimiser, without activations"
@@ -278,7 +279,7 @@ def _sizes(trainer: Trainer) -> str:
 
 @contextlib.contextmanager
 def _processes(device: str | None) -> Iterator[tuple[World, torch.device]]:
-    """The process group that torchrun asks for, or this process alone."""
+    """The process group that torchrun set up, or only this process."""
     cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield World(), torch.device(device or ("cuda" if cuda else "cpu"))

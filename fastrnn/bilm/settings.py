@@ -1,4 +1,4 @@
-"""What a run was started with, as options of `fastrnn train-bilm`, so that what differs is said in the user's words."""
+"""Settings of a run as options of `fastrnn train-bilm`, so that messages about differences use the user's terms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..text_models.vocabulary import SPECIALS
 from .options import BiLMOptions, CharacterOptions
 from .training import TrainingOptions
 
-# Fields of BiLMOptions and CharacterOptions whose option has another name than the field.
+# Fields of BiLMOptions and CharacterOptions whose option has another name.
 _OPTIONS = {"hidden": "dim", "embedding_dim": "char-dim"}
-# Have no option: they follow from others, or come from an official file.
+# Fields without an option: they follow from others, or come from an official file.
 _DERIVED = ("projected", "vocabulary_size", "boundary_ids")
 
-# Options of the command that are fields of BiLMOptions or follow from them, and those of its CharacterOptions.
+# Options of the command that determine fields of BiLMOptions, and those for fields of its CharacterOptions.
 _SIZES = (
     "input", "dim", "projection", "layers", "cell", "cell_clip", "proj_clip", "skip_connections", "bidirectional"
 )  # fmt: skip
@@ -24,10 +24,10 @@ _FIELDS = {option.replace("-", "_"): field for field, option in _OPTIONS.items()
 
 
 def with_sizes(base: BiLMOptions, given: Mapping[str, Any]) -> BiLMOptions:
-    """An architecture with some sizes changed, by the names of the command's options.
+    """An architecture with some sizes changed; ``given`` uses the names of the command's options.
 
     Raises:
-        ValueError: they do not go together.
+        ValueError: the sizes contradict each other.
     """
     changes = {_FIELDS.get(name, name): given[name] for name in _SIZES if name in given}
     characters = {_FIELDS.get(name, name): given[name] for name in _CHARACTERS if name in given}
@@ -43,14 +43,14 @@ def with_sizes(base: BiLMOptions, given: Mapping[str, Any]) -> BiLMOptions:
         if characters:
             options = ", ".join(_option(name, value) for name, value in characters.items())
             raise ValueError(f"a model that reads words (--input words) has no characters: leave out {options}")
-        size = base.vocabulary_size or len(SPECIALS)  # the run's vocabulary decides
+        size = base.vocabulary_size or len(SPECIALS)  # replaced later by that of the run's vocabulary
         return replace(base, **changes, characters=None, vocabulary_size=size)
     changes["characters"] = replace(base.characters or CharacterOptions(), **characters)
     return replace(base, **changes, vocabulary_size=None)
 
 
 def contradictions(base: BiLMOptions, wanted: Mapping[str, Any] | BiLMOptions) -> list[str]:
-    """What in ``wanted``, an architecture or single options of the command, is otherwise in ``base``: "X and not Y"."""
+    """Where ``wanted``, an architecture or single options of the command, differs from ``base``: "X and not Y"."""
     if isinstance(wanted, BiLMOptions):
         if wanted.characters is None and base.characters is None:
             base = replace(base, vocabulary_size=wanted.vocabulary_size, boundary_ids=wanted.boundary_ids)
@@ -67,7 +67,7 @@ def contradictions(base: BiLMOptions, wanted: Mapping[str, Any] | BiLMOptions) -
 
 
 def model_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two architectures (``BiLMOptions.to_json``), one line each."""
+    """The differences between two architectures (``BiLMOptions.to_json``), one line each."""
     flat = [
         {**settings, **{f"characters.{name}": value for name, value in (settings["characters"] or {}).items()}}
         for settings in (before, now)
@@ -82,8 +82,8 @@ def model_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 
 def run_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two runs' settings (``Trainer.settings``, training text and vocabulary), one line each."""
-    before = {**asdict(TrainingOptions()), **before}  # a checkpoint may be older than an option
+    """The differences between the settings of two runs (``Trainer.settings``, text, vocabulary), one line each."""
+    before = {**asdict(TrainingOptions()), **before}  # an old checkpoint may lack newer options
     apart = ("model", "training text", "vocabulary", "processes")
     lines = list(_lines([name for name in now if name not in apart], before, now))
     lines += model_differences(BiLMOptions.from_json(before["model"]).to_json(), now["model"])

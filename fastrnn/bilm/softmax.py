@@ -1,8 +1,8 @@
-"""The predicting end of a biLM: one softmax layer for both directions, with three losses.
+"""The output layer of a biLM: one softmax for both directions, with three losses.
 
-`full` normalises over the vocabulary, `sampled` over a few drawn words (TensorFlow's `sampled_softmax_loss`, as the
-original trained), `adaptive` puts rare words into clusters (Grave et al. 2017). All three give log probabilities over
-the whole vocabulary for evaluation.
+`full` normalises over the vocabulary, `sampled` over a few drawn words (TensorFlow's `sampled_softmax_loss`, as in the
+original's training), and `adaptive` puts rare words into clusters (Grave et al. 2017). For evaluation, all three give
+log probabilities over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Negatives:
 
     Attributes:
         words: int64 [S], distinct.
-        tries: draws it took to get them; 0 if all words were taken and none drawn.
+        tries: number of draws needed; 0 if all words were taken without drawing.
     """
 
     words: Tensor
@@ -39,10 +39,10 @@ class Negatives:
 
 
 class LogUniformSampler:
-    """Draws distinct words by P(k) = log((k + 2) / (k + 1)) / log(V + 1), the log-uniform sampler of TensorFlow.
+    """Draws distinct words with P(k) = log((k + 2) / (k + 1)) / log(V + 1), like TensorFlow's log-uniform sampler.
 
-    Words must be numbered by falling frequency. Draws go on until enough distinct words are found, and their number
-    enters the correction. With as many samples as words nothing is drawn: every word is certain.
+    Words must be numbered by descending frequency. Words are drawn until enough distinct ones are found; the number of
+    draws enters the correction. With as many samples as words, nothing is drawn and all words are taken.
     """
 
     def __init__(self, vocabulary_size: int, samples: int, seed: Any) -> None:
@@ -59,7 +59,7 @@ class LogUniformSampler:
         draws = np.zeros(0, np.int64)
         while True:
             uniform = self._random.random(max(2 * self.samples, len(draws)))
-            # exp(u log(V + 1)) - 1 is log-uniform over [0, V); rounding could give V itself, once in 2^53 draws.
+            # exp(u log(V + 1)) - 1 is log-uniform over [0, V); rounding may give V, once in 2^53 draws.
             new = np.exp(uniform * math.log(self.vocabulary_size + 1)).astype(np.int64) - 1
             draws = np.concatenate([draws, np.minimum(new, self.vocabulary_size - 1)])
             firsts = np.flatnonzero(first_occurrences(draws, self._scratch))
@@ -75,14 +75,14 @@ class LogUniformSampler:
 
 
 def log_expected_count(words: Tensor, tries: int, vocabulary_size: int) -> Tensor:
-    """Log of how many of ``tries`` draws' distinct words are expected to be each word: log(1 - (1 - P)^tries).
+    """Log of the expected count of each word among the distinct words of ``tries`` draws: log(1 - (1 - P)^tries).
 
     Args:
         words: int64, any shape.
-        tries: number of draws; 0 stands for "all words were taken", so each is certain.
+        tries: number of draws; 0 means that all words were taken, so that each count is 1.
 
     Returns:
-        float32, the shape of ``words``.
+        float32, in the shape of ``words``.
     """
     if not tries:
         return torch.zeros(words.shape, device=words.device)
@@ -95,10 +95,10 @@ class SoftmaxHead(nn.Module):
     """One softmax layer over the vocabulary, shared by both directions.
 
     Args:
-        kind: "full" or "sampled", the same parameters, weight [V, R] and bias [V]; or "adaptive".
-        sparse: gradients of the sampled rows only. For the optimisers that take them; a step then costs what the sample
-            costs and not what the vocabulary does.
-        shared: the table [V + 1, R] of a word encoder, whose rows 1..V are the weight then; not for "adaptive".
+        kind: "full" or "sampled", which have the same parameters, weight [V, R] and bias [V]; or "adaptive".
+        sparse: make gradients of the sampled rows only, so that the cost of a step depends on the sample and not on the
+            vocabulary. Needs an optimiser that supports it.
+        shared: the table [V + 1, R] of a word encoder, whose rows 1..V become the weight; not for "adaptive".
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SoftmaxHead(nn.Module):
         self.shared = shared is not None
         self.adaptive: nn.AdaptiveLogSoftmaxWithLoss | None = None
         if kind == "adaptive":
-            # Each cluster is narrower than the one before by this factor; torch's 4 leaves nothing of a small width.
+            # Each cluster is narrower than the one before by this factor; torch's 4 is too much for small widths.
             narrower = 4.0 if width >= 64 else 1.0
             self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(
                 width, vocabulary_size, adaptive_cutoffs(vocabulary_size), div_value=narrower
@@ -136,7 +136,7 @@ class SoftmaxHead(nn.Module):
         Args:
             hidden: [..., R].
             targets: int64 [...], the shape of ``hidden`` without its last dimension.
-            negatives: what the sampled softmax normalises over; its loss is no estimate of a perplexity.
+            negatives: the words over which the sampled softmax normalises; its loss does not estimate a perplexity.
         """
         hidden, targets = hidden.reshape(-1, self.width), targets.reshape(-1)
         if self.adaptive is not None:
@@ -147,7 +147,7 @@ class SoftmaxHead(nn.Module):
 
     def _sampled_loss(self, hidden: Tensor, targets: Tensor, negatives: Negatives) -> Tensor:
         sampled = negatives.words
-        # One look-up for both, so that the gradient of a row is added up once.
+        # One look-up for both, so that a row's gradient is summed once.
         rows = torch.cat([targets, sampled])
         weight = functional.embedding(rows, self.table, sparse=self.sparse)
         offset = functional.embedding(rows, self.bias, sparse=self.sparse)[:, 0].float()
@@ -167,6 +167,6 @@ class SoftmaxHead(nn.Module):
 
 
 def adaptive_cutoffs(vocabulary_size: int) -> list[int]:
-    """Where the adaptive softmax's clusters begin: a head of a fiftieth of the words, up to a tenth, the rest."""
+    """Where the adaptive softmax's clusters begin: a head of 1/50 of the words, a cluster up to 1/10, then the rest."""
     cutoffs = sorted({vocabulary_size // 50, vocabulary_size // 10} - {0})
     return [cutoff for cutoff in cutoffs if cutoff < vocabulary_size] or [1]

@@ -1,7 +1,7 @@
-"""What a run begins from: the checkpoint in its folder, another model that it goes on with, or nothing.
+"""How a run begins: from the checkpoint in its folder, from another model that it continues, or from nothing.
 
-Of a model that is named by `--start-from` everything that fits is kept: sizes, weights, the softmax's rows by word, and
-the optimiser's state where a checkpoint beside the model holds the very same weights.
+From a model named by `--start-from`, everything that fits is kept: sizes, weights, the softmax's rows by word, and the
+optimiser's state if a checkpoint beside the model holds exactly the same weights.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .softmax import SoftmaxHead
 from .training import Trainer, TrainingOptions
 
 _WORDS = "bilm.encoder.embedding"
-_FRESH = {"adagrad": 1.0, "adamw": 0.0}  # of an optimiser's running sums: see make_optimizer
+_FRESH = {"adagrad": 1.0, "adamw": 0.0}  # initial value of an optimiser's running sums, see make_optimizer
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model that another run goes on with.
+    """A model that another run continues.
 
     Attributes:
         head: None if the files hold no softmax, or no words for it.
         vocabulary: None if the files hold none.
-        run: of the checkpoint beside the model with the same weights: the run's settings and its trainer's state.
+        run: settings and trainer state from the checkpoint beside the model that has the same weights, if there is one.
     """
 
     place: str
@@ -49,12 +49,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Settings of a run and what it takes over.
+    """The settings of a run, and what it takes over.
 
     Attributes:
-        vocabulary: file of words, or the words of the model that the run goes on with.
-        checkpoint: file and content of the newest checkpoint in the run's own folder, or None: the run is new.
-        source: of a new run: the model it goes on with.
+        vocabulary: the words of the given file, or of the model that the run continues.
+        checkpoint: file and content of the newest checkpoint in the run's own folder; None if the run is new.
+        source: for a new run, the model that it continues.
     """
 
     model: BiLMOptions
@@ -72,17 +72,17 @@ def begin(
     model: BiLMOptions | None = None,
     training: TrainingOptions | None = None,
 ) -> Beginning:
-    """Reads what a run begins from and settles its settings.
+    """Reads what a run begins from and determines its settings.
 
-    A setting that is not given is as in the folder's newest checkpoint; of a new run, as in the model it goes on with
-    and in the run that made that; else the original's.
+    A setting that is not given comes from the folder's newest checkpoint. For a new run, it comes from the model that
+    the run continues and from the run that made that model; else it is the original's.
 
     Args:
-        given: options by name, as the command `train-bilm` calls them.
-        model, training: all settings at once, in place of single ones.
+        given: options by their names in the command `train-bilm`.
+        model, training: alternatively, all settings at once.
 
     Raises:
-        TrainingError: a size contradicts the model to go on with, or there is no vocabulary.
+        TrainingError: a size contradicts the model to continue, or there is no vocabulary.
     """
     checkpoint = source = None
     base_model, base_training = BiLMOptions(), TrainingOptions()
@@ -119,7 +119,7 @@ def begin(
 
 
 def _with_words(source: Source, words: Vocabulary) -> Source:
-    """A word model with the words of its rows: its own, or those that are given where it has none."""
+    """A word model with the words of its rows: its own, or the given ones if it has none."""
     own, rows = source.vocabulary or words, source.bilm.options.vocabulary_size
     if len(own) != rows:
         raise VocabularyError(
@@ -148,12 +148,12 @@ def _training(identity: Mapping[str, Any]) -> TrainingOptions:
 def _with_training(base: TrainingOptions, given: Mapping[str, Any]) -> TrainingOptions:
     changes = {field.name: given[field.name] for field in fields(TrainingOptions) if field.name in given}
     if changes.get("optimizer", base.optimizer) != base.optimizer:
-        changes.setdefault("learning_rate", None)  # another optimiser's rate says nothing
+        changes.setdefault("learning_rate", None)  # the rate of another optimiser does not apply
     return replace(base, **changes)
 
 
 def _read_source(place: str, named: str | None) -> Source:
-    """Reads the model; ``named`` is the vocabulary given for the run, which serves a word model that has none."""
+    """Reads the model; ``named``: the vocabulary given for the run, used for a word model that has none."""
     with find_model(place) as files:
         readable = files if files.vocabulary or named is None else replace(files, vocabulary=Path(named))
         bilm = readable.elmo().bilm.float()
@@ -165,7 +165,7 @@ def _read_source(place: str, named: str | None) -> Source:
 
 
 def _run_of(place: Path, bilm: BiLanguageModel, head: SoftmaxHead | None) -> Mapping[str, Any] | None:
-    """The newest checkpoint beside a model that holds its very weights; a run that was stopped has gone further."""
+    """The newest checkpoint beside a model with exactly its weights; an unfinished run may have later checkpoints."""
     if head is None or not place.is_dir():
         return None
     weights = {f"bilm.{name}": value for name, value in bilm.state_dict().items()}
@@ -183,13 +183,13 @@ def _run_of(place: Path, bilm: BiLanguageModel, head: SoftmaxHead | None) -> Map
 
 @torch.no_grad()
 def take_over(trainer: Trainer, source: Source) -> str:
-    """Puts a source's weights and optimiser state into a new trainer.
+    """Copies a source's weights and optimiser state into a new trainer.
 
-    A word that the source does not know gets the softmax row of `<UNK>`, and all of them share the probability of
-    `<UNK>` with it evenly: so nothing changes for the words that were known. Its row of the optimiser is fresh.
+    A word that the source does not know gets the softmax row of `<UNK>`. All these words share the probability of
+    `<UNK>` with it evenly, so that nothing changes for known words. Their optimiser rows start anew.
 
     Returns:
-        what was kept, in a line.
+        A line that says what was kept.
     """
     model = trainer.model
     state = source.bilm.state_dict()
@@ -204,7 +204,7 @@ def take_over(trainer: Trainer, source: Source) -> str:
 
 
 def _take_head(model: LanguageModel, source: Source, rows: _Rows | None) -> tuple[bool, str]:
-    """Fills the softmax. Returns whether it was kept, and a phrase."""
+    """Fills the softmax. Returns whether it was kept, and a phrase that says so."""
     head, found = model.head, source.head
     if found is None or rows is None:
         return False, f"it holds no softmax, or no {VOCABULARY_FILE} says its words, so the softmax is new"
@@ -227,12 +227,12 @@ def _take_head(model: LanguageModel, source: Source, rows: _Rows | None) -> tupl
 
 @dataclass(frozen=True)
 class _Rows:
-    """For each word of a vocabulary its row in another's table.
+    """For each word of a vocabulary, its row in the table of another one.
 
     Attributes:
-        places: int64 [V]; the row of `<UNK>` for a word that the other does not have.
-        new: bool [V], marks these words.
-        same: both vocabularies are one.
+        places: int64 [V]; the row of `<UNK>` for a word that the other vocabulary lacks.
+        new: bool [V], true for these words.
+        same: the two vocabularies are equal.
     """
 
     places: Tensor
@@ -245,7 +245,7 @@ class _Rows:
         return cls(places.where(places >= 0, torch.tensor(old.unknown)), places < 0, old.words == now.words)
 
     def of_state(self, value: Tensor, fresh: float, skip: int) -> Tensor:
-        """A value of an optimiser for a table of the words behind ``skip`` other rows."""
+        """An optimiser's state for a table in which ``skip`` other rows precede the words."""
         if self.same or value.dim() == 0:
             return value
         rows = value[skip:][self.places]
@@ -260,7 +260,7 @@ def _take_optimizer(trainer: Trainer, source: Source, rows: _Rows | None, *, wit
     if source.run["identity"]["optimizer"] != name:
         return f"the optimiser is new, for the model's was {source.run['identity']['optimizer']}"
     states = {}
-    names = [parameter for parameter, _ in trainer.model.named_parameters()]  # the optimiser numbers them so
+    names = [parameter for parameter, _ in trainer.model.named_parameters()]  # in the order of the optimiser's numbers
     for index, state in source.run["trainer"]["optimizer"]["state"].items():
         of_words = rows is not None and trainer.model.max_characters is None and names[index] == _WORDS
         if rows is not None and (of_words or (with_head and names[index].startswith("head."))):

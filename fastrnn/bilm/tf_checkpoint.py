@@ -1,7 +1,7 @@
-"""Checkpoints of bilm-tf, softmax included, by TensorFlow's own reader (the extra `tf`).
+"""Reads checkpoints of bilm-tf, including the softmax, with TensorFlow's own reader (the extra `tf`).
 
-bilm-tf keeps `model.ckpt-STEP` (three files) and options.json in its folder. Its variables are named as in the hdf5
-that its dump_weights writes, but for the scope `lm` and the names of TensorFlow's cells: github.com/allenai/bilm-tf,
+bilm-tf writes `model.ckpt-STEP` (three files) and options.json to its folder. Variables have the names of the hdf5 file
+that its dump_weights writes, except for the scope `lm` and the names of TensorFlow's cells: github.com/allenai/bilm-tf,
 bilm/training.py, `dump_weights` and `_build_loss`. A model of one direction has no scope RNN_0 around its cells.
 """
 
@@ -19,7 +19,7 @@ from .official import Weights
 
 ENDING = ".index"  # of the file that names the others
 _SCOPE = "lm/"
-# From a name in the hdf5 to a variable's: dump_weights the other way round.
+# Turns a name in the hdf5 file into that of the variable, the inverse of dump_weights.
 _NAMES = (
     (r"/RNN/", "/rnn/"),
     (r"/MultiRNNCell/", "/multi_rnn_cell/"),
@@ -32,7 +32,7 @@ _NAMES = (
 
 
 class Checkpoint(Weights):
-    """A checkpoint, read by the names of the hdf5 format."""
+    """A checkpoint that is read under the names of the hdf5 format."""
 
     def __init__(self, path: str | PathLike) -> None:
         try:
@@ -47,7 +47,7 @@ class Checkpoint(Weights):
         try:
             self._reader = tensorflow.train.load_checkpoint(str(path).removesuffix(ENDING))
             self._shapes = self._reader.get_variable_to_shape_map()
-        except Exception as error:  # TensorFlow's own kinds
+        except Exception as error:  # TensorFlow has its own exception types
             raise WeightsError(f"{path}: not a checkpoint that can be read: {error}") from error
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ def _variable(name: str) -> str:
 
 
 def read_softmax(path: str | PathLike, width: int) -> dict[str, Tensor]:
-    """The softmax's parameters under our names; a shared one has a bias alone."""
+    """The softmax's parameters under our names; a shared softmax only has a bias."""
     with Checkpoint(path) as file:
         weights = {"bias": file.read("softmax/b", -1)[:, None]}
         if "softmax/W" in file:

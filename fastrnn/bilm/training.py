@@ -1,11 +1,11 @@
-"""Steps of biLM training and everything a resumed run must find again; see run.py for the loop around them.
+"""Steps of biLM training, and the state that a resumed run needs; run.py has the loop around them.
 
-Per direction the loss is the mean over the window's tokens, the total their mean over the directions, and the gradient
-that of the total times the window's length, which the gradient clip and Adagrad can tell from other scales (bilm-tf
-trains so).
+The loss of a direction is the mean over the window's tokens, and the total is the mean over the directions. As in
+bilm-tf, the gradient is that of the total times the window's length; the scale matters to the gradient clip and to
+Adagrad.
 
-The rows of a batch are divided over processes and, within one, over the parts of an accumulated step. All of them share
-the step's negatives and the whole batch's data, so any division trains as one process with all rows would.
+The rows of a batch are divided among processes and, within one, among the parts of an accumulated step. All of them
+share the step's negatives and the whole batch's data, so every division trains like one process with all rows.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class TrainingOptions:
 
     Attributes:
         batch: rows of one process and one part of an accumulated step.
-        unroll: steps of a window; gradients end at its start, the state goes on.
+        unroll: steps of a window; gradients end at its start, while the state is carried on.
         softmax: "sampled", "full" or "adaptive".
         share_softmax: word models: the softmax's rows are the words' input vectors.
         negatives: words drawn for each direction and step; at most the vocabulary.
-        dropout: on the input of every layer and on the softmax's.
-        clip: bound of the global gradient norm, 0: none.
+        dropout: on the input of every layer and of the softmax.
+        clip: bound of the global gradient norm; 0 is none.
         optimizer: "adagrad" or "adamw".
         learning_rate: None: 0.2 for Adagrad, 0.001 for AdamW.
-        accumulate: parts a step is computed in; its rows are ``accumulate`` times ``batch``.
+        accumulate: number of parts in which a step is computed; a step has ``accumulate`` times ``batch`` rows.
         precision: "float32", or "bfloat16" or "float16" for products under autocast; parameters stay float32.
     """
 
@@ -79,7 +79,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together."""
+    """This process's place in the group that trains together."""
 
     rank: int = 0
     size: int = 1
@@ -87,7 +87,7 @@ class World:
 
 @dataclass(frozen=True)
 class StepResult:
-    losses: tuple[float, ...]  # forward, backward, in nats; forward alone where there is no other direction
+    losses: tuple[float, ...]  # forward and backward, or only forward, in nats
     gradient_norm: float  # before the clip
     softmax_seconds: float
 
@@ -98,7 +98,7 @@ class Trainer:
     Args:
         model: on its device.
         shards: the training text, counted.
-        world: which rows of the batch are this process's; with more than one, torch.distributed must be initialised.
+        world: determines this process's rows of the batch; with several processes, initialise torch.distributed first.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Trainer:
         self.model = model
         self.options = options
         self.world = world
-        self.done = 0  # steps made
+        self.done = 0  # number of steps made
         self.rows = options.batch * options.accumulate * world.size
         self.data = TrainingData(
             shards, model.vocabulary, batch=self.rows, steps=options.unroll, seed=options.seed,
@@ -125,8 +125,8 @@ class Trainer:
         if world.size > 1:
             self._module = DistributedDataParallel(
                 model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
-                forward_sync_buffers=False,  # they are constants
-                # a cluster of the adaptive softmax has no gradient in a step without any of its words
+                forward_sync_buffers=False,  # buffers are constants
+                # a cluster of the adaptive softmax gets no gradient in a step without any of its words
                 find_unused_parameters=options.softmax == "adaptive",
             )  # fmt: skip
         sparse = list(model.head.parameters()) if model.head.sparse else []
@@ -135,13 +135,13 @@ class Trainer:
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self._clock = Clock(self.device)
         self._ahead: tuple[list[Batch], tuple[Negatives, ...] | None] | None = None  # the next window, if made
-        self._position: dict[str, Any] = {}  # where the data stood before it
+        self._position: dict[str, Any] = {}  # the position in the data before that window
 
     def step(self) -> StepResult:
         """Makes one optimiser step.
 
         Raises:
-            TrainingError: a loss or gradient is not finite. The parameters are those of the step before.
+            TrainingError: a loss or gradient is not finite. The parameters are then those before the step.
         """
         options = self.options
         batches, negatives = self._ahead or self._prepare()
@@ -166,7 +166,7 @@ class Trainer:
             losses /= self.world.size
         self._scaler.unscale_(self._optimizer)
         norm = clip_by_global_norm(self.model.parameters(), options.clip or math.inf)
-        # A GPU is still at work here: the time to make the next window, before its results are waited for.
+        # A GPU is still busy here, so make the next window before waiting for its results.
         self._position = self._data_state()
         self._ahead = self._prepare()
         *means, gradient_norm = torch.cat([losses, norm.view(1)]).tolist()
@@ -204,7 +204,7 @@ class Trainer:
         return torch.autocast(self.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
     def _refuse_non_finite(self, losses: Sequence[float], norm: float) -> None:
-        # float16 gradients overflow now and then; the scaler skips such a step and lowers its factor.
+        # float16 gradients overflow now and then; the scaler then skips the step and lowers its factor.
         norm_is_fine = math.isfinite(norm) or self._scaler.is_enabled()
         if not (all(map(math.isfinite, losses)) and norm_is_fine):
             found = ", ".join(f"{name} {loss}" for name, loss in zip(DIRECTIONS, losses, strict=False))
@@ -219,7 +219,7 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything the next step depends on; in a distributed run every process must call it."""
+        """Everything on which the next step depends; in a distributed run every process must call this."""
         own = {
             "states": self._states,
             "random": torch.get_rng_state(),
@@ -240,7 +240,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what :meth:`state` returned, in a trainer made with the same arguments."""
+        """Restores what :meth:`state` returned, in a trainer made with the same arguments."""
         self.done = state["done"]
         self._ahead = None
         self.model.load_state_dict(state["model"])
@@ -258,17 +258,17 @@ class Trainer:
             torch.cuda.set_rng_state(own["cuda_random"], self.device)
 
     def adopt_optimizer(self, states: Mapping[int, dict[str, Tensor]]) -> None:
-        """Takes the optimiser's state of some parameters from another run; rates and the like stay this one's."""
+        """Takes the optimiser state of some parameters from another run, but not its settings such as rates."""
         own = self._optimizer.state_dict()
         own["state"].update(states)
         self._optimizer.load_state_dict(own)
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same for a run to be resumed."""
+        """The settings that must be the same to resume a run."""
         return {**asdict(self.options), "processes": self.world.size, "model": self.model.bilm.options.to_json()}
 
 
 def sparse_gradients(options: TrainingOptions, world: World) -> bool:
-    """Whether the softmax should give sparse gradients: NCCL exchanges dense ones only, AdamW takes no others."""
+    """Whether the softmax should make sparse gradients: NCCL and AdamW only support dense ones."""
     sparse = options.softmax == "sampled" and not options.share_softmax
     return sparse and options.optimizer in SPARSE and world.size == 1

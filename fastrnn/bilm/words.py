@@ -1,4 +1,4 @@
-"""Numbers of the words of a biLM that reads words: 1 + their places in the vocabulary, which must fit its table."""
+"""Word ids of a biLM that reads words: 1 + the index in the vocabulary, which must fit the model's table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .options import BiLMOptions
 
 
 def word_table(words: Iterable[str], options: BiLMOptions, source: str = "the vocabulary") -> dict[str, int]:
-    """Ids of the words of a model that reads words: 1 + their places.
+    """Ids of the words of a model that reads words: 1 + their index.
 
     Raises:
-        VocabularyError: a blank or repeated word, more or fewer of them than the model's table has rows, or `<S>` and
-            `</S>` are not where the model has them.
+        VocabularyError: a blank or repeated word, a number of words other than the rows of the model's table, or `<S>`
+            and `</S>` in other places than the model has them.
     """
     words = as_tokens(words, source)
     lines = number_words(words, source)
@@ -33,7 +33,7 @@ def word_table(words: Iterable[str], options: BiLMOptions, source: str = "the vo
 
 
 def boundary_ids(words: Iterable[str], source: str = "the vocabulary") -> tuple[int, int]:
-    """Ids of `<S>` and `</S>`: 1 + their places among the words.
+    """Ids of `<S>` and `</S>`: 1 + their index among the words.
 
     Raises:
         VocabularyError: one of them is missing.
