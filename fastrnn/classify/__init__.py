@@ -1,6 +1,6 @@
-"""Classifiers of texts: recurrent layers over words, many to one; also from a language model (Dai and Le 2015).
+"""Classifiers of texts: many-to-one recurrent layers over words, optionally from a language model (Dai and Le 2015).
 
-The names below are imported on first use, so that the commands show their help without waiting for torch.
+The names below are imported on first use, so that the commands can show their help without waiting for torch.
 """
 
 from importlib import import_module as _import_module

@@ -40,7 +40,7 @@ _MODEL = click.option("--model", required=True, help="The folder that classify t
 
 @click.group("classify", cls=LazyGroup, commands_by_name=COMMANDS)
 def classify() -> None:
-    """Classifiers of texts: sentiment, kinds of questions, and whatever else is a label a text.
+    """Classifiers of texts: sentiment, kinds of questions, and other tasks with one label per text.
 
     \b
     fastrnn classify train train.txt --dev dev.txt --test test.txt --out classifier
@@ -64,9 +64,9 @@ def classify() -> None:
 def train(
     train_file: str, cells: tuple[str, ...], start_from: str | None, **values: Any
 ) -> None:
-    """Train classifiers on TRAIN, or go on where the same command stopped.
+    """Train classifiers on TRAIN, or continue a run of the same command that was stopped.
 
-    Each line is a label, a blank and a tokenised text. The table has the most frequent label beside the models.
+    Each line is a label, a blank and a tokenised text. The table also shows the most frequent label as a baseline.
 
     \b
     Example: fastrnn classify train train.txt --dev dev.txt --test test.txt --out classifier --cell gru,lstm
@@ -95,7 +95,7 @@ def train(
 
         if start_from is not None:
             language_model = LanguageModel.load(start_from)
-            inventory = Inventory([], [], [], inventory.labels)  # its units are what is read
+            inventory = Inventory([], [], [], inventory.labels)  # the classifier reads the language model's units
             compared["start-from"] = digest_of(language_model)
             own_sizes = options_of(language_model, ClassifierOptions())
             given |= {name: getattr(own_sizes, name) for name in _SETTINGS_OF_LANGUAGE_MODEL}
@@ -151,7 +151,7 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
 def predict(
     file: str, model: str, out: Path | None, probabilities: bool, device: str, overwrite: bool, **moved: str | None
 ) -> None:
-    """Label the texts of FILE, one a line without its label (- for standard input): a label a line.
+    """Label the texts of FILE, one a line and without labels (- for standard input); writes a label a line.
 
     \b
     Example: fastrnn classify predict texts.txt --model classifier --probabilities

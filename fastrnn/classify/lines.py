@@ -1,4 +1,4 @@
-"""Labelled texts, one a line: a label, and after a blank or a tab the words."""
+"""Reads labelled texts, one a line: a label, a blank or a tab, and the words."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..text_models.text import TextError, read_lines
 
 
 def read_labelled(path: str | os.PathLike) -> tuple[list[list[str]], list[str]]:
-    """Words and labels of the lines of a file, "-" being standard input; lines without any word are passed over.
+    """Words and labels of a file's lines ("-" is standard input); blank lines are skipped.
 
     Raises:
-        TextError: not UTF-8 text, no line, or a label without text; with file and line.
+        TextError: not UTF-8 text, no line, or a label without text; names file and line.
     """
     name = "standard input" if path == "-" else str(path)
     texts, labels = [], []

@@ -1,4 +1,4 @@
-"""A classifier of texts: recurrent layers over words, their output made one vector, a softmax over labels."""
+"""A classifier of texts: recurrent layers over words, their outputs pooled to one vector, a softmax over labels."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ClassifierOptions(NetworkOptions):
     """The architecture of a classifier.
 
     Attributes:
-        pooling: what is made of the words' outputs: "last", that of the last step of each direction (backward that is
-            the first word); "mean"; or "max", the largest value of each unit.
+        pooling: how the words' outputs become one vector: "last", the output of each direction's last step (for
+            backward, at the first word); "mean"; or "max", the largest value of each unit.
     """
 
     pooling: str = "max"
@@ -44,7 +44,7 @@ class ClassifierOptions(NetworkOptions):
 
 
 class UnitEncoder(nn.Module):
-    """What a language model reads: its units' vectors, a boundary before and behind the text."""
+    """The input of a language model: its units' vectors, with a boundary before and after the text."""
 
     def __init__(self, width: int, units: Units) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Classifier(TaskModel):
         options: the architecture.
         inventory: words, characters and labels of the training text.
         sources: frozen features, see :mod:`fastrnn.tasks.sources`.
-        units: reads these, as a language model does, in place of encoded words; see :meth:`of_language_model`.
+        units: read these, as a language model does, instead of encoded words; see :meth:`of_language_model`.
     """
 
     kind, format, options_type = "classifier", "fastrnn.classify", ClassifierOptions
@@ -106,11 +106,11 @@ class Classifier(TaskModel):
 
     @classmethod
     def of_language_model(cls, model: LanguageModel, options: ClassifierOptions, inventory: Inventory) -> Classifier:
-        """A classifier that begins with a language model's vectors and recurrent layers (Dai and Le 2015).
+        """A classifier that starts from a language model's vectors and recurrent layers (Dai and Le 2015).
 
         Args:
-            options: pooling and dropout count; the sizes are the language model's, see :func:`options_of`.
-            inventory: its labels count.
+            options: only pooling and dropout are used; sizes are the language model's, see :func:`options_of`.
+            inventory: only its labels are used.
 
         Raises:
             ValueError: the language model projects its state.
@@ -134,7 +134,7 @@ class Classifier(TaskModel):
         return torch.cat([last[:, :hidden], output[0, :, hidden:]], dim=-1)
 
     def loss(self, sentences: Sequence[Prepared], targets: Sequence[str]) -> Tensor:
-        """Mean nats a text."""
+        """Mean loss of a text in nats."""
         logits = self.predict_labels(self.dropout(self._pooled(sentences)))
         labels = torch.tensor([self.label_numbers[label] for label in targets], device=logits.device)
         return F.cross_entropy(logits, labels)
@@ -171,7 +171,7 @@ class Classifier(TaskModel):
 
 
 def options_of(model: LanguageModel, options: ClassifierOptions) -> ClassifierOptions:
-    """The options of a classifier that begins with a language model."""
+    """The options of a classifier that starts from a language model."""
     own = model.options
     if own.projection:
         raise ValueError("the language model projects its state, which a classifier does not: train one without")

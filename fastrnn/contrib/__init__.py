@@ -1,1 +1,1 @@
-"""Adapters for libraries that run recurrent layers in a way of their own; fastrnn itself imports nothing here."""
+"""Adapters for libraries that run recurrent layers in their own way; fastrnn itself imports nothing from here."""

@@ -1,10 +1,10 @@
 """Per-sample gradients of fastrnn's layers for opacus (differentially private training).
 
-opacus takes them in hooks around a layer, from its positional arguments and the gradient of its first output: without
-``lengths`` and ``hx``, and without what comes back through the final states. So the layers hand opacus' hooks over to
-this module, which runs each row with weights of its own (the layer's, expanded), whose gradients are the per-sample
-gradients, and calls the hooks around that expansion. Rows run one by one through the ordinary kernels. Nothing needs to
-be called here: a layer does so when opacus registers its hooks.
+opacus computes them in hooks around a layer, from its positional arguments and the gradient of its first output. That
+misses ``lengths``, ``hx`` and the gradients of the final states. So the layers pass opacus' hooks to this module. It
+expands the layer's weights to one copy per row, whose gradients are the per-sample gradients, and calls the hooks
+around that expansion. Rows run one by one through the ordinary kernels. Users need not call anything here: a layer does
+so when opacus registers its hooks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["keep_hook", "run_packed", "run_rows", "wanted"]
 
 
 def keep_hook(layer: Recurrent, hook: Callable) -> RemovableHandle:
-    """Keep one of the two hooks that opacus registers on a layer, in this order: of forward and of backward.
+    """Keep one of the two hooks that opacus registers on a layer: first that of forward, then that of backward.
 
     Args:
         layer: a fastrnn layer.
@@ -39,7 +39,7 @@ def keep_hook(layer: Recurrent, hook: Callable) -> RemovableHandle:
         layer._opacus_hooks = OrderedDict()
     handle = RemovableHandle(layer._opacus_hooks)
     layer._opacus_hooks[handle.id] = hook
-    # For a class without a sampler of its own the hook of backward calls this, which vmaps over forward if left alone.
+    # opacus' backward hook calls this for classes without a sampler of their own; the default would vmap over forward.
     layer.ft_compute_sample_grad = _split
     return handle
 
@@ -54,14 +54,14 @@ def wanted(layer: Recurrent) -> bool:
 def run_packed(
     layer: Recurrent, packed: PackedSequence, states: States | None, resets: Tensor | None, reset_to_initial: bool
 ) -> tuple[PackedSequence, States]:
-    """Run packed input as padded: opacus counts samples in the order given, not in that of the packing.
+    """Run packed input as padded, because opacus expects the samples in the given order, not in that of the packing.
 
     Args:
         layer: a fastrnn layer.
         packed: the input, N steps of B rows.
         states: None, or the initial states, each [L*D, B, R].
         resets: None, or bool [N].
-        reset_to_initial: as the layer's forward has it.
+        reset_to_initial: as in the layer's forward.
 
     Returns:
         The output, packed like the input, and the final states.
@@ -84,22 +84,22 @@ def run_rows(
     resets: Tensor | None,
     reset_to_initial: bool,
 ) -> tuple[Tensor, States]:
-    """Run each row of a batch with weights of its own.
+    """Run each row of a batch with its own copy of the weights.
 
     Args:
         layer: a fastrnn layer with opacus' hooks.
         x: [T, B, I].
         states: None, or the initial states, each [L*D, B, R].
-        weights: as the layer's _weights gives them.
+        weights: those that the layer's _weights returns.
         lengths: None, or [B].
         resets: None, or [T, B].
-        reset_to_initial: as the layer's forward has it.
+        reset_to_initial: as in the layer's forward.
 
     Returns:
-        output [T, B, D*R] and the final states.
+        Output [T, B, D*R] and the final states.
 
     Raises:
-        RuntimeError: a parameter is trained that is none of these weights.
+        RuntimeError: a trained parameter is not one of these weights.
     """
     batch = x.shape[1]
     trained = {name: parameter for name, parameter in layer.named_parameters() if parameter.requires_grad}
@@ -112,7 +112,7 @@ def run_rows(
             )
     expanded = dict(zip(trained.values(), _Expansion.apply(layer, batch, *trained.values()), strict=True))
     weights = [expanded[w] if w in expanded else w.expand(batch, *w.shape) for w in weights]
-    if batch == 0:  # a batch that Poisson sampling left empty; the sums are zero and tie the gradients to the output
+    if batch == 0:  # Poisson sampling may draw no sample; these sums are zero and keep the parameters in the graph
         weights = [weight.sum(0) for weight in weights]
         return layer._stack(x, states, weights, lengths, resets, reset_to_initial)
     rows = zip(
@@ -129,16 +129,16 @@ def run_rows(
 
 
 class _Expansion(torch.autograd.Function):
-    """Parameters to one copy for each of B rows, [B, ...], a view; opacus' hooks run as around a layer that does this.
+    """Expands parameters to one copy for each of B rows, [B, ...], a view; opacus' hooks see a layer that does this.
 
-    To the hooks the layer has an input [B, 1] of no meaning and the output [B, W], all W values of the parameters.
+    To the hooks, the layer has a dummy input [B, 1] and the output [B, W], all W values of the parameters.
     """
 
     @staticmethod
     def forward(ctx: Any, layer: Recurrent, batch: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         forward_hook, ctx.hook = layer._opacus_hooks.values()
         ctx.layer, ctx.batch_first = layer, forward_hook.__self__.batch_first
-        with torch.enable_grad():  # the hook asks; a Function's forward runs without
+        with torch.enable_grad():  # the hook checks this, and a Function's forward runs without gradients
             forward_hook(layer, (_as_opacus(parameters[0].new_zeros(batch, 1), ctx.batch_first),), None)
         return tuple(parameter.expand(batch, *parameter.shape) for parameter in parameters)
 
@@ -150,12 +150,12 @@ class _Expansion(torch.autograd.Function):
 
 
 def _as_opacus(samples: Tensor, batch_first: bool) -> Tensor:
-    """[B, W] as opacus expects it, who has been told which dimension of all layers is the batch."""
+    """[B, W], or transposed if opacus was told that the batch is not the first dimension."""
     return samples if batch_first else samples.t()
 
 
 def _split(parameters: Sequence[Tensor], activations: Tensor, samples: Tensor) -> list[Tensor | None]:
-    """The gradients [B, W], scaled by opacus as its loss_reduction says, for each parameter."""
+    """Split the gradients [B, W], which opacus has scaled by its loss_reduction, into those of each parameter."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     parts = iter(samples.split([parameter.numel() for parameter in trained], 1))
     return [next(parts).unflatten(1, p.shape) if p.requires_grad else None for p in parameters]

@@ -1,7 +1,7 @@
-"""sb3-contrib's recurrent policies (RecurrentPPO) over fastrnn's LSTM: whole sequences run where episodes begin.
+"""sb3-contrib's recurrent policies (RecurrentPPO) with fastrnn's LSTM, which runs sequences across episode starts.
 
-sb3-contrib runs its LSTMs step by step as soon as one episode starts in a batch, and each sequence of a training batch
-does start one. With ``resets=`` the layer runs the batch in one call.
+sb3-contrib runs its LSTMs step by step if an episode starts anywhere in a batch, as it does in every sequence of a
+training batch. With ``resets=`` the layer runs the batch in one call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _WholeSequences:
-    """What the policies do otherwise than sb3-contrib's; an LSTM that is not fastrnn's runs as there."""
+    """The difference from sb3-contrib's policies; an LSTM that is not fastrnn's runs as in sb3-contrib."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -39,13 +39,13 @@ class _WholeSequences:
         """Run one LSTM over B sequences of T steps.
 
         Args:
-            features: [B*T, I], sequence after sequence.
+            features: [B*T, I], one sequence after the other.
             lstm_states: (h [L, B, H], c [L, B, H]) before the first step.
-            episode_starts: [B*T], not zero where an episode starts: the state is zero before this step.
+            episode_starts: [B*T], nonzero where an episode starts: the state before this step is zero.
             lstm: the layer.
 
         Returns:
-            output [B*T, H] and the states after the last step.
+            Output [B*T, H] and the states after the last step.
         """
         if not isinstance(lstm, Recurrent):
             return policies.RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
@@ -81,19 +81,19 @@ _ADAPTERS = {
 
 
 def convert(policy: torch.nn.Module) -> Report:
-    """:func:`fastrnn.convert` for sb3-contrib's recurrent policies: the policy changes its class too.
+    """:func:`fastrnn.convert` for sb3-contrib's recurrent policies, which changes the class of the policy too.
 
-    Parameters and optimizer stay valid. A model that is loaded has a new policy of the class that it was made with:
-    give RecurrentPPO a policy of this module from the start, or convert after ``load``.
+    Parameters and optimizer stay valid. Loading a model makes a new policy of the class with which it was created: give
+    RecurrentPPO a policy of this module from the start, or convert after ``load``.
 
     Args:
-        policy: RecurrentPPO's ``policy``, or a module that holds such policies.
+        policy: RecurrentPPO's ``policy``, or a module that contains such policies.
 
     Returns:
         The report of fastrnn.convert.
 
     Raises:
-        TypeError: ``policy`` is no module.
+        TypeError: ``policy`` is not a module.
     """
     for module in policy.modules() if isinstance(policy, torch.nn.Module) else ():
         module.__class__ = _ADAPTERS.get(type(module), type(module))

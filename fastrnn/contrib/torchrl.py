@@ -1,9 +1,9 @@
-"""torchrl's LSTMModule and GRUModule over fastrnn's layers: a batch of rollouts runs without padding.
+"""torchrl's LSTMModule and GRUModule with fastrnn's layers, which run a batch of rollouts without padding.
 
 torchrl cuts rollouts into trajectories where is_init is set, pads these to the longest and packs them again. Here the
-trajectories are packed as they lie in the batch, and run as one packed sequence from the state that the tensordict
-holds at their first steps. Packing, not ``resets=``: torchrl stores the states at each trajectory's end, and a
-PackedSequence's final states are just these, of every layer and direction.
+trajectories are packed directly from the batch and run as one packed sequence, from the states that the tensordict
+holds at their first steps. Packing is used rather than ``resets=`` because torchrl stores the states at each
+trajectory's end, and these are the final states of a PackedSequence, for every layer and direction.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["GRUModule", "LSTMModule", "convert"]
 
 
 class _Packing:
-    """What the two modules do otherwise than torchrl's; a layer that is not fastrnn's runs as there."""
+    """The difference from torchrl's modules; a layer that is not fastrnn's runs as in torchrl."""
 
-    _layer: str  # torchrl's name of the layer's attribute
+    _layer: str  # torchrl's name for the attribute with the layer
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +35,7 @@ class _Packing:
 
     def _adopt(self) -> None:
         if not isinstance(getattr(self, self._layer), Recurrent):
-            self.make_cudnn_based()  # torchrl's Python layers become torch.nn's, with the same parameters
+            self.make_cudnn_based()  # replaces torchrl's Python layers by torch.nn's, with the same parameters
             swap(self)
         layer = getattr(self, self._layer)
         if isinstance(layer, Recurrent) and self.recurrent_recompute == "full":
@@ -47,10 +47,10 @@ class _Packing:
 
         Args:
             tensordict: [..., T] in recurrent mode, with the input [..., T, I], is_init [..., T, 1] and the states
-                [..., T, L*D, R] of which each trajectory's first step counts; zero where there are none.
+                [..., T, L*D, R], of which only those at each trajectory's first step are used; zero if missing.
 
         Returns:
-            The same tensordict with the output [..., T, D*R] and the states [..., T, L*D, R], which are zero but at
+            The same tensordict with the output [..., T, D*R] and the states [..., T, L*D, R], which are zero except at
             each trajectory's last step.
         """
         layer = getattr(self, self._layer)
@@ -94,9 +94,9 @@ _ADAPTERS = {torchrl.modules.LSTMModule: LSTMModule, torchrl.modules.GRUModule: 
 
 
 def convert(model: torch.nn.Module) -> Report:
-    """:func:`fastrnn.convert` for a model that holds torchrl's LSTMModule or GRUModule: these change their class too.
+    """:func:`fastrnn.convert` for a model with torchrl's LSTMModule or GRUModule, which change their class too.
 
-    Parameters, keys and references stay valid. fastrnn.revert gives the layers torch.nn's classes back, after which
+    Parameters, keys and references stay valid. fastrnn.revert restores torch.nn's classes of the layers, after which
     the modules run torchrl's code again.
 
     Args:
@@ -106,7 +106,7 @@ def convert(model: torch.nn.Module) -> Report:
         The report of fastrnn.convert.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         adapter = _ADAPTERS.get(type(module))
@@ -121,12 +121,12 @@ def convert(model: torch.nn.Module) -> Report:
 
 
 class _Packed(NamedTuple):
-    """How the trajectories of B rows and T steps lie in a PackedSequence of all B*T steps; N trajectories."""
+    """The layout of the N trajectories of B rows and T steps in a PackedSequence of all B*T steps."""
 
-    index: Tensor  # [B*T], the place in the batch of each packed step
+    index: Tensor  # [B*T], the index in the batch of each packed step
     batch_sizes: Tensor  # [longest trajectory], on the CPU
-    first: Tensor  # [N], the places of first and last steps, the longest trajectory first
-    last: Tensor
+    first: Tensor  # [N], indices of the first steps, the longest trajectory first
+    last: Tensor  # likewise of the last steps
 
 
 def _pack(is_init: Tensor) -> _Packed:
@@ -145,7 +145,7 @@ def _pack(is_init: Tensor) -> _Packed:
     return _Packed(index, step.bincount().cpu(), first[order], (first + lengths - 1)[order])
 
 
-@torch.compiler.disable  # sizes follow from the data (how many trajectories), as in torchrl, which does the same
+@torch.compiler.disable  # sizes depend on the data (the number of trajectories); torchrl disables it too
 def _run(layer: Recurrent, x: Tensor, states: list[Tensor] | None, is_init: Tensor) -> list[Tensor]:
     """Run all trajectories of a batch.
 
@@ -156,7 +156,7 @@ def _run(layer: Recurrent, x: Tensor, states: list[Tensor] | None, is_init: Tens
         is_init: bool [B, T].
 
     Returns:
-        output [B*T, D*R] and the states, each [B*T, L*D, R].
+        Output [B*T, D*R] and the states, each [B*T, L*D, R].
     """
     packed = _pack(is_init)
     if states is not None:

@@ -1,6 +1,6 @@
 """Language models of characters or words over the recurrent layers: training, evaluation, generation, scoring.
 
-The names below are imported on first use, so that the commands show their help without waiting for torch.
+The names below are imported on first use, so that the commands can show their help without waiting for torch.
 """
 
 from importlib import import_module as _import_module

@@ -29,7 +29,7 @@ _SIZE = click.IntRange(1)
 
 @click.group("lm", cls=LazyGroup, commands_by_name=COMMANDS)
 def lm() -> None:
-    """Language models of characters or words: any cell, n-grams beside them.
+    """Language models of characters or words with any cell, compared with n-grams.
 
     \b
     fastrnn lm train input.txt --out model --cell rnn,gru,lstm
@@ -42,7 +42,7 @@ def _text(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _results(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a result: where to write it."""
+    """Adds the options for where to write results."""
     command = overwrite_option(command)
     command = click.option("--plot", type=_OUTPUT, help="Draw the losses (.png, .svg or .pdf).")(command)
     return click.option("--json", type=_OUTPUT, help="Write the results as JSON.")(command)
@@ -113,7 +113,7 @@ def _results(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--device", help="cpu, cuda or cuda:N.  [default: a GPU if there is one]")
 @_results
 def train(text: tuple[str, ...], cells: tuple[str, ...], **values: Any) -> None:
-    """Train language models on TEXT (paths, folders or patterns), or go on where the same command stopped.
+    """Train language models on TEXT (paths, folders or patterns), or continue a run of the same command.
 
     \b
     Example: fastrnn lm train input.txt --out model --hidden 512 --epochs 8 --plot loss.png
@@ -265,7 +265,7 @@ def evaluate(
 @click.option("--allow-unknown", is_flag=True, help="<UNK> may be drawn.")
 @_DEVICE
 def generate(model: str, device: str, prefix: str, **values: Any) -> None:
-    """Write text with a trained model, from its start or a prefix.
+    """Generate text with a trained model, from the start of a text or after a prefix.
 
     \b
     Example: fastrnn lm generate --model model --prefix "KING" --temperature 0.8 --top-p 0.95
@@ -289,8 +289,8 @@ def generate(model: str, device: str, prefix: str, **values: Any) -> None:
 def score(text: tuple[str, ...], model: str, each: bool, device: str) -> None:
     """Log probability of every line of TEXT (paths, folders or patterns, - for standard input), in nats.
 
-    The text is read as one: a line's probability is given the lines before it, and its end counts. Columns: line,
-    units, <UNK> among them, log probability, and bits per character or perplexity.
+    The text is read as one: a line's probability is conditioned on the lines before it, and its end counts. Columns:
+    line, units, <UNK> among them, log probability, and bits per character or perplexity.
 
     \b
     Example: fastrnn lm score other.txt --model model
@@ -325,5 +325,5 @@ def score(text: tuple[str, ...], model: str, each: bool, device: str) -> None:
 
 
 def _shown(symbol: str) -> str:
-    """A unit on one line of a table."""
+    """A printable form of a unit for a table."""
     return symbol if symbol.isprintable() else repr(symbol)[1:-1]

@@ -1,4 +1,4 @@
-"""A language model: vectors of units, recurrent layers, a softmax over all units."""
+"""A language model: unit vectors, recurrent layers, and a softmax over all units."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from ..text_models.model_folder import (
 from ..text_models.sampling import Sampling
 from ..text_models.units import Ids, Units
 
-State = Tensor | tuple[Tensor, ...] | None  # as the layer gives it: h, or (h, c); None: zero
+State = Tensor | tuple[Tensor, ...] | None  # as the layer returns it: h, or (h, c); None means zero
 _FORMAT, _KIND = "fastrnn.lm", "language model"
 _LARGEST, _DEEPEST = 1 << 20, 1 << 8
-# Evaluation reads long texts in rows side by side, each after units that it does not score.
+# Evaluation reads long texts as parallel rows; each row begins with units that only warm up the state.
 _ROWS, _ROW_LENGTH, _LEAD_IN, _STEPS = 32, 4096, 256, 128
 _LOGITS = 1 << 24  # values computed at once, 64 MB
 
 
 @dataclass(frozen=True)
 class LanguageModelOptions:
-    """The architecture, beside the units.
+    """The architecture, apart from the units.
 
     Attributes:
         cell: a key of :data:`fastrnn.cells.CELLS` whose cell has a module, or "rnn" for "rnn_tanh".
-        hidden: H, cells of a layer.
+        hidden: H, hidden units of a layer.
         layers: L.
-        embedding: E, width of a unit's vector; None: as wide as what the softmax reads.
+        embedding: E, width of a unit's vector; None: the width of the softmax's input.
         projection: P > 0: the LSTM projects its state to P values; 0: none.
         tied: the softmax's weight is the table of the units' vectors (Press and Wolf 2017).
-        dropout: on the units' vectors, between layers and on what the softmax reads.
+        dropout: on the units' vectors, between layers and on the softmax's input.
     """
 
     cell: str = "lstm"
@@ -81,7 +81,7 @@ class LanguageModelOptions:
 
     @property
     def width(self) -> int:
-        """R: values of a step's output, P or H."""
+        """R, the width of a step's output: P or H."""
         return self.projection or self.hidden
 
 
@@ -90,8 +90,8 @@ class Evaluation:
     """Sums over a text.
 
     Attributes:
-        units: that were predicted.
-        unknown: of them, `<UNK>`.
+        units: number of predicted units.
+        unknown: of these, `<UNK>`.
         nats: their negative log probability.
         kind: "characters" or "words".
     """
@@ -103,12 +103,12 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats a unit."""
+        """Nats per unit."""
         return self.nats / self.units
 
     @property
     def bits(self) -> float:
-        """Bits a unit; of characters, bits per character."""
+        """Bits per unit; for characters, bits per character."""
         return self.loss / math.log(2)
 
     @property
@@ -121,7 +121,7 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What is reported of this kind of units, by name."""
+        """The figures reported for this kind of units, by name."""
         if self.kind == "characters":
             return {"nats per character": self.loss, "bits per character": self.bits}
         return {"nats per word": self.loss, "perplexity": self.perplexity}
@@ -162,7 +162,7 @@ class LanguageModel(nn.Module):
         )
         self.softmax = nn.Linear(options.width, len(units))
         self.dropout = nn.Dropout(options.dropout)
-        # A tied row is a vector and a softmax's weight: drawn for the latter, whose logits then begin near zero.
+        # A tied row is both a vector and a softmax weight. Its scale suits the softmax: initial logits are near zero.
         nn.init.normal_(self.embedding.weight, std=width**-0.5 if options.tied else 1.0)
         nn.init.zeros_(self.softmax.bias)
         if options.tied:
@@ -173,31 +173,31 @@ class LanguageModel(nn.Module):
         return self.embedding.weight.device
 
     def forward(self, ids: Tensor, state: State = None, resets: Tensor | None = None) -> tuple[Tensor, State]:
-        """The last layer's output [T, B, R], without dropout, for units [T, B], and the state behind them.
+        """The last layer's output [T, B, R], without dropout, for units [T, B], and the state after them.
 
         Args:
-            state: of an earlier call; None: zero.
-            resets: bool [T, B]: the state is zero before this unit, see :class:`fastrnn.LSTM`.
+            state: from an earlier call; None means zero.
+            resets: bool [T, B], true where the state is reset to zero before a unit, see :class:`fastrnn.LSTM`.
         """
         return self.recurrent(self.dropout(self.embedding(ids)), state, resets=resets)
 
     def loss(self, ids: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:
-        """Mean nats a unit of ``targets`` [T, B] after ``ids`` [T, B], and the state, attached to the graph."""
+        """Mean nats per unit of ``targets`` [T, B] after ``ids`` [T, B], and the state, attached to the graph."""
         hidden, state = self(ids, state)
         weight, bias = self.softmax.weight, self.softmax.bias
         return linear_cross_entropy(self.dropout(hidden), weight, targets, linear_bias=bias), state
 
     @torch.inference_mode()
     def log_probabilities(self, ids: Ids) -> NDArray[np.float32]:
-        """Of every unit [N] of a text given those before it, in nats; before the text stands a boundary.
+        """Log probability of every unit [N] of a text given those before it, in nats. A boundary precedes the text.
 
-        A text of more than 8,192 units is read in rows side by side, each after 256 units that are not scored.
+        A text of 8,192 units or more is read as parallel rows, each of which begins with 256 units that are not scored.
         """
         rows = max(1, min(_ROWS, len(ids) // _ROW_LENGTH))
         length = -(-len(ids) // rows)
         lead = _LEAD_IN if rows > 1 else 0
         places = np.arange(-lead, length)[:, None] + length * np.arange(rows)  # of targets, [lead + length, rows]
-        text = np.concatenate([[self.units.boundary], ids])  # place k of the text is behind text[k]
+        text = np.concatenate([[self.units.boundary], ids])  # text[k] precedes unit k of the text
         inside = places.clip(0, len(ids) - 1)
         inputs = torch.from_numpy(text[inside].astype(np.int64)).to(self.device)
         targets = torch.from_numpy(ids[inside].astype(np.int64)).to(self.device)
@@ -218,7 +218,7 @@ class LanguageModel(nn.Module):
         return torch.cat([-F.cross_entropy(self.softmax(some), own, reduction="none") for some, own in parts]).cpu()
 
     def evaluate(self, text: str | Ids) -> Evaluation:
-        """Loss over a text: every unit once, `<UNK>` counted.
+        """Loss over a text; every unit counts once, including `<UNK>`.
 
         Raises:
             ValueError: the text has no unit.
@@ -241,21 +241,22 @@ class LanguageModel(nn.Module):
         seed: int = 0,
         allow_unknown: bool = False,
     ) -> list[str]:
-        """Writes texts, unit by unit.
+        """Generates texts unit by unit.
 
         Args:
-            prefix: the beginning of each; read behind a boundary. An empty one begins with the boundary alone.
-            count: B, texts drawn side by side.
-            maximum: units at most that are drawn.
+            prefix: the beginning of each text, read after a boundary; may be empty.
+            count: B, number of texts, drawn in parallel.
+            maximum: maximum number of units to draw.
             temperature: divides the logits; 0 takes the most probable unit.
-            top_k: draw among the k most probable units only.
-            top_p: draw among the fewest units whose probability is at least this (Holtzman et al. 2020).
-            stop: end a text at the first boundary that is drawn; None: with words, whose texts are sentences then.
+            top_k: sample only from the k most probable units.
+            top_p: sample from the smallest set of units whose total probability is at least this (Holtzman et al.
+                2020).
+            stop: end a text at the first drawn boundary; None: only for words, whose texts are then sentences.
             seed: the same seed gives the same texts.
             allow_unknown: `<UNK>` may be drawn.
 
         Returns:
-            ``count`` texts, the prefix included.
+            ``count`` texts, including the prefix.
         """
         if count < 1 or maximum < 0:
             raise ValueError(f"count must be at least 1 and maximum not below 0, got {count} and {maximum}")
@@ -277,7 +278,7 @@ class LanguageModel(nn.Module):
         self, given: Ids, *, count: int, maximum: int, sampling: Sampling, stop: bool, seed: int,
         never: Sequence[int] = (),
     ) -> list[list[int]]:  # fmt: skip
-        """Numbers of the units that :meth:`generate` draws behind ``given``, a boundary in front of it."""
+        """Numbers of the units that :meth:`generate` draws after a boundary and ``given``."""
         training = self.training
         self.eval()
         random = torch.Generator().manual_seed(seed)
@@ -286,7 +287,7 @@ class LanguageModel(nn.Module):
         drawn: list[Tensor] = []
         open_rows, state, device = torch.ones(count, dtype=torch.bool), None, self.device
         weight, bias = self.softmax.weight, self.softmax.bias
-        if never:  # once, in place of at every step
+        if never:  # once here, not at every step
             bias = bias.index_fill(0, torch.tensor(never, device=device), float("-inf"))
         while len(drawn) < maximum:
             hidden, state = self.recurrent(F.embedding(units, self.embedding.weight), state)
@@ -304,7 +305,7 @@ class LanguageModel(nn.Module):
         return [row[: row.index(end)] if end in row else row for row in rows]
 
     def save(self, folder: Path | str) -> None:
-        """Writes ``model.safetensors`` and ``settings.json`` into a folder, each as a whole or not at all."""
+        """Writes ``model.safetensors`` and ``settings.json`` into a folder, each atomically."""
         tensors = self.state_dict()
         if self.options.tied:
             del tensors["softmax.weight"]
@@ -319,7 +320,7 @@ class LanguageModel(nn.Module):
             place: the folder that :meth:`save` (and `fastrnn lm train`) wrote, or its model.safetensors.
 
         Raises:
-            FileNotFoundError: a file is not there.
+            FileNotFoundError: a file is missing.
             WeightsError: a file is damaged, or the two do not belong together.
         """
         folder = find_model_folder(place, _KIND)
@@ -337,7 +338,7 @@ class LanguageModel(nn.Module):
 
 
 def detach(state: State) -> State:
-    """The same state, cut from the graph that made it."""
+    """The same state, detached from its graph."""
     if state is None or isinstance(state, Tensor):
         return state if state is None else state.detach()
     return tuple(value.detach() for value in state)

@@ -1,4 +1,4 @@
-"""Results of language models beside n-grams: a table, JSON, a picture."""
+"""Results of language models and n-grams: a table, JSON, a picture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .model import Evaluation
 
 
 def evaluate_ngrams(units: Units, train: Ids, held_out: Ids, order: int) -> dict[str, Evaluation]:
-    """Held-out loss of Kneser-Ney n-grams of every order up to one, over the same units."""
+    """Held-out loss of Kneser-Ney n-grams of orders 1 to ``order``, over the same units."""
     model = KneserNey(train, len(units), units.boundary, order)
     found = model.log_probabilities(held_out)
     return {f"{place}-gram": Evaluation.of(units, held_out, values) for place, values in enumerate(found, 1)}
 
 
 def print_table(rows: Mapping[str, Evaluation], more: Mapping[str, Mapping[str, str]] | None = None) -> None:
-    """Prints a row for each model: its figures, and ``more`` columns of some."""
+    """Prints a row for each model: its figures, and for some models ``more`` columns."""
     first = next(iter(rows.values()))
     figures = {
         name: {key: f"{value:,.4f}" if value < 100 else f"{value:,.1f}" for key, value in found.figures.items()}
@@ -36,7 +36,7 @@ def rows_json(rows: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
 
 def write_curves(path: Path, curves: Mapping[str, Sequence[Mapping[str, Any]]], lines: Mapping[str, Evaluation],
                  unit: str) -> None:  # fmt: skip
-    """Draws held-out loss against CPU seconds, a curve for each cell, and n-grams as lines."""
+    """Draws held-out loss against CPU seconds: a curve for each cell, and horizontal lines for n-grams."""
     figure, axes = new_figure(f"held-out loss, nats a {unit}")
     for name, epochs in curves.items():
         seconds = [epoch["cpu_seconds"] for epoch in epochs]

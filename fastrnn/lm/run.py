@@ -28,19 +28,19 @@ MIN_COUNTS = {"characters": 1, "words": 3}
 
 @dataclass(frozen=True)
 class Run:
-    """What to train on, for how long, and where to keep it.
+    """What to train on, for how long, and where to save it.
 
     Attributes:
         text: paths, folders or glob patterns of training text, which is read as one.
-        folder: gets checkpoints, log and model.
-        held_out: text whose loss is told after each epoch, likewise; if there is none, the last ``held_out_share`` of
-            the units of ``text``, which are not trained on.
+        folder: folder for checkpoints, log and model.
+        held_out: likewise, text that is evaluated after each epoch; if not given, the last ``held_out_share`` of the
+            units of ``text``, which are not trained on.
         units: "characters" or "words".
-        vocabulary: file of words, one a line, as `fastrnn vocab` makes; None: those of the training text.
-        min_count: units of the training text that are seen less often are `<UNK>`; None: 1 of characters, 3 of words.
+        vocabulary: file of words, one a line, as `fastrnn vocab` makes it; None: the words of the training text.
+        min_count: units that occur less often in the training text become `<UNK>`; None: 1 for characters, 3 for words.
         epochs: passes over the text.
-        patience: stop after so many epochs that have not lowered the held-out loss; 0: never.
-        checkpoint_every: steps between checkpoints; the end of an epoch has one too.
+        patience: stop after this many epochs that have not lowered the held-out loss; 0: never.
+        checkpoint_every: steps between checkpoints; there is also one at the end of each epoch.
         log_every: steps between lines of the log.
         device: None: a GPU if there is one.
     """
@@ -74,7 +74,7 @@ class Corpus:
 
 
 def read_corpus(run: Run) -> Corpus:
-    """Reads a run's texts and settles its units.
+    """Reads a run's texts and determines its units.
 
     Raises:
         TextError, VocabularyError: bad input.
@@ -100,7 +100,7 @@ def read_corpus(run: Run) -> Corpus:
 
 
 def _divided(text: str, kind: str, share: float) -> tuple[str, str]:
-    """A text's beginning, and the last share of its characters; of words, from the next line on."""
+    """A text's beginning, and the last share of its characters; for words, cut at the next line."""
     place = int(len(text) * (1 - share))
     if kind == "words":
         place = text.find("\n", place) + 1 or len(text)
@@ -112,16 +112,16 @@ def _divided(text: str, kind: str, share: float) -> tuple[str, str]:
 
 @dataclass
 class Result:
-    """What a run has come to.
+    """The result of a run.
 
     Attributes:
-        name: of the cell.
-        folder: where the model of the best epoch is.
-        parameters: their number.
-        epochs: of each epoch number, step, loss in training, loss on held-out text (or None), and seconds and CPU
-            seconds since the start, evaluation included.
-        best: the epoch with the lowest held-out loss (without held-out text the last): its place among ``epochs``.
-        held_out: of the model in the folder.
+        name: name of the cell.
+        folder: folder with the model of the best epoch.
+        parameters: number of parameters.
+        epochs: for each epoch its number, step, training loss, held-out loss (or None), and seconds and CPU seconds
+            since the start, including evaluation.
+        best: index in ``epochs`` of the epoch with the lowest held-out loss (the last one if there is none).
+        held_out: evaluation of the model in the folder.
     """
 
     name: str
@@ -148,21 +148,21 @@ def train(
     given: Mapping[str, Any] | None = None,
     corpus: Corpus | None = None,
 ) -> Result:
-    """Trains, or goes on where an earlier run in the same folder stopped, until all epochs are made.
+    """Trains until all epochs are done; continues an earlier run in the same folder if there is one.
 
-    The folder's model is that of the best epoch. On a CPU a run that is killed and resumed ends with the bits of one
-    left alone. Seeds torch's default generator.
+    The folder's model is that of the best epoch. On a CPU, a run that was killed and resumed gives the same bits as an
+    uninterrupted one. Seeds torch's default generator.
 
     Args:
         options, training: None: those of the run in the folder, or the defaults.
-        given: single settings by name in their place, as the command has them.
-        corpus: the run's texts, where they are read already.
+        given: alternatively, single settings by the names of the command's options.
+        corpus: the run's texts, if they have been read already.
 
     Raises:
-        TrainingError: not finite, settings that do not fit the checkpoint, or too little text.
-        CheckpointError: the disk refused a checkpoint, or one is damaged.
-        TextError, VocabularyError: bad input, said before anything is trained.
-        Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
+        TrainingError: a value is not finite, settings do not fit the checkpoint, or there is too little text.
+        CheckpointError: a checkpoint could not be written, or is damaged.
+        TextError, VocabularyError: bad input, found before training starts.
+        Interrupted: SIGINT or SIGTERM arrived; the checkpoint of the last step has been written.
     """
     folder = run_folder(run.folder, ("safetensors",))
     device = chosen_device(run.device)
@@ -175,7 +175,7 @@ def train(
 
 
 class _Training(EpochRun):
-    """A language model's run: the best epoch is that with the lowest held-out loss."""
+    """A language model's run; the best epoch has the lowest held-out loss."""
 
     aim = "lowered the held-out loss"
     trainer: Trainer
@@ -226,7 +226,7 @@ class _Training(EpochRun):
 
     @property
     def best(self) -> int:
-        """The place of the best epoch; the last if there is no held-out text."""
+        """The index of the best epoch; the last one if there is no held-out text."""
         losses = [epoch["held_out_loss"] for epoch in self.epochs]
         return len(losses) - 1 if None in losses else losses.index(min(losses))
 

@@ -1,7 +1,8 @@
-"""Steps of training by truncated backpropagation; run.py is around them.
+"""Training steps by truncated backpropagation; run.py has the loop around them.
 
-The text is cut into B streams side by side. A step reads a window of T units of each, and the state goes on from window
-to window; gradients end at a window's start. Each epoch begins at the streams' beginnings with a zero state.
+The text is cut into B parallel streams. A step reads a window of T units of each stream. The state is carried from
+window to window, while gradients end at a window's start. Each epoch starts at the streams' beginnings with a zero
+state.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class TrainingOptions:
     """How to train.
 
     Attributes:
-        batch: B, streams side by side.
+        batch: B, number of parallel streams.
         window: T, units of a stream in a step.
         optimizer: "adam" or "sgd" (without momentum).
         learning_rate: None: 0.002 for Adam, 1 for SGD.
         decay: of the rate: "linear", to zero at the last step; "plateau", by half after an epoch that has not lowered
             the held-out loss; "none". None: linear for Adam, plateau for SGD.
-        clip: bound of the global gradient norm, 0: none.
-        seed: of parameters and dropout.
+        clip: bound of the global gradient norm; 0 is none.
+        seed: seed of parameters and dropout.
     """
 
     batch: int = 32
@@ -73,10 +74,10 @@ class Trainer(EpochTrainer[LanguageModel]):
     Args:
         model: on its device.
         ids: the training text's units.
-        epochs: of the whole run; the linear decay ends with them.
+        epochs: number of epochs of the whole run, over which the linear decay extends.
 
     Attributes:
-        halvings: of the rate so far, by "plateau".
+        halvings: how often "plateau" has halved the rate so far.
     """
 
     def __init__(self, model: LanguageModel, ids: Ids, options: TrainingOptions, epochs: int) -> None:
@@ -104,7 +105,7 @@ class Trainer(EpochTrainer[LanguageModel]):
         return self.options.rate * (_PLATEAU**self.halvings if schedule == "plateau" else 1.0)
 
     def _loss(self) -> Tensor:
-        """Of the next window, in nats a unit."""
+        """The loss of the next window, in nats per unit."""
         model, window = self.model, self.options.window
         start = self.done % self.epoch * window
         read = self._streams[start : start + window + 1].to(model.device)

@@ -1,6 +1,6 @@
 """Taggers: recurrent layers over words, softmax or CRF over tags, accuracy or F1 of entities.
 
-The names below are imported on first use, so that the commands show their help without waiting for torch.
+The names below are imported on first use, so that the commands can show their help without waiting for torch.
 """
 
 from importlib import import_module as _import_module

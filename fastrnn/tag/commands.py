@@ -46,7 +46,7 @@ _MODEL = click.option("--model", required=True, help="The folder that tag train 
 
 @click.group("tag", cls=LazyGroup, commands_by_name=COMMANDS)
 def tag() -> None:
-    """Taggers of words: parts of speech, names, and whatever else has a tag a word.
+    """Taggers of words: parts of speech, names, and other tasks with one tag per word.
 
     \b
     fastrnn tag train train.conllu --dev dev.conllu --test test.conllu --out tagger
@@ -60,10 +60,10 @@ def tag() -> None:
 @click.option("--crf", is_flag=True, help="A linear-chain CRF over the tags, in place of a softmax for each word.")
 @with_options(TRAINING, RESULTS)
 def train(train_file: str, cells: tuple[str, ...], **values: Any) -> None:
-    """Train taggers on TRAIN (CoNLL or CoNLL-U), or go on where the same command stopped.
+    """Train taggers on TRAIN (CoNLL or CoNLL-U), or continue a run of the same command that was stopped.
 
     Tags that mark entities (O, B-person, I-person, ...) are scored by F1 of entities, as conlleval counts them, others
-    by accuracy. The table has the most frequent tag of each word beside the models.
+    by accuracy. The table also shows the most frequent tag of each word as a baseline.
 
     \b
     Example: fastrnn tag train train.conllu --dev dev.conllu --test test.conllu --out tagger --seeds 4
@@ -142,7 +142,7 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
 def predict(file: str, model: str, out: Path | None, overwrite: bool, **values: Any) -> None:
     """Tag the sentences of FILE (- for standard input).
 
-    CoNLL-U comes back with its column of tags replaced, CoNLL with a further column at the end, as conlleval reads it,
+    CoNLL-U is written with its column of tags replaced, CoNLL with a further column at the end, as conlleval reads it,
     and text as CoNLL.
 
     \b

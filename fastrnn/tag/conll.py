@@ -1,8 +1,8 @@
-"""Tagged sentences in columns: CoNLL (2003, WNUT and the like) and CoNLL-U, read and written.
+"""Reads and writes tagged sentences in columns: CoNLL (2003, WNUT and the like) and CoNLL-U.
 
-A sentence's words stand one a line, with columns between tabs (or blanks, in files without tabs), and a blank line ends
-it. CoNLL has the word in the first column and the tag in the last; CoNLL-U, ten columns, in the second and fourth
-(UPOS). Writing leaves other lines and columns as they were.
+Each word has a line, whose columns are separated by tabs (or blanks, in files without tabs); a blank line ends a
+sentence. CoNLL has the word in the first column and the tag in the last one. CoNLL-U has ten columns, with the word in
+the second and the tag in the fourth (UPOS). Writing leaves other lines and columns unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..text_models.text import TextError, read_lines
 
 FORMATS = ("conll", "conllu", "text")
 CONLLU_COLUMNS = {"upos": 4, "xpos": 5, "feats": 6, "deprel": 8}
-_DOCUMENT = "-DOCSTART-"  # CoNLL 2003 marks documents with a sentence of this word
+_DOCUMENT = "-DOCSTART-"  # CoNLL 2003 marks the start of a document with a sentence of this word
 
 
 @dataclass
@@ -26,11 +26,11 @@ class Document:
     Attributes:
         source: its name, for messages.
         format: "conll", "conllu" or "text" (a tokenised sentence a line, no tags).
-        sentences: the words of each.
-        tags: of each sentence; None if they were not read.
-        lines: of the file.
-        places: of each word of each sentence, its line; of text, of each sentence.
-        column: of the tags, from 1; 0: the last.
+        sentences: the words of each sentence.
+        tags: the tags of each sentence; None if they were not read.
+        lines: the lines of the file.
+        places: the line of each word of each sentence; for text, the line of each sentence.
+        column: the column of the tags, from 1; 0 is the last.
     """
 
     source: str
@@ -42,8 +42,11 @@ class Document:
     column: int
 
     def with_tags(self, tags: Sequence[Sequence[str]]) -> str:
-        """The file's text with these tags: in their column of CoNLL-U; as a further last column of CoNLL, as conlleval
-        wants it, which holds O where CoNLL 2003 marks a document; and of text as CoNLL of two columns."""
+        """The file's text with these tags.
+
+        CoNLL-U gets them in their column. CoNLL gets a further last column, as conlleval expects it, with O where CoNLL
+        2003 marks a document. Text becomes CoNLL with two columns.
+        """
         if self.format == "text":
             rows = ["".join(f"{word}\t{tag}\n" for word, tag in zip(words, own, strict=True))
                     for words, own in zip(self.sentences, tags, strict=True)]  # fmt: skip
@@ -66,15 +69,15 @@ class Document:
 
 
 def format_of(path: str | os.PathLike) -> str:
-    """The format that a file's name tells."""
+    """The format that a file's name indicates."""
     return "conllu" if Path(path).suffix.lower() == ".conllu" else "conll"
 
 
 def column_number(column: str | None, format: str) -> int:
-    """The number of a column, from 1, of its number or of its name in CoNLL-U; None: 0, the last, or UPOS.
+    """The number of a column, from 1, given as a number or by its name in CoNLL-U; None: UPOS, or 0, the last.
 
     Raises:
-        ValueError: there is no such column.
+        ValueError: an unknown column.
     """
     if column is None:
         return CONLLU_COLUMNS["upos"] if format == "conllu" else 0
@@ -93,12 +96,12 @@ def read_document(
 
     Args:
         path: "-" is standard input.
-        format: None: as the name tells.
-        column: of the tags, see :func:`column_number`.
+        format: None: determined by the name.
+        column: the column of the tags, see :func:`column_number`.
         tagged: whether tags are needed.
 
     Raises:
-        TextError: not UTF-8 text, no sentence, or a line without its columns; with file and line.
+        TextError: not UTF-8 text, no sentence, or a line without its columns; names file and line.
     """
     format = format or format_of(path)
     if format not in FORMATS:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class LinearChainCRF(nn.Module):
-    """p(tags | sentence) in proportion to exp(score), where the score of tags y of a sentence of n words is
+    """p(tags | sentence), proportional to exp(score). The score of tags y of a sentence of n words is
     start[y_1] + sum_t emission[t, y_t] + sum_t transition[y_t, y_(t+1)] + end[y_n].
 
     Args:
@@ -21,11 +21,11 @@ class LinearChainCRF(nn.Module):
         self.transition = nn.Parameter(torch.zeros(tags, tags))
 
     def log_likelihood(self, emissions: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
-        """log p of given tags.
+        """Log probability of the given tags.
 
         Args:
             emissions: [T, B, K].
-            tags: int64 [T, B]; any tag beyond a sentence's end.
+            tags: int64 [T, B], with arbitrary valid tags beyond a sentence's end.
             lengths: [B], at least 1.
 
         Returns:
@@ -34,7 +34,7 @@ class LinearChainCRF(nn.Module):
         return self._score(emissions, tags, lengths) - self._log_normalizer(emissions, lengths)
 
     def decode(self, emissions: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The most probable tags of each sentence (Viterbi's algorithm); arguments as above."""
+        """The most probable tags of each sentence (Viterbi algorithm); arguments as above."""
         best = self.start + emissions[0]
         origins = []
         for step in range(1, len(emissions)):

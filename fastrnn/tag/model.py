@@ -27,7 +27,7 @@ class TaggerOptions(NetworkOptions):
     """The architecture of a tagger.
 
     Attributes:
-        crf: a linear-chain CRF over the tags, in place of a softmax for each word.
+        crf: use a linear-chain CRF over the tags instead of a softmax for each word.
     """
 
     crf: bool = False
@@ -61,7 +61,7 @@ class Tagger(TaskModel):
         self.crf = LinearChainCRF(len(inventory.labels)) if options.crf else None
 
     def loss(self, sentences: Sequence[Prepared], targets: Sequence[Sequence[str]]) -> Tensor:
-        """Mean nats a word."""
+        """Mean loss per word in nats."""
         output, lengths = self.states(sentences)
         emissions = self.predict_labels(self.dropout(output))
         rows = [torch.tensor([self.label_numbers[tag] for tag in own]) for own in targets]
@@ -88,5 +88,5 @@ class Tagger(TaskModel):
 
     @staticmethod
     def score(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Score:
-        """Accuracy, or F1 of entities where the gold tags mark some."""
+        """Accuracy, or F1 of entities if the gold tags mark entities."""
         return score_tags(gold, found)

@@ -1,4 +1,4 @@
-"""Scores of tags: accuracy, and entities counted as the evaluation of the CoNLL shared tasks counts them."""
+"""Scores of tags: accuracy, and entities counted like the evaluation script of the CoNLL shared tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PREFIXES = {"B", "I", "E", "S"}
 
 
 def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """Entities (first, behind the last, type) of a sentence's tags, which may be IOB1, BIO or BIOES.
+    """Entities (start, end, type) in a sentence's tags, which may be IOB1, BIO or BIOES; end is exclusive.
 
-    An entity ends before O, before a B or S, after an E or S, and where the type changes. What continues none begins
-    one.
+    An entity ends before O, before B or S, after E or S, and where the type changes. A tag that does not continue an
+    entity starts one.
     """
     found, start, kind = set(), 0, None
     for place, tag in enumerate([*tags, "O"]):
@@ -42,7 +42,7 @@ def are_entities(tags: Iterable[str]) -> bool:
 
 @dataclass
 class EntityCounts:
-    """Entities that agree in both ends and type, those of the gold tags, and those found."""
+    """Numbers of entities: those found correctly (start, end and type agree), those in the gold tags, those found."""
 
     correct: int = 0
     gold: int = 0
@@ -66,7 +66,7 @@ class EntityCounts:
 
 @dataclass(frozen=True)
 class EntityScore:
-    """Entities in all and by type, and the accuracy of tags."""
+    """Entity counts in total and by type, and the accuracy of tags."""
 
     total: EntityCounts
     accuracy: Accuracy
@@ -83,7 +83,7 @@ class EntityScore:
 
 
 def score_entities(gold: Tags, found: Tags) -> EntityScore:
-    """Entities of both counted, whatever the gold tags are."""
+    """Entity counts, even if the gold tags mark no entities."""
     pairs = list(zip(gold, found, strict=True))
     flat = [pair for wanted, given in pairs for pair in zip(wanted, given, strict=True)]
     types: dict[str, EntityCounts] = {}
@@ -99,13 +99,13 @@ def score_entities(gold: Tags, found: Tags) -> EntityScore:
 
 
 def score_tags(gold: Tags, found: Tags) -> Accuracy | EntityScore:
-    """Entities if the gold tags mark some, else the accuracy of tags."""
+    """Entity counts if the gold tags mark entities, else the accuracy of tags."""
     score = score_entities(gold, found)
     return score if are_entities(tag for own in gold for tag in own) else score.accuracy
 
 
 class MostFrequentTag:
-    """The baseline: every word has the tag that it had most often in training, an unknown one the most frequent."""
+    """The baseline: every word gets its most frequent tag in training, an unknown word the most frequent of all."""
 
     def __init__(self, sentences: Sequence[Sequence[str]], tags: Tags) -> None:
         every: Counter[str] = Counter()

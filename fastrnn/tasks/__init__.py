@@ -1,1 +1,1 @@
-"""What tasks with labelled texts share, whatever is labelled: encoders of words, training, scores, results."""
+"""The common part of tasks with labelled texts: encoders of words, training, scores, results."""

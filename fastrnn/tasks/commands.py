@@ -1,4 +1,4 @@
-"""What the commands of all tasks share: their options, and the training of several cells and seeds."""
+"""The common part of all tasks' commands: options, and the training of several cells and seeds."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ DEVICE = click.option("--device", default="cpu", show_default=True, help="cpu, c
 
 
 def with_options(*groups: Iterable[Options] | Options) -> Options:
-    """A decorator of all these options, in this order."""
+    """A decorator that adds all these options, in this order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for group in reversed(groups):
@@ -112,7 +112,7 @@ def with_options(*groups: Iterable[Options] | Options) -> Options:
 
 
 def check_training(train_file: str, values: Mapping[str, Any]) -> None:
-    """Refuses, before anything is read, what a training command cannot do."""
+    """Refuses combinations of options that a training command does not support, before anything is read."""
     if "-" in (train_file, values["dev"], values["test"]):
         raise click.UsageError("training reads its files again, which standard input cannot give: name a file")
     if values["dev"] is not None:
@@ -125,7 +125,7 @@ def check_training(train_file: str, values: Mapping[str, Any]) -> None:
 
 
 def given_settings(cells: tuple[str, ...]) -> dict[str, Any]:
-    """The options that were given, by the names of their settings; of several cells the caller takes one at a time."""
+    """The options that were given, by the names of their settings; of several cells, only the first."""
     given = given_values()
     if given.pop("cells", None) is not None:
         given["cell"] = cells[0]
@@ -135,10 +135,10 @@ def given_settings(cells: tuple[str, ...]) -> dict[str, Any]:
 def read_parts(
     read: Callable[[str], Examples], train_file: str, values: Mapping[str, Any], more_reads: Sequence[Argument] = ()
 ) -> tuple[Data, dict[str, Remembered]]:
-    """The examples of a training command's files and the sources of its features; guards the files it will write.
+    """The examples in a training command's files and the sources of its features; guards the files it will write.
 
     Args:
-        read: of a path.
+        read: reads the examples in a file.
         more_reads: further files that the command reads, with the names of their options.
     """
     from ..text_models.epochs import chosen_device
@@ -160,18 +160,18 @@ def read_parts(
 
 
 def guard_results(reads: Sequence[Argument], values: Mapping[str, Any]) -> None:
-    """Refuses results that would be written over what is read or, without --overwrite, over another file."""
+    """Refuses result files that would replace an input or, without --overwrite, another file."""
     guard_outputs([("--json", values["json"]), ("--plot", values["plot"])], reads, overwrite=values["overwrite"])
 
 
 def report_training(
     results: Sequence[Result], baseline: str, score: Callable[[Examples], Score], data: Data, values: Mapping[str, Any]
 ) -> None:
-    """Prints the results beside a baseline, and writes them where the options say.
+    """Prints the results and a baseline, and writes them as the options say.
 
     Args:
-        baseline: its name.
-        score: the baseline's, on examples.
+        baseline: name of the baseline.
+        score: scores the baseline on examples.
     """
     from ..text_models.report import write_json
     from .results import print_results, results_json, write_curves
@@ -186,7 +186,7 @@ def report_training(
 
 
 def report_scores(scores: Mapping[str, Score], values: Mapping[str, Any]) -> None:
-    """Prints the scores of several models, and writes them where the options say."""
+    """Prints the scores of several models, and writes them as the options say."""
     from ..text_models.report import write_json
     from .results import print_scores, write_bars
 
@@ -201,7 +201,7 @@ def train_all(
     make: Callable[[Any], TaskModel], options_type: type, data: Data, values: Mapping[str, Any],
     given: Mapping[str, Any], cells: tuple[str, ...], sources: Mapping[str, str],
 ) -> list[Result]:  # fmt: skip
-    """Trains a model of each cell and seed; ``sources`` has the digests of what it reads beside its texts."""
+    """Trains a model for each cell and seed; ``sources``: digests of the model's inputs other than its texts."""
     from dataclasses import fields
 
     from .run import Run, train
@@ -225,10 +225,10 @@ def train_all(
 
 
 def held_back(examples: Any, share: float) -> tuple[Any, Any]:
-    """Examples without their last share, and that.
+    """Splits examples into all but the last share, and the last share.
 
     Raises:
-        ValueError: one of the two has none.
+        ValueError: one of the two is empty.
     """
     from .training import Examples
 

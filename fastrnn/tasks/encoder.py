@@ -1,4 +1,4 @@
-"""From sentences to vectors of their words: trained word vectors, an encoder of characters, frozen features."""
+"""Encodes sentences as vectors of their words: trained word vectors, an encoder of characters, frozen features."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .options import NetworkOptions
 from .sources import Source
 
 _CHARACTER_WIDTH = 32
-_LONGEST = 40  # characters of a word that are read
+_LONGEST = 40  # characters of a word that are read at most
 UNKNOWN = 0
 
 
 def normal(word: str) -> str:
-    """The form of a word that has a trained vector: lower case, digits alike. Its characters are read as they are."""
+    """The form of a word that has a trained vector: lower case, all digits 0. Its characters are read unchanged."""
     return "".join("0" if character.isdecimal() else character for character in word.lower())
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The words, characters and labels of the training text. Number 0 of words and characters stands for all others.
+    """The words, characters and labels of the training text. For words and characters, number 0 stands for all others.
 
     Attributes:
-        words: in normal form, by falling frequency.
-        counts: how often each was seen.
-        characters: by falling frequency.
+        words: in normal form, by descending frequency.
+        counts: number of occurrences of each word.
+        characters: by descending frequency.
         labels: sorted.
     """
 
@@ -72,8 +72,8 @@ class Prepared:
 
     Attributes:
         words: its words.
-        ids: their numbers [n].
-        layers: features [K, n, W] of each source.
+        ids: numbers of the words [n].
+        layers: features [K, n, W] from each source.
     """
 
     words: Sequence[str]
@@ -83,14 +83,14 @@ class Prepared:
 
 @dataclass
 class Batch:
-    """B sentences of at most T words, of U different words with at most C characters each.
+    """B sentences of at most T words, with U different words of at most C characters each.
 
     Attributes:
         ids: [T, B].
-        lengths: words of each sentence [B].
-        places: of each word among the different ones [T, B].
-        characters, character_lengths: [C, U], [U]; none without an encoder of characters.
-        layers: of each source [K, T, B, W].
+        lengths: number of words of each sentence [B].
+        places: index of each word among the different ones [T, B].
+        characters, character_lengths: [C, U], [U]; None without an encoder of characters.
+        layers: features [K, T, B, W] from each source.
     """
 
     ids: Tensor
@@ -102,11 +102,11 @@ class Batch:
 
 
 class WordEncoder(nn.Module):
-    """Vectors of words: a trained one, the last states of a recurrent layer over its characters in both directions
-    (Lample et al. 2016; Ling et al. 2015), and mixes of frozen features (Peters et al. 2018).
+    """Vectors of words. Each concatenates a trained vector, the last states of a bidirectional recurrent layer over the
+    word's characters (Lample et al. 2016; Ling et al. 2015), and mixes of frozen features (Peters et al. 2018).
 
-    In training a word that was seen n times is now and then taken for an unknown one, with probability p / (p + n)
-    (Kiperwasser and Goldberg 2016, with p = 0.25).
+    In training, a word that was seen n times is replaced by an unknown one with probability p / (p + n) (Kiperwasser
+    and Goldberg 2016, with p = 0.25).
     """
 
     def __init__(self, options: NetworkOptions, inventory: Inventory, sources: Mapping[str, Source]) -> None:
@@ -121,7 +121,7 @@ class WordEncoder(nn.Module):
             self.character_embedding = nn.Embedding(len(self._characters) + 1, _CHARACTER_WIDTH)
             self.characters = make_layer(options.cell, _CHARACTER_WIDTH, options.characters, bidirectional=True)
         for table in (self.embedding, self.character_embedding):
-            if table is not None:  # of a length near 1, as the mixes and states beside them
+            if table is not None:  # vectors of length near 1, like the mixes and states beside them
                 nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
         self.mixes = nn.ModuleDict({name: ScalarMix(source.layers) for name, source in sources.items()})
         self.width = options.embedding + 2 * options.characters + sum(source.width for source in sources.values())
@@ -135,7 +135,7 @@ class WordEncoder(nn.Module):
         return self._dropped.device
 
     def prepare(self, sentences: Sequence[Sequence[str]]) -> list[Prepared]:
-        """Looks up what does not change in training. A sentence without words becomes one of one unknown word."""
+        """Looks up what does not change in training. An empty sentence becomes one unknown word."""
         read = [sentence or ("\0",) for sentence in sentences]
         layers = {name: source(read) for name, source in self.sources.items()}
         found = []
@@ -145,7 +145,7 @@ class WordEncoder(nn.Module):
         return found
 
     def batch(self, sentences: Sequence[Prepared]) -> Batch:
-        """Puts sentences side by side, on the encoder's device."""
+        """Makes a padded batch of sentences on the encoder's device."""
         device = self.device
         ids = pad_sequence([sentence.ids for sentence in sentences])
         lengths = torch.tensor([len(sentence.ids) for sentence in sentences])
@@ -164,7 +164,7 @@ class WordEncoder(nn.Module):
         return Batch(ids.to(device), lengths.to(device), places, characters, character_lengths, layers)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Vectors [T, B, E]; beyond a sentence's end they mean nothing."""
+        """Vectors [T, B, E]; undefined beyond a sentence's end."""
         parts = []
         if self.embedding is not None:
             ids = batch.ids
@@ -182,7 +182,7 @@ class WordEncoder(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def mix_weights(self) -> dict[str, Any]:
-        """Of each mix of several layers its weights after the softmax, and gamma."""
+        """For each mix of several layers, its weights after the softmax, and gamma."""
         found = {}
         for name, mix in self.mixes.items():
             if len(mix.weights) > 1:

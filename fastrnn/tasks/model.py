@@ -39,8 +39,8 @@ class TaskModel(nn.Module):
         sources: frozen features.
     """
 
-    kind: ClassVar[str]  # what it is, in words
-    format: ClassVar[str]  # of its settings
+    kind: ClassVar[str]  # the kind of model, for messages
+    format: ClassVar[str]  # key of the format in its settings
     options_type: ClassVar[type[NetworkOptions]]
 
     def __init__(self, options: NetworkOptions, inventory: Inventory, sources: Mapping[str, Source]) -> None:
@@ -74,7 +74,7 @@ class TaskModel(nn.Module):
         return output, batch.lengths
 
     def loss(self, sentences: Sequence[Prepared], targets: Sequence[Any]) -> Tensor:
-        """Mean loss of a batch; the targets are labels as :meth:`score` takes them."""
+        """Mean loss of a batch; the targets are labels as for :meth:`score`."""
         raise NotImplementedError
 
     def _decode(self, sentences: Sequence[Prepared]) -> list[Any]:
@@ -82,7 +82,7 @@ class TaskModel(nn.Module):
 
     @staticmethod
     def score(gold: Sequence[Any], found: Sequence[Any]) -> Score:
-        """How good predictions are."""
+        """Scores predictions against the gold labels."""
         raise NotImplementedError
 
     def prepare(self, sentences: Sequence[Sequence[str]]) -> list[Prepared]:
@@ -90,7 +90,7 @@ class TaskModel(nn.Module):
 
     @torch.no_grad()
     def predict_prepared(self, sentences: Sequence[Prepared]) -> list[Any]:
-        """Predictions for sentences that :meth:`prepare` gave, in their order."""
+        """Predictions for sentences from :meth:`prepare`, in order."""
         training = self.training
         self.eval()
         found: list[Any] = [None] * len(sentences)
@@ -111,9 +111,9 @@ class TaskModel(nn.Module):
         }
 
     def save(self, folder: Path | str) -> None:
-        """Writes ``model.safetensors`` and ``settings.json`` into a folder, each as a whole or not at all.
+        """Writes ``model.safetensors`` and ``settings.json`` into a folder, each atomically.
 
-        The frozen features' own files stay where they are; the settings name them.
+        The files of frozen features are not copied; the settings name them.
         """
         save_model(folder, self.settings(), self.state_dict(), {"format": self.format})
 
@@ -125,11 +125,11 @@ class TaskModel(nn.Module):
 
         Args:
             place: the folder that :meth:`save` wrote, or its model.safetensors.
-            moved: where sources of features are now, by name, if not where they were.
+            moved: new places of sources of features, by name.
 
         Raises:
-            FileNotFoundError: a file is not there.
-            WeightsError: a file is damaged, or they do not belong together.
+            FileNotFoundError: a file is missing.
+            WeightsError: a file is damaged, or the files do not belong together.
         """
         folder = find_model_folder(place, cls.kind)
         path = folder / SETTINGS_FILE
@@ -147,7 +147,7 @@ class TaskModel(nn.Module):
         return model.to(device).eval()
 
     def restored(self: Model, folder: Path | str) -> Model:
-        """This model with the parameters of a folder that :meth:`save` wrote."""
+        """This model with the parameters in a folder that :meth:`save` wrote."""
         path = Path(folder) / MODEL_FILE
         return fill_model(self, read_tensors(path)[0], path).eval()
 

@@ -1,4 +1,4 @@
-"""The architecture that the models of all tasks share."""
+"""The architecture common to the models of all tasks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class NetworkOptions:
 
     Attributes:
         cell: a key of :data:`fastrnn.cells.CELLS` whose cell has a module, or "rnn" for "rnn_tanh".
-        hidden: H, cells of a layer and direction.
+        hidden: H, units of a layer and direction.
         layers: L.
         bidirectional: whether the layers read in both directions.
         embedding: width of a word's trained vector; 0: none.
-        characters: cells of each direction of the layer that reads a word's characters; 0: none.
+        characters: units of each direction of the layer that reads a word's characters; 0: none.
         dropout: on the words' vectors, between layers and on the last layer's output.
-        word_dropout: p, where a word seen n times is taken for an unknown one with probability p / (p + n).
+        word_dropout: p; in training, a word seen n times is replaced by an unknown one with probability p / (p + n).
     """
 
     cell: str = "lstm"
@@ -50,5 +50,5 @@ class NetworkOptions:
 
     @property
     def width(self) -> int:
-        """D*H: values of a step's output."""
+        """D*H, the width of a step's output."""
         return self.hidden * (2 if self.bidirectional else 1)

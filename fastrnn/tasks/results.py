@@ -1,4 +1,4 @@
-"""Results of runs with several cells and seeds beside a baseline: a table, JSON, a picture."""
+"""Results of runs with several cells and seeds, and of a baseline: a table, JSON, a picture."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def print_results(results: Sequence[Result], baselines: Mapping[str, Mapping[str, Score]]) -> None:
-    """Prints a row for each cell, means over its seeds, and one for each baseline.
+    """Prints a row for each cell with means over its seeds, and one for each baseline.
 
     Args:
-        baselines: by name, scores of "dev" and "test".
+        baselines: for each name, scores on "dev" and "test".
     """
     rows = {}
     for name, own in by_cell(results).items():
@@ -49,7 +49,7 @@ def results_json(results: Sequence[Result], baselines: Mapping[str, Mapping[str,
 
 
 def write_curves(path: Path, results: Sequence[Result], baselines: Mapping[str, Mapping[str, Score]]) -> None:
-    """Draws the score on dev against epochs, a curve for each run, and baselines as lines."""
+    """Draws the score on dev against epochs: a curve for each run, and horizontal lines for baselines."""
     figure, axes = new_figure(f"{results[0].dev.name} on dev, %")
     for place, (name, own) in enumerate(by_cell(results).items()):
         for number, result in enumerate(own):
@@ -63,7 +63,7 @@ def write_curves(path: Path, results: Sequence[Result], baselines: Mapping[str, 
 
 
 def print_scores(scores: Mapping[str, Score]) -> None:
-    """Prints a row for each model: its figures, and those of each type."""
+    """Prints rows for each model: its figures, and those of each type."""
     rows = {}
     for name, score in scores.items():
         figures = score.to_json()

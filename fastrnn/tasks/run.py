@@ -26,13 +26,13 @@ from .training import Examples, Trainer, TrainingOptions
 
 @dataclass(frozen=True)
 class Run:
-    """Where to keep a run, and for how long to train.
+    """Where to save a run, and for how long to train.
 
     Attributes:
-        folder: gets checkpoints, log and model.
+        folder: folder for checkpoints, log and model.
         epochs: passes over the training texts.
-        patience: stop after so many epochs that have not raised the score on dev; 0: never.
-        checkpoint_every: steps between checkpoints; the end of an epoch has one too.
+        patience: stop after this many epochs that have not raised the score on dev; 0: never.
+        checkpoint_every: steps between checkpoints; there is also one at the end of each epoch.
         log_every: steps between lines of the log.
         device: None: a GPU if there is one.
     """
@@ -47,10 +47,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples to train on, to choose the best epoch with, and to report.
+    """Examples for training, for the choice of the best epoch, and for the report.
 
     Attributes:
-        paths: the files they come from, with the options that name them.
+        paths: their files, with the options that name them.
     """
 
     train: Examples
@@ -71,16 +71,16 @@ class Data:
 
 @dataclass
 class Result:
-    """What a run has come to.
+    """The result of a run.
 
     Attributes:
-        name: of the cell.
-        seed: of the run.
-        folder: where the model of the best epoch is.
-        parameters: their number.
-        epochs: of each epoch number, step, mean loss in training, score on dev, and seconds and CPU seconds since the
-            start, evaluation included.
-        best: the epoch with the highest score on dev: its place among ``epochs``.
+        name: name of the cell.
+        seed: seed of the run.
+        folder: folder with the model of the best epoch.
+        parameters: number of parameters.
+        epochs: for each epoch its number, step, mean training loss, score on dev, and seconds and CPU seconds since the
+            start, including evaluation.
+        best: index in ``epochs`` of the epoch with the highest score on dev.
         dev, test: scores of the model in the folder.
         mixes: weights of the mixes of its features.
     """
@@ -111,23 +111,23 @@ def train(
     given: Mapping[str, Any] | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Result:
-    """Trains, or goes on where an earlier run in the same folder stopped, until all epochs are made.
+    """Trains until all epochs are done; continues an earlier run in the same folder if there is one.
 
-    The folder's model is that of the best epoch on dev. On a CPU a run that is killed and resumed ends with the bits of
-    one left alone. Seeds torch's default generator.
+    The folder's model is that of the best epoch on dev. On a CPU, a run that was killed and resumed gives the same bits
+    as an uninterrupted one. Seeds torch's default generator.
 
     Args:
-        make: a new model of given options.
-        options_type: of the options.
+        make: makes a new model from options.
+        options_type: class of the options.
         training: None: that of the run in the folder, or the defaults.
-        given: single settings of the model and of training by name; the others are those of the run in the folder, or
-            the defaults.
-        sources: digests of what the model reads beside its texts, for the comparison with a run in the folder.
+        given: single settings of model and training by name; the others come from the run in the folder, or are the
+            defaults.
+        sources: digests of the model's inputs other than its texts, for comparison with a run in the folder.
 
     Raises:
-        TrainingError: not finite, or settings that do not fit the checkpoint.
-        CheckpointError: the disk refused a checkpoint, or one is damaged.
-        Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
+        TrainingError: a value is not finite, or settings do not fit the checkpoint.
+        CheckpointError: a checkpoint could not be written, or is damaged.
+        Interrupted: SIGINT or SIGTERM arrived; the checkpoint of the last step has been written.
     """
     folder = run_folder(run.folder, ("safetensors",))
     require_own_folder(folder, [MODEL_FILE, SETTINGS_FILE], data.paths)
@@ -141,7 +141,7 @@ def train(
 
 
 class _Training(EpochRun):
-    """A task's run: the best epoch is that with the highest score on dev."""
+    """A task's run; the best epoch has the highest score on dev."""
 
     aim, units = "raised the score on dev", "texts"
     trainer: Trainer

@@ -1,4 +1,4 @@
-"""How good predictions are."""
+"""Scores of predictions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 
 class Score(Protocol):
-    """What a task reports.
+    """The score that a task reports.
 
     Attributes:
-        main: the figure that chooses the best epoch, in percent.
-        name: of that figure.
+        main: the figure by which the best epoch is chosen, in percent.
+        name: name of that figure.
     """
 
     @property
@@ -27,7 +27,7 @@ class Score(Protocol):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Counts of predictions that are right."""
+    """The number of correct predictions."""
 
     right: int
     total: int
@@ -47,12 +47,12 @@ class Accuracy:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean, deviation and range of a figure over seeds."""
+    """Mean, standard deviation and range of a figure over seeds."""
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def most_frequent(counts: Mapping[str, int]) -> str:
-    """The label seen most often, the first by spelling among equals."""
+    """The most frequent label; of equally frequent ones, the first in alphabetical order."""
     return min(counts, key=lambda label: (-counts[label], label))

@@ -1,6 +1,6 @@
-"""Frozen features of words from elsewhere: vectors in a text file, a language model's states, the layers of a biLM.
+"""Sources of frozen word features: vectors in a text file, a language model's states, the layers of a biLM.
 
-A task's model names its sources in its settings and reads them where they are; it does not copy them.
+A task's model names its sources in its settings and reads them in place; it does not copy them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Source(Protocol):
     """Features of the words of sentences.
 
     Attributes:
-        layers, width: K vectors of W values a word.
-        place: the file or folder that it was read from.
-        digest: of what was read.
+        layers, width: K and W, for K vectors of W values per word.
+        place: the file or folder of the source.
+        digest: digest of its content.
     """
 
     layers: int
@@ -39,9 +39,9 @@ class Source(Protocol):
 
 
 class WordVectors:
-    """Vectors from a text file: on each line a word and its numbers, as GloVe and word2vec write them.
+    """Vectors from a text file with a word and its numbers on each line, as GloVe and word2vec write it.
 
-    A word that is not there has the vector of its lower-case form, or zeros.
+    A word that is not in the file gets the vector of its lower-case form, or zeros.
     """
 
     layers = 1
@@ -58,7 +58,7 @@ class WordVectors:
         table = np.zeros((len(lines) - start + 1, max(self.width, 1)), np.float32)
         for number, line in enumerate(lines[start:], 1):
             fields = line.rstrip().split(" ") if "\t" not in line else line.split()
-            word = " ".join(fields[: len(fields) - self.width])  # some files have words with blanks inside
+            word = " ".join(fields[: len(fields) - self.width])  # in some files, words contain blanks
             try:
                 table[number] = np.array(fields[len(fields) - self.width :], np.float32)
             except ValueError:
@@ -77,10 +77,10 @@ class WordVectors:
 
 
 class LanguageModelStates:
-    """The last layer's output of a model of ``fastrnn lm train``, behind each word.
+    """The last layer's output after each word, from a model of ``fastrnn lm train``.
 
-    A model of words has read the words up to it; one of characters their text, a blank between words, up to its last
-    character (Akbik, Blythe and Vollgraf 2018).
+    A word model has read the words up to and including this one. A character model has read their text, with blanks
+    between words, up to the word's last character (Akbik, Blythe and Vollgraf 2018).
     """
 
     layers = 1
@@ -99,7 +99,7 @@ class LanguageModelStates:
         texts, ends = [], []
         for sentence in sentences:
             lengths = [len(word) + 1 for word in sentence] if units.kind == "characters" else [1] * len(sentence)
-            place = np.cumsum(lengths, dtype=np.int64)  # behind the boundary in front; the last character of each word
+            place = np.cumsum(lengths, dtype=np.int64)  # each word's end, counting the boundary before the sentence
             ends.append(torch.from_numpy(place - 1 if units.kind == "characters" else place))
             known = units.index
             read = " ".join(sentence) if units.kind == "characters" else sentence
@@ -115,10 +115,10 @@ class LanguageModelStates:
 
 
 class BiLMLayers:
-    """All layers of a biLM, that of its tokens first; every sentence begins with a zero state.
+    """All layers of a biLM, the token layer first; every sentence starts from a zero state.
 
     Args:
-        place: what `fastrnn embed --model` takes: a run's folder, an archive, a file of weights.
+        place: as for `fastrnn embed --model`: a run's folder, an archive, or a file of weights.
     """
 
     def __init__(self, place: str, device: torch.device | str = "cpu") -> None:
@@ -142,7 +142,7 @@ SOURCES: dict[str, type] = {"vectors": WordVectors, "lm": LanguageModelStates, "
 
 
 def open_sources(places: dict[str, str | None], device: torch.device | str = "cpu") -> dict[str, Source]:
-    """Reads the sources that are named; the keys are those of :data:`SOURCES`."""
+    """Reads the sources with a given place; the keys are those of :data:`SOURCES`."""
     return {name: SOURCES[name](str(place), device) for name, place in places.items() if place is not None}
 
 
@@ -152,12 +152,12 @@ def reopen_sources(
     """Reads the sources of a saved model.
 
     Args:
-        settings: of each source what :func:`source_settings` gave.
-        moved: other places of some.
+        settings: for each source, the result of :func:`source_settings`.
+        moved: new places of some sources.
         path: the settings' file, for messages.
 
     Raises:
-        WeightsError: a source is not what the model was trained with.
+        WeightsError: a source differs from the one in training.
     """
     if idle := sorted(name for name, place in moved.items() if place is not None and name not in settings):
         raise ValueError(f"the model in {path.parent} has no source {idle[0]}: leave out its place")
@@ -177,7 +177,7 @@ def source_settings(sources: dict[str, Source]) -> dict[str, dict[str, Any]]:
 
 
 def _is_header(line: str) -> bool:
-    """word2vec's first line: the numbers of words and of columns."""
+    """Whether this is word2vec's first line, the numbers of words and of columns."""
     fields = line.split()
     return len(fields) == 2 and all(field.isdecimal() for field in fields)
 
@@ -201,12 +201,12 @@ def _digest(parts: Sequence[bytes]) -> str:
 
 
 def digest_of(module: torch.nn.Module) -> str:
-    """Of a model's parameters and buffers."""
+    """The digest of a model's parameters and buffers."""
     return _digest([value.detach().cpu().contiguous().numpy().tobytes() for value in module.state_dict().values()])
 
 
 class Remembered:
-    """A source that keeps the features of every sentence that it was asked for: several models train on the same."""
+    """A source that caches the features of every sentence, since several models train on the same sentences."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

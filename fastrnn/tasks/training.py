@@ -1,4 +1,4 @@
-"""Steps of training on labelled texts; run.py is around them."""
+"""Training steps on labelled texts; run.py has the loop around them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from ..text_models.training import EpochTrainer
 from .model import TaskModel
 
-_POOL = 16  # batches whose texts are sorted by length together
+_POOL = 16  # number of batches whose texts are sorted by length together
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with what is to be predicted of them.
+    """Texts with their targets.
 
     Attributes:
         texts: lists of words.
-        targets: of each text a label, or a list of them, one a word.
+        targets: for each text a label, or a list with a label for each word.
     """
 
     texts: Sequence[Sequence[str]]
@@ -34,13 +34,13 @@ class Examples:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How to train: Adam, its rate falling linearly to zero at the last step.
+    """How to train: with Adam, whose rate falls linearly to zero at the last step.
 
     Attributes:
         batch: B, texts of a step.
-        learning_rate: of the first step.
-        clip: bound of the global gradient norm, 0: none.
-        seed: of parameters, dropout and the order of texts.
+        learning_rate: learning rate of the first step.
+        clip: bound of the global gradient norm; 0 is none.
+        seed: seed of parameters, dropout and the order of texts.
     """
 
     batch: int = 32
@@ -60,8 +60,8 @@ class Trainer(EpochTrainer[TaskModel]):
 
     Args:
         model: on its device.
-        examples: to train on.
-        epochs: of the whole run; the rate's decay ends with them.
+        examples: the training examples.
+        epochs: number of epochs of the whole run, over which the rate decays.
     """
 
     def __init__(self, model: TaskModel, examples: Examples, options: TrainingOptions, epochs: int) -> None:
@@ -78,7 +78,7 @@ class Trainer(EpochTrainer[TaskModel]):
         return self.options.learning_rate * self.remaining
 
     def _batch(self) -> list[int]:
-        """The texts of the next step: drawn anew in each epoch, of like length within a step."""
+        """The texts of the next step, of similar length; each epoch draws its own batches."""
         epoch, place = divmod(self.done, self.epoch)
         if self._order[0] != epoch:
             random = np.random.default_rng([self.options.seed, epoch])

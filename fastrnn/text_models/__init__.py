@@ -1,1 +1,1 @@
-"""What models of text share, whatever they predict: text, vocabularies, cells, checkpoints, progress, plain errors."""
+"""The common part of all models of text: text, vocabularies, cells, checkpoints, progress, plain errors."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written under a temporary name, flushed to the disk, renamed; the newest few are kept."""
+"""Checkpoints of a run: written under a temporary name, synced to disk, and renamed; only the newest few are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"checkpoint-(\d+)\.pt")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read; the message says which."""
+    """A checkpoint could not be written or read; the message says which."""
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -30,10 +30,10 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:
-    """Writes the checkpoint of a step and then removes all but the newest ``keep``.
+    """Writes the checkpoint of a step, then removes all but the newest ``keep``.
 
     Raises:
-        CheckpointError: the disk refused. No half-written file remains and the earlier checkpoints are untouched.
+        CheckpointError: writing failed. No incomplete file remains, and earlier checkpoints are untouched.
     """
     target = folder / f"checkpoint-{step:09d}.pt"
     temporary = target.with_suffix(".tmp")
@@ -76,15 +76,15 @@ def require_same_run(
     path: Path, content: Mapping[str, Any], identity: Mapping[str, Any],
     differences: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]],
 ) -> None:  # fmt: skip
-    """Refuses to go on from a checkpoint of a run with other settings.
+    """Refuses to continue from a checkpoint of a run with other settings.
 
     Args:
-        content: what :func:`load_checkpoint` gave; the run's settings are its "identity".
-        identity: the present settings.
-        differences: a line for each of them.
+        content: the result of :func:`load_checkpoint`; its "identity" holds the run's settings.
+        identity: the current settings.
+        differences: lists the differences, one line each.
 
     Raises:
-        TrainingError: naming what differs.
+        TrainingError: says what differs.
         CheckpointError: the checkpoint's settings cannot be read.
     """
     try:
@@ -101,14 +101,14 @@ def require_same_run(
 
 @contextmanager
 def taking_up(path: Path) -> Iterator[None]:
-    """Says of what a checkpoint's state cannot do that the checkpoint is damaged.
+    """Turns errors from restoring a checkpoint's state into the message that the checkpoint is damaged.
 
     Raises:
-        CheckpointError: naming it.
+        CheckpointError: names the checkpoint.
     """
     try:
         yield
-    except TextError:  # the training text has changed, which says itself what to do
+    except TextError:  # the training text has changed, and the message says what to do
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: its state cannot be taken up ({error!r})") from error
@@ -120,7 +120,7 @@ def _free_space(folder: Path) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power failure."""
+    """Syncs a folder, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

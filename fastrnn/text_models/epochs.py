@@ -20,7 +20,7 @@ _KEPT = 2
 
 
 class RunOptions(Protocol):
-    """What a run's settings say of its length: see their own classes."""
+    """The settings of a run's length that :class:`EpochRun` needs; see the classes that have them."""
 
     patience: int
     checkpoint_every: int
@@ -28,12 +28,12 @@ class RunOptions(Protocol):
 
 
 def chosen_device(device: str | None) -> torch.device:
-    """The device that was named, or a GPU if there is one."""
+    """The given device, else a GPU if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class Beginning:
-    """The checkpoint that a run goes on from, if its folder has one."""
+    """The checkpoint from which a run continues, if its folder has one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.checkpoint = folder, None
@@ -42,10 +42,10 @@ class Beginning:
             self.checkpoint = path, load_checkpoint(path)
 
     def settings(self, part: str, kind: type) -> Any:
-        """Settings of a class as the checkpoint has them, or its defaults.
+        """Settings of a class from the checkpoint, or its defaults.
 
         Args:
-            part: of the run's identity.
+            part: key in the run's identity.
         """
         if self.checkpoint is None:
             return kind()
@@ -57,13 +57,13 @@ class Beginning:
 
 
 class EpochRun:
-    """One run, its trainer and its history; a derived class says what an epoch is judged by.
+    """A run with its trainer and history; a derived class defines how epochs are judged.
 
     Attributes:
-        epochs: of each its number, step, mean loss in training, :meth:`figures`, and seconds and CPU seconds since the
-            start, evaluation included.
+        epochs: for each epoch its number, step, mean training loss, :meth:`figures`, and seconds and CPU seconds since
+            the start, including evaluation.
         units: what the progress line counts.
-        aim: what an epoch should have done, in words.
+        aim: what an epoch should achieve, in words.
     """
 
     units: str
@@ -77,7 +77,7 @@ class EpochRun:
         self.identity, self.console = identity, console or Console()
         self.epochs: list[dict[str, Any]] = []
         self._clock, self._cpu_clock = time.monotonic(), time.process_time()
-        self._losses = [0.0, 0]  # of the present epoch: sum and number
+        self._losses = [0.0, 0]  # sum and number of losses in the current epoch
         if beginning.checkpoint is not None:
             path, content = beginning.checkpoint
             require_same_run(path, content, identity, self.differences)
@@ -89,7 +89,7 @@ class EpochRun:
 
     @staticmethod
     def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-        """What differs between two runs' identities, one line each."""
+        """The differences between the identities of two runs, one line each."""
         raise NotImplementedError
 
     def opening(self) -> str:
@@ -100,17 +100,17 @@ class EpochRun:
         raise NotImplementedError
 
     def figures(self) -> tuple[dict[str, Any], str]:
-        """What the model is worth at an epoch's end, and the same in words; "" is not told."""
+        """The model's figures at the end of an epoch, and a text that shows them (empty: not shown)."""
         raise NotImplementedError
 
     @property
     def best(self) -> int:
-        """The place of the best epoch."""
+        """The index of the best epoch."""
         raise NotImplementedError
 
     @property
     def train_loss(self) -> float:
-        """Mean over the steps of the present epoch."""
+        """Mean loss over the steps of the current epoch."""
         return self._losses[0] / self._losses[1]
 
     @property
@@ -125,10 +125,10 @@ class EpochRun:
         )
 
     def go(self) -> None:
-        """Makes the steps that are left, until the last epoch or until :attr:`aim` is missed too often.
+        """Makes the remaining steps, until the last epoch or until :attr:`aim` is missed too often.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM came; the checkpoint of the last step is written.
+            Interrupted: SIGINT or SIGTERM arrived; the checkpoint of the last step has been written.
         """
         trainer = self.trainer
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class EpochRun:
         return {"seconds": time.monotonic() - self._clock, "cpu_seconds": time.process_time() - self._cpu_clock}
 
     def _end_epoch(self, progress: TrainingProgress) -> None:
-        """Evaluates, and keeps the model if it is the best so far."""
+        """Evaluates, and saves the model if it is the best so far."""
         trainer, number = self.trainer, self.trainer.done // self.trainer.epoch
         trainer.require_finite()
         figures, told = self.figures()

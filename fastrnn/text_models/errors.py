@@ -1,4 +1,4 @@
-"""Errors that end a training run, and how the commands show what a user can mend: as one line."""
+"""Errors that end a training run, and the one-line messages by which commands show errors that a user can fix."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import click
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why and at which step."""
+    """Training cannot continue; the message says why and at which step."""
 
 
 class Interrupted(RuntimeError):
-    """The run was asked to stop and has written a checkpoint."""
+    """The run was asked to stop, and has written a checkpoint."""
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Shows errors that a user can mend as one line, and so a stopped training, with the status of an interrupt.
+    """Shows errors that a user can fix as one line, and likewise an interrupted training, with its exit status.
 
-    Anything else is a defect and keeps its traceback.
+    Any other error is a defect and keeps its traceback.
     """
     try:
         yield
-    except BrokenPipeError:  # the reader of our output has enough
+    except BrokenPipeError:  # the reader of our output has closed it
         raise
     except (ValueError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        plain = error.strerror and error.filename  # str() has an error number and may name a temporary file
+        plain = error.strerror and error.filename  # str(error) shows a number and may name a temporary file
         raise click.ClickException(f"{error.filename}: {error.strerror}" if plain else str(error)) from error
     except Interrupted as error:
         click.echo(str(error), err=True)

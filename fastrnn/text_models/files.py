@@ -1,4 +1,4 @@
-"""What readers and writers of files share: their error, writing without leaving half a file, space on the disk."""
+"""The common part of readers and writers of files: their error, atomic replacement, reserving disk space."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class WeightsError(ValueError):
-    """A file of weights or options is broken or does not fit; the message names file, dataset and shapes."""
+    """A file of weights or options is damaged or does not fit; the message names file, dataset and shapes."""
 
 
 def require_finite(path: str | os.PathLike, name: str, values: Tensor) -> None:
-    """Refuse weights that are no floating-point numbers, or hold NaN or infinity.
+    """Refuse weights that are not floating-point numbers, or contain NaN or infinity.
 
     Raises:
-        WeightsError: naming the file and the tensor.
+        WeightsError: names the file and the tensor.
     """
     import torch
 
@@ -36,10 +36,9 @@ def require_finite(path: str | os.PathLike, name: str, values: Tensor) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike, temporary: str | os.PathLike | None = None) -> Iterator[None]:
-    """Makes errors of the operating system name ``path`` where they name no file, as those of an open file do, or
-    ``temporary``.
+    """Makes errors of the operating system name ``path`` if they name no file (as for an open file) or ``temporary``.
 
-    The hdf5 and safetensors libraries have such an error's number in their message only; theirs become OSErrors.
+    The hdf5 and safetensors libraries give the error number only in their message; their errors become OSErrors.
     """
     try:
         yield
@@ -56,16 +55,16 @@ def naming(path: str | os.PathLike, temporary: str | os.PathLike | None = None) 
 
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
-    """A temporary path beside ``path``, moved onto it when the block ends well and removed when not.
+    """Yields a temporary path beside ``path``, which replaces ``path`` on success and is removed on failure.
 
-    A link stays and its target is replaced; a device or a pipe, which would give way to a file, is refused.
+    If ``path`` is a link, its target is replaced. A device or a pipe is refused, since a file would replace it.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is no ordinary file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")  # some writers go by the ending
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")  # some writers depend on the ending
     try:
         with naming(path, temporary):
             yield temporary
@@ -75,7 +74,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with the permissions of an ordinary one: its library's are the owner's alone."""
+    """Write a safetensors file with ordinary permissions; the library would make it readable only by the owner."""
     from safetensors.torch import save_file
 
     path.touch()
@@ -86,10 +85,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors of a safetensors file, and the text in its head.
+    """The tensors and the metadata of a safetensors file.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: there is no such file.
         WeightsError: it cannot be read.
     """
     from safetensors import safe_open
@@ -99,12 +98,12 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except Exception as error:  # the library's own, the system's, and those of names or types that it cannot give
+    except Exception as error:  # errors of the library, of the system, and for names or types that it does not support
         raise WeightsError(f"{path}: not a readable safetensors file (cut short or not one): {error}") from error
 
 
 class _Kept:
-    """A file for torch.save, whose writer makes a RuntimeError without reason of a failed write: keeps the reason."""
+    """A file for torch.save that keeps the reason of a failed write; torch.save raises a RuntimeError without it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -122,10 +121,10 @@ class _Kept:
 
 
 def save_torch(path: Path, content: Any) -> None:
-    """torch.save, the file on the disk when it returns.
+    """torch.save that syncs the file to disk.
 
     Raises:
-        OSError: naming the file.
+        OSError: names the file.
     """
     import torch
 
@@ -139,7 +138,7 @@ def save_torch(path: Path, content: Any) -> None:
 
 
 def save_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an hdf5 file of arrays; a disk without room is met before the library writes, which cannot go back."""
+    """Write an hdf5 file of arrays. Reserves the space first, because the library cannot recover from a full disk."""
     import h5py
 
     with naming(path):
@@ -151,7 +150,7 @@ def save_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Take ``size`` bytes of the disk for an open file now: a full disk is then met before the work, not during it."""
+    """Reserve ``size`` bytes on disk for an open file, so that a full disk fails now and not during the work."""
     if hasattr(os, "posix_fallocate") and size:
         os.posix_fallocate(descriptor, 0, size)
     else:
@@ -159,14 +158,14 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def write_all(file, values: np.ndarray) -> None:
-    """Write an array's bytes to an unbuffered file, which may take them in parts."""
+    """Write an array's bytes to an unbuffered file, which may need several writes."""
     data = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
     while data:
         data = data[file.write(data) :]
 
 
 def say_bytes(size: float) -> str:
-    """A size in words: "95.2 KB"."""
+    """A size as text: "95.2 KB"."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

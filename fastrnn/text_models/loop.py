@@ -1,4 +1,4 @@
-"""Around the steps of a training run: sums in a fixed order, and requests to stop."""
+"""Contexts for the steps of a training run: deterministic sums, and requests to stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """On the CPU, sums in a fixed order whatever the threads do: a resumed run must give the same bits."""
+    """On the CPU, makes sums independent of threads, because a resumed run must give the same bits."""
     if device.type != "cpu":
         yield
         return
@@ -29,17 +29,17 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turns SIGINT and SIGTERM into a question asked after each step, so that no step is cut in half."""
+    """Turns SIGINT and SIGTERM into a condition to check after each step, so that no step is interrupted."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:
-        if asked:  # twice: now
+        if asked:  # the second request stops at once
             raise KeyboardInterrupt
         asked.append(number)
 
     try:
         before = {number: signal.signal(number, ask) for number in _SIGNALS}
-    except ValueError:  # not the main thread: signals are not ours to take
+    except ValueError:  # not the main thread, which alone can handle signals
         yield lambda: False
         return
     try:

@@ -21,7 +21,7 @@ Read = TypeVar("Read")
 def save_model(
     folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a model's two files, each as a whole or not at all."""
+    """Writes a model's two files, each atomically."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
@@ -32,13 +32,13 @@ def save_model(
 
 
 def find_model_folder(place: Path | str, kind: str) -> Path:
-    """The folder of a model that is named by it or by its model.safetensors.
+    """The folder of a model, given the folder or its model.safetensors.
 
     Args:
-        kind: of the model, in words, for messages.
+        kind: the kind of model, for messages.
 
     Raises:
-        FileNotFoundError: one of its files is not there.
+        FileNotFoundError: one of its files is missing.
     """
     place = Path(place)
     folder = place.parent if place.name == MODEL_FILE else place
@@ -49,13 +49,13 @@ def find_model_folder(place: Path | str, kind: str) -> Path:
 
 
 def read_settings(folder: Path, kind: str, format: str, read: Callable[[dict[str, Any]], Read]) -> Read:
-    """What ``read`` makes of a model's settings.
+    """A model's settings, converted by ``read``.
 
     Args:
         format: the key of the format's number.
 
     Raises:
-        WeightsError: they are no settings of such a model.
+        WeightsError: these are not settings of such a model.
     """
     path = folder / SETTINGS_FILE
     try:
@@ -77,13 +77,13 @@ def build_model(make: Callable[[], Model], tensors: Mapping[str, Tensor], path: 
     Raises:
         WeightsError: they are not the model's.
     """
-    with torch.device("meta"):  # refuses sizes that are not the file's before memory for them is asked for
+    with torch.device("meta"):  # refuses sizes that contradict the file before allocating memory for them
         _require_shapes(make(), tensors, path)
     return fill_model(make(), tensors, path)
 
 
 def fill_model(model: Model, tensors: Mapping[str, Tensor], path: Path) -> Model:
-    """The model with these tensors in place of its own.
+    """Copies these tensors into the model and returns it.
 
     Raises:
         WeightsError: they are not the model's.

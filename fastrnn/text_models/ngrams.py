@@ -1,7 +1,7 @@
 """N-grams with interpolated Kneser-Ney smoothing over numbered units: the baseline of a language model.
 
-They are counted by sorting, not in dictionaries: a k-gram is the number of the (k-1)-gram before its last unit, and
-that unit. A million characters in six orders take a few seconds.
+They are counted by sorting, not in dictionaries: a k-gram is a pair of its first k-1 units, as the number of that
+(k-1)-gram, and its last unit. A million characters in six orders take a few seconds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MOST = 6  # orders
 
 @dataclass(frozen=True)
 class _Discounted:
-    """Counts of all k-grams less one discount.
+    """Counts of all k-grams minus one discount.
 
     Attributes:
-        kept: of each k-gram, max(count - discount, 0).
-        total: of each context, a (k-1)-gram, the sum of its k-grams' counts.
-        freed: of each context, what the discount took from its k-grams.
+        kept: for each k-gram, max(count - discount, 0).
+        total: for each context, a (k-1)-gram, the sum of its k-grams' counts.
+        freed: for each context, the sum that the discount subtracts from its k-grams.
     """
 
     kept: Probabilities
@@ -32,7 +32,7 @@ class _Discounted:
 
     @classmethod
     def of(cls, counts: Numbers, contexts: Numbers, number: int) -> _Discounted:
-        once = int((counts == 1).sum()) or 1  # a text so small or so repetitive that none is seen once
+        once = int((counts == 1).sum()) or 1  # in a small or repetitive text, no k-gram may occur once
         discount = once / (once + 2 * int((counts == 2).sum()))
         return cls(
             np.maximum(counts - discount, 0.0),
@@ -41,7 +41,7 @@ class _Discounted:
         )
 
     def interpolated(self, grams: Numbers, contexts: Numbers, lower: Probabilities) -> Probabilities:
-        """Probabilities of units, from the numbers of their k-grams and contexts (-1: unseen) and the lower order's."""
+        """Probabilities of units from the numbers of their k-grams and contexts (-1: unseen) and the lower order's."""
         seen = (contexts >= 0) & (self.total[contexts] > 0)
         contexts = contexts[seen]
         kept = np.where(grams[seen] >= 0, self.kept[grams[seen]], 0.0)
@@ -51,19 +51,19 @@ class _Discounted:
 
 
 class KneserNey:
-    """Interpolated Kneser-Ney models of every order up to one, each with one discount an order.
+    """Interpolated Kneser-Ney models of orders 1 to ``order``, with one discount for each order.
 
     P_k(w | u) = max(c(u w) - d, 0) / c(u) + d N(u) / c(u) * P_(k-1)(w | u'), where N(u) is the number of distinct units
     after u, u' is u without its first unit, and d = n1 / (n1 + 2 n2) from the numbers of k-grams seen once and twice.
-    The highest order counts occurrences, a lower one the distinct units in front of a k-gram. Below the unigrams every
-    unit has the probability 1 / V, so none is impossible. Chen and Goodman 1999, "An empirical study of smoothing
+    The highest order counts occurrences; lower orders count the distinct units before a k-gram. Below the unigrams,
+    every unit has the probability 1 / V, so none is impossible. Chen and Goodman 1999, "An empirical study of smoothing
     techniques for language modeling", section 2.7.
 
     Args:
-        text: numbers of units [N], in order. Before it stands ``boundary``, as often as contexts reach back.
+        text: numbers of units [N], in order. It is padded at the front with ``boundary``, as far as contexts reach.
         size: V, number of units.
-        boundary: number of the unit that divides texts.
-        order: the highest, 1 to 6.
+        boundary: number of the unit that separates texts.
+        order: the highest order, 1 to 6.
 
     Raises:
         ValueError: another order, or no text.
@@ -77,15 +77,15 @@ class KneserNey:
         self.size, self.boundary, self.order = size, boundary, order
         self._keys: list[Numbers] = []  # by order, sorted: context * size + unit
         self._raw: list[_Discounted] = []  # counts of occurrences
-        self._continued: list[_Discounted] = []  # counts of distinct units in front; the highest order has none
+        self._continued: list[_Discounted] = []  # counts of distinct units before; the highest order has none
         units = self._padded(text)
         shorter, contexts, number = np.zeros(len(units), np.int64), np.zeros(0, np.int64), 1
         for k in range(1, order + 1):
-            longer = np.zeros_like(shorter)  # the number of the k-gram that ends at each place
+            longer = np.zeros_like(shorter)  # the number of the k-gram that ends at each position
             keys, first, longer[k - 1 :] = np.unique(
                 self._before(shorter)[k - 1 :] * size + units[k - 1 :], return_index=True, return_inverse=True
             )
-            counts = np.bincount(longer[order - 1 :], minlength=len(keys))  # in the text, not in what stands before it
+            counts = np.bincount(longer[order - 1 :], minlength=len(keys))  # only in the text, not in the padding
             if k > 1:
                 in_text = first[counts > 0] + k - 1
                 in_front = np.bincount(shorter[in_text], minlength=number)
@@ -103,7 +103,7 @@ class KneserNey:
         return np.concatenate([numbers[:1], numbers[:-1]])
 
     def log_probabilities(self, text: NDArray[np.integer]) -> list[Probabilities]:
-        """Of every unit of a text [N] given those before it, in nats: an array [N] for each order, from 1."""
+        """Log probability of every unit of a text given those before it, in nats: an array [N] per order, from 1."""
         units = self._padded(text)
         shorter = np.zeros(len(units), np.int64)
         lower = np.full(len(text), 1 / self.size)
@@ -113,7 +113,7 @@ class KneserNey:
             wanted = np.where(contexts >= 0, contexts * self.size + units, -1)
             places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
             longer = np.where(keys[places] == wanted, places, -1)
-            if found:  # the first places have no context of this length
+            if found:  # the first positions have no context of this length
                 longer[: len(found)] = -1
             own = slice(self.order - 1, None)
             found.append(np.log(raw.interpolated(longer[own], contexts[own], lower)))

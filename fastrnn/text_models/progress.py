@@ -1,4 +1,4 @@
-"""What a training run shows as it goes: a bar on a terminal, lines elsewhere, log.jsonl, and TensorBoard if asked."""
+"""Progress of a training run: a bar on a terminal, lines elsewhere, log.jsonl, and TensorBoard on request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class TrainingProgress:
     """Shows and logs one run.
 
     Args:
-        folder: gets log.jsonl (None: no log); lines of steps that a resumed run does again are dropped.
+        folder: folder for log.jsonl (None: no log); lines of steps that a resumed run repeats are dropped.
         total: steps of the whole run.
         done: steps already made.
-        units_per_step: what a step reads, of all processes, for the speed.
-        units: what that is, in the plural.
-        describe: makes a line of the means of a few steps' values, and of their "seconds".
+        units_per_step: number of units that a step reads in all processes, for the speed.
+        units: name of these units, in the plural.
+        describe: turns the means of a few steps' values, including "seconds", into a line.
         log_every: steps between two lines of the log.
         tensorboard: write event files below ``folder`` (needs the package tensorboard).
     """
@@ -69,7 +69,7 @@ class TrainingProgress:
             self._writer.close()
 
     def step(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Records a step: its time, and values whose means are shown and logged."""
+        """Records a step: its time, and values, whose means are shown and logged."""
         self._recent.append({**values, "seconds": seconds})
         self._since_log.append(self._recent[-1])
         mean = _mean(self._recent)
@@ -128,14 +128,14 @@ def _open_log(path: Path, done: int) -> Any:
                 if json.loads(line)["step"] <= done:
                     lines.append(line + "\n")
             except ValueError:
-                continue  # half a line, from a run that was killed
+                continue  # an incomplete line of a run that was killed
         with replacing(path) as temporary:
             temporary.write_text("".join(lines))
     return path.open("a")
 
 
 def summary_writer() -> Any:
-    """TensorBoard's class of writers.
+    """TensorBoard's writer class.
 
     Raises:
         ImportError: it is not installed.

@@ -1,4 +1,4 @@
-"""Where commands write their results: a table on the terminal, JSON, a picture."""
+"""Writes the results of commands: a table on the terminal, JSON, a picture."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def require_plot(path: Path | None) -> None:
-    """Refuses a picture that could not be written, before the work that it would show."""
+    """Refuses a picture that could not be written, before the work starts."""
     if path is None:
         return
     if path.suffix.lower() not in PICTURES:
         raise click.UsageError(f"{path} (--plot) must end in .png, .svg or .pdf")
-    import matplotlib  # noqa: F401  the end of training would be a bad time to learn that it is missing
+    import matplotlib  # noqa: F401  fails now if it is missing, not at the end of training
 
 
 def print_rows(rows: Mapping[str, Mapping[str, str]]) -> None:
@@ -45,7 +45,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def new_figure(label: str) -> tuple[Any, Any]:
-    """A figure and its axes, the upright one labelled."""
+    """A figure and its axes, with this label on the y axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Whose a training run's folder is: files that no run made, or that the run reads, are not written over."""
+"""Guards a training run's folder: files that no run made, or that the run reads, are not overwritten."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ def run_folder(path: str, packages: Iterable[str]) -> Path:
     """The folder of a run, which may not exist yet.
 
     Args:
-        packages: what writing the model needs: the end of the first epoch would be a bad time to learn that it is
-            missing.
+        packages: packages that writing the model needs, checked now and not at the end of the first epoch.
 
     Raises:
         ImportError: a package is missing.
-        PathError, NotADirectoryError: no folder can be there.
+        PathError, NotADirectoryError: the path is empty, or not a folder.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -37,15 +36,15 @@ def run_folder(path: str, packages: Iterable[str]) -> Path:
 
 
 def require_own_folder(folder: Path, files: Iterable[str], reads: Iterable[Argument]) -> None:
-    """Refuses a folder in which a run would write over files that are not a run's.
+    """Refuses a folder in which a run would overwrite files that no run made.
 
     Args:
-        folder: may not exist yet.
-        files: names of the files that the run writes there, beside its log and checkpoints.
+        folder: need not exist yet.
+        files: names of the files that the run writes there, apart from its log and checkpoints.
         reads: files that the run reads, with the names of their options.
 
     Raises:
-        PathError: naming the file.
+        PathError: names the file.
     """
     log = folder / LOG_FILE
     if os.path.lexists(log) and not _is_log(log):
@@ -60,7 +59,7 @@ def require_own_folder(folder: Path, files: Iterable[str], reads: Iterable[Argum
 
 
 def _is_log(path: Path) -> bool:
-    """Whether every line but the last, which a kill may have cut, is one of a run's log."""
+    """Whether a file is a run's log; the last line is not checked, since a kill may have truncated it."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         return all(type(json.loads(line)["step"]) is int for line in lines[:-1])

@@ -1,4 +1,4 @@
-"""Drawing the next unit from a model's log probabilities."""
+"""Samples the next unit from a model's log probabilities."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw.
+    """How to sample.
 
     Attributes:
         temperature: divides the logits; 0 takes the most probable unit (greedy).
-        top_k: draw among the k most probable units only.
-        top_p: draw among the fewest most probable units whose probabilities, after the temperature, add up to at least
-            this (nucleus sampling, Holtzman et al. 2020).
+        top_k: sample only from the k most probable units.
+        top_p: sample from the smallest set of most probable units whose probabilities, after the temperature, sum to at
+            least this (nucleus sampling, Holtzman et al. 2020).
     """
 
     temperature: float = 1.0
@@ -34,11 +34,11 @@ class Sampling:
             raise ValueError(f"top-p must be above 0 and at most 1, got {self.top_p}")
 
     def draw(self, log_probabilities: Tensor, random: torch.Generator, never: Sequence[int] = ()) -> Tensor:
-        """One unit [B] for each row of ``log_probabilities`` [B, V], which may be shifted by a constant a row.
+        """Draws one unit [B] for each row of ``log_probabilities`` [B, V], which may be shifted by a constant per row.
 
         Args:
             log_probabilities: on the CPU; is overwritten.
-            never: units that are not drawn.
+            never: units that must not be drawn.
         """
         if never:
             log_probabilities[:, never] = float("-inf")
@@ -47,7 +47,7 @@ class Sampling:
         if self.top_k is not None and self.top_k < log_probabilities.shape[1]:
             least = log_probabilities.topk(self.top_k).values[:, -1:]
             log_probabilities[log_probabilities < least] = float("-inf")
-        # From the largest, and in float64: a small temperature then leaves 0 for the best, and not 0 / 0 or inf - inf.
+        # Subtract the maximum, in float64, so that a small temperature cannot cause 0 / 0 or inf - inf.
         values = log_probabilities.double()
         values -= values.amax(-1, keepdim=True)
         probabilities = (values if self.temperature == 1 else values / self.temperature).softmax(-1)
@@ -55,5 +55,5 @@ class Sampling:
             ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered
             probabilities.scatter_(1, order, ordered.masked_fill(before >= self.top_p, 0))
-        # As torch.multinomial draws one, whose checks take longer: the first of exponential clocks of these rates.
+        # Draws like torch.multinomial, without its slow checks: the first of exponential clocks with these rates.
         return (probabilities / torch.empty_like(probabilities).exponential_(generator=random)).argmax(-1)

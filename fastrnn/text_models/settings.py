@@ -1,4 +1,4 @@
-"""Settings of training runs: which of a command's values are a class's, and what differs between two runs'."""
+"""Settings of training runs: selects those of a class from a command's values, and compares those of two runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def among(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are fields of a dataclass."""
+    """Those of the given values that are fields of a dataclass."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in given.items() if name in names}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two runs' settings of model and training, one line each, as options of the command."""
+    """The differences between two runs' settings of model and training, one line each, as options of the command."""
     lines = []
     for part in ("model", "training"):
         for name, value in now[part].items():

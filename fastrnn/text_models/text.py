@@ -1,9 +1,9 @@
-"""Text files as lists of sentences: one tokenised sentence a line, tokens split on white space.
+"""Reads text files as lists of sentences: one tokenised sentence a line, tokens split on white space.
 
-Every command reads its text, vocabularies and tables of tokens here: UTF-8, with or without a byte order mark, lines
-that end in LF, CRLF or CR. A blank line is a sentence without words (it still has its boundaries), as in the original.
-Everything that can be wrong with a file is said here, with the file's name and the line: missing, empty, not text, not
-the file that was counted at the start.
+Every command reads its text, vocabularies and tables of tokens here. Files are UTF-8, with or without a byte order
+mark, with lines that end in LF, CRLF or CR. As in the original, a blank line is a sentence without words, which still
+has its boundaries. All errors of files are raised here and name the file and the line: missing, empty, not text, or
+changed since it was counted at the start.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class TextError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """A text file as it was when the run began.
+    """A text file as it was when the run started.
 
     Attributes:
-        sentences: its lines.
-        words: its tokens, boundaries not counted.
-        digest: hash of its bytes; a shard that changes during a run is refused, since no resume could repeat it.
+        sentences: number of its lines.
+        words: number of its tokens, without boundaries.
+        digest: hash of its bytes; a shard that changes during a run is refused, since a resume could not repeat it.
     """
 
     path: str
@@ -39,15 +39,15 @@ class Shard:
 
     @property
     def predictions(self) -> int:
-        """Tokens that each direction predicts: every word, and one boundary a sentence."""
+        """Number of tokens that each direction predicts: every word, and one boundary per sentence."""
         return self.words + self.sentences
 
 
 def find_files(patterns: Iterable[str]) -> list[Path]:
-    """Lists, sorted, the files that paths, folders (their visible files) and glob patterns name.
+    """The sorted files that paths, folders (their visible files) and glob patterns match.
 
     Raises:
-        TextError: a pattern names no file.
+        TextError: a pattern matches no file.
     """
     found: set[Path] = set()
     for pattern in patterns:
@@ -69,7 +69,7 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
 
 
 _STANDARD_INPUT = "standard input"
-# How files begin that are often given in place of text.
+# The first bytes of files that are often given by mistake instead of text.
 _OTHER_FORMATS = (
     (b"\x1f\x8b", "compressed with gzip: unpack it first"),
     (b"PK\x03\x04", "a zip file: unpack it first"),
@@ -79,14 +79,14 @@ _OTHER_FORMATS = (
 
 
 def decode(content: bytes, name: Path | str, *, wordless: bool = False) -> str:
-    """Text of a file's bytes, without byte order mark, its lines ending in LF.
+    """Decode a file's bytes to text without a byte order mark, with lines that end in LF.
 
     Args:
-        name: of the file, for messages.
-        wordless: blank lines alone are text too.
+        name: name of the file, for messages.
+        wordless: accept text with only blank lines.
 
     Raises:
-        TextError: naming the file and the line: not UTF-8, a NUL byte, or an empty file.
+        TextError: not UTF-8, a NUL byte, or an empty file; names the file and the line.
     """
     for beginning, what in _OTHER_FORMATS:
         if content.startswith(beginning):
@@ -113,7 +113,7 @@ def _line_of(content: bytes, place: int) -> int:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """A file's bytes; of the str "-" those of standard input.
+    """A file's bytes; for the str "-", those of standard input.
 
     Raises:
         TextError: it cannot be read.
@@ -124,14 +124,14 @@ def read_bytes(path: Path | str) -> bytes:
         return sys.stdin.buffer.read()
     try:
         return Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # a ValueError: the name itself cannot be one
+    except (OSError, ValueError) as error:  # a ValueError if the name is not valid
         raise TextError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def split_lines(content: bytes, path: Path | str, *, wordless: bool = False) -> list[str]:
-    """Lines of a file's bytes, without their ends; arguments and errors as :func:`decode`'s.
+    """Lines of a file's bytes, without their ends; arguments and errors are those of :func:`decode`.
 
-    Only the line ends of text files count: str.splitlines also cuts at form feeds and U+2028, which occur in sentences.
+    Does not use str.splitlines, which also splits at form feeds and U+2028, and these occur in sentences.
     """
     lines = decode(content, _STANDARD_INPUT if path == "-" else path, wordless=wordless).split("\n")
     if not lines[-1]:
@@ -145,31 +145,31 @@ def read_lines(path: Path | str) -> list[str]:
 
 
 def read_sentences(path: Path | str) -> Iterator[list[str]]:
-    """Reads a text file, "-" being standard input: a list of tokens per line."""
+    """Reads a text file ("-" is standard input) as a list of tokens per line."""
     return (line.split() for line in read_lines(path))
 
 
 def find_texts(patterns: Sequence[str]) -> list[Path | str]:
-    """As :func:`find_files`, with "-", standard input, last."""
+    """Like :func:`find_files`, with "-", standard input, last."""
     named = [pattern for pattern in patterns if pattern != "-"]
     files: list[Path | str] = [*find_files(named)] if named or not patterns else []
     return [*files, "-"] if "-" in patterns else files
 
 
 def read_text(patterns: Sequence[str]) -> Iterator[list[str]]:
-    """Reads what paths, folders and patterns name, one file after the other: a list of tokens per line.
+    """Reads the files that paths, folders and patterns match, in sequence, as a list of tokens per line.
 
     Args:
         patterns: as for :func:`find_files`; "-" is standard input, which is read last.
 
     Raises:
-        TextError: a pattern names no file (at once), or a file cannot be used (when it is reached).
+        TextError: a pattern matches no file (at once), or a file cannot be used (when it is reached).
     """
     return (sentence for path in find_texts(patterns) for sentence in read_sentences(path))
 
 
 def scan(paths: Iterable[Path | str]) -> list[Shard]:
-    """Counts the sentences and words of text files and records what tells whether they change."""
+    """Counts the sentences and words of text files, and records size and digest to detect changes."""
     shards = []
     for path in paths:
         content = read_bytes(path)
@@ -180,10 +180,10 @@ def scan(paths: Iterable[Path | str]) -> list[Shard]:
 
 
 def read_shard(shard: Shard) -> Iterator[list[str]]:
-    """Reads a shard again: a list of tokens per line.
+    """Reads a shard again, as a list of tokens per line.
 
     Raises:
-        TextError: the file is gone, or is not the one that was counted.
+        TextError: the file is missing, or has changed since it was counted.
     """
     content = read_bytes(shard.path)
     if len(content) != shard.size or _digest(content) != shard.digest:
@@ -200,7 +200,7 @@ def _digest(content: bytes) -> str:
 
 
 def as_tokens(tokens: Iterable[str], what: str = "a sentence") -> tuple[str, ...]:
-    """The tokens of any iterable, read once, but not of a string, which would fall apart into characters."""
+    """The tokens of any iterable, read once; refuses a string, which would be split into characters."""
     tokens = _listed(tokens, what)
     for kind in set(map(type, tokens)):
         if not issubclass(kind, str):

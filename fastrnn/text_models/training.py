@@ -1,4 +1,4 @@
-"""Steps of training in epochs, and everything a resumed run must find again; epochs.py is around them."""
+"""Training steps in epochs, and the state that a resumed run needs; epochs.py has the loop around them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class EpochTrainer(Generic[Model]):
-    """A model, its optimiser and the steps made with them; how a step's loss is made is a derived class's.
+    """A model, its optimiser, and the steps made with them; a derived class computes a step's loss.
 
     Args:
         model: on its device.
-        optimizer: of its parameters.
-        clip: bound of the global gradient norm, 0: none.
-        epoch: steps of an epoch.
-        epochs: of the whole run.
+        optimizer: optimiser of its parameters.
+        clip: bound of the global gradient norm; 0 is none.
+        epoch: number of steps in an epoch.
+        epochs: number of epochs of the whole run.
 
     Attributes:
         done: steps made.
@@ -37,7 +37,7 @@ class EpochTrainer(Generic[Model]):
 
     @property
     def remaining(self) -> float:
-        """The share of the run's steps that are still to be made: what a linear decay leaves of the rate."""
+        """The share of the run's steps that remain, which is also the factor of a linear decay."""
         return max(0.0, 1 - self.done / self.total)
 
     @property
@@ -46,17 +46,17 @@ class EpochTrainer(Generic[Model]):
         raise NotImplementedError
 
     def _loss(self) -> Tensor:
-        """The loss of the next step, the model being in training mode."""
+        """The loss of the next step; the model is in training mode."""
         raise NotImplementedError
 
     def step(self) -> tuple[float, float]:
         """Makes one step.
 
         Returns:
-            its loss, and the gradient's norm before the clip.
+            The loss, and the gradient norm before the clip.
 
         Raises:
-            TrainingError: a loss or gradient is not finite. The parameters are those of the step before.
+            TrainingError: a loss or gradient is not finite. The parameters are then those before the step.
         """
         self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
@@ -76,7 +76,7 @@ class EpochTrainer(Generic[Model]):
         return value, gradient_norm
 
     def require_finite(self) -> None:
-        """Refuses parameters from which training cannot go on: a step whose loss is finite may leave them so."""
+        """Refuses parameters that are not finite; a step with a finite loss may leave such parameters."""
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             raise TrainingError(
                 f"step {self.done} has left parameters that are not finite. They were not kept, and the checkpoint "
@@ -88,7 +88,7 @@ class EpochTrainer(Generic[Model]):
         return next(self.model.parameters()).device
 
     def state(self) -> dict[str, Any]:
-        """Everything the next step depends on."""
+        """Everything on which the next step depends."""
         cuda = self._device.type == "cuda"
         return {
             "done": self.done,
@@ -99,7 +99,7 @@ class EpochTrainer(Generic[Model]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what :meth:`state` returned, in a trainer made with the same arguments."""
+        """Restores what :meth:`state` returned, in a trainer made with the same arguments."""
         self.done = state["done"]
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -1,7 +1,7 @@
-"""What a model of running text reads and predicts: characters or words, and their numbers.
+"""The units that a model of running text reads and predicts, characters or words, and their numbers.
 
-A text is one sequence of units. Of words, each line ends in the unit `</S>`; of characters the line feed is a unit like
-any other, and plays its part: the boundary. Generation begins behind a boundary.
+A text is one sequence of units with boundaries. For words, the boundary is the unit `</S>` at the end of each line; for
+characters, it is the line feed, which is a unit like any other. Generation starts after a boundary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Units:
 
     Attributes:
         kind: "characters" or "words".
-        symbols: the boundary (a line feed, or `</S>`), `<UNK>`, which stands for all others, and the units.
+        symbols: the boundary (a line feed, or `</S>`), `<UNK>`, which stands for all unknown units, and the units.
     """
 
     boundary, unknown = 0, 1
@@ -46,14 +46,14 @@ class Units:
             raise VocabularyError(f"{source} must hold single characters, each of them once")
         self.index = {symbol: number for number, symbol in enumerate(self.symbols)}
         if kind == "characters":
-            del self.index[UNKNOWN]  # which is no character of a text
+            del self.index[UNKNOWN]  # it is not a character
 
     def __len__(self) -> int:
         return len(self.symbols)
 
     @property
     def unit(self) -> str:
-        """One of them, in words."""
+        """The name of one unit: "character" or "word"."""
         return self.kind[:-1]
 
     @property
@@ -62,7 +62,7 @@ class Units:
 
     @classmethod
     def of_text(cls, kind: str, text: str, min_count: int, max_size: int | None = None) -> Units:
-        """Units that occur at least ``min_count`` times, by falling frequency and then by spelling.
+        """Units that occur at least ``min_count`` times, by descending frequency, then alphabetically.
 
         Raises:
             TextError: there is none.
@@ -76,12 +76,12 @@ class Units:
 
     @classmethod
     def of_words(cls, kind: str, found: Iterable[str], source: str = "the vocabulary") -> Units:
-        """These units, with the boundary and `<UNK>`; `<S>`, which is never predicted here, is left out."""
+        """These units, with the boundary and `<UNK>`; without `<S>`, which is never predicted here."""
         first = [_LINE_FEED if kind == "characters" else END, UNKNOWN]
         return cls(kind, [*first, *(unit for unit in found if unit not in _reserved(kind))], source)
 
     def encode(self, text: str) -> Ids:
-        """Numbers [N] of a text's units. Its last line may lack its end, which is then no unit."""
+        """Numbers [N] of a text's units. If the last line has no line feed, it gets no boundary."""
         if self.kind == "characters":
             return np.fromiter((self.index.get(unit, self.unknown) for unit in text), np.int32, count=len(text))
         numbers: list[int] = []
@@ -93,7 +93,7 @@ class Units:
         return np.array(numbers, np.int32)
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text of units; words are divided by blanks, and lines by line feeds."""
+        """The text of units, with blanks between words and line feeds between lines."""
         symbols = [self.symbols[number] for number in numbers]
         if self.kind == "characters":
             return "".join(symbols)
@@ -110,7 +110,7 @@ class Units:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], source: str) -> Units:
-        """What :meth:`to_json` gave; anything else is refused by name."""
+        """Make units from the result of :meth:`to_json`; anything else is refused with a message that names it."""
         symbols = data["symbols"]
         if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
             raise VocabularyError(f"{source}: symbols must be a list of strings")
@@ -122,7 +122,7 @@ def _reserved(kind: str) -> tuple[str, ...]:
 
 
 def read_running_text(paths: Iterable[Any]) -> str:
-    """The text of files, "-" being standard input, one behind the other, each ending in a line feed."""
+    """The concatenated text of files ("-" is standard input), each of which ends in a line feed."""
     parts = []
     for path in paths:
         text = decode(read_bytes(path), "standard input" if path == "-" else path)

@@ -1,7 +1,7 @@
-"""The words that a model predicts: one a line in a file, `<S>`, `</S>` and `<UNK>` first, then by falling frequency.
+"""The words that a model predicts, one a line in a file: `<S>`, `</S>` and `<UNK>`, then by descending frequency.
 
-The order matters: the sampled softmax draws its negatives by rank. Where the input is characters, a word outside the
-vocabulary is `<UNK>` only where it is to be predicted.
+The order matters, because the sampled softmax draws its negatives by rank. If the model reads characters, a word
+outside the vocabulary is `<UNK>` only as a target.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .text import TextError, as_tokens, read_lines
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SPECIALS = (BEGIN, END, UNKNOWN)
-_MARKER = "!!!MAXTERMID"  # bilm-tf vocabularies may hold it; it has never been a word
+_MARKER = "!!!MAXTERMID"  # may occur in bilm-tf vocabularies; it is not a word
 
 
 class VocabularyError(ValueError):
@@ -27,7 +27,7 @@ class Vocabulary:
     """Words and their numbers.
 
     Attributes:
-        words: every word, in order.
+        words: all words, in order.
         index: the number of each word.
         begin, end, unknown: numbers of `<S>`, `</S>` and `<UNK>`.
     """
@@ -49,7 +49,7 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """Of the words in their order."""
+        """The digest of the words in their order."""
         return hashlib.blake2b("\n".join(self.words).encode(), digest_size=16).hexdigest()
 
     @classmethod
@@ -63,14 +63,14 @@ class Vocabulary:
         return cls(read_words(path), source=str(path))
 
     def is_in(self, path: Path | str) -> bool:
-        """Whether a file holds this vocabulary."""
+        """Whether a file contains exactly this vocabulary."""
         try:
             return read_words(path) == self.words
         except ValueError:
             return False
 
     def save(self, path: Path | str) -> None:
-        """Writes the file as a whole or not at all; one that has these words already stays as it is."""
+        """Writes the file atomically; does not touch a file that already has these words."""
         if self.is_in(path):
             return
         with replacing(path) as temporary:
@@ -78,7 +78,7 @@ class Vocabulary:
 
 
 def number_words(words: Iterable[str], source: str = "the vocabulary") -> dict[str, int]:
-    """Places of words, from 1.
+    """Numbers of words, from 1.
 
     Raises:
         VocabularyError: a blank or repeated word.
@@ -97,10 +97,10 @@ def _add_word(lines: dict[str, int], word: str, line: int, source: str) -> None:
 
 
 def read_words(path: Path | str) -> list[str]:
-    """Reads a file of words, one a line, "-" being standard input; each is one word and there once.
+    """Reads a file of distinct words, one a line ("-" is standard input).
 
     Raises:
-        VocabularyError: a blank line, a line with blanks inside, or a word that is there twice.
+        VocabularyError: a blank line, a line with blanks inside, or a repeated word.
         TextError: the file cannot be read, or is not UTF-8 text.
     """
     lines: dict[str, int] = {}
@@ -116,18 +116,18 @@ def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for sentence in sentences:
         if isinstance(sentence, str):
-            as_tokens(sentence)  # says what is wrong
+            as_tokens(sentence)  # raises the error
         counts.update(sentence)
     return counts
 
 
 def build_vocabulary(counts: Counter[str], min_count: int = 3, max_size: int | None = None) -> Vocabulary:
-    """Makes a vocabulary of the words seen at least ``min_count`` times, by falling frequency and then by spelling.
+    """Makes a vocabulary of words that occur at least ``min_count`` times, by descending frequency, then alphabet.
 
     Args:
-        counts: how often each word occurs.
+        counts: number of occurrences of each word.
         min_count: 3 in the original.
-        max_size: keep at most so many, the specials included.
+        max_size: maximum number of words, including the specials.
     """
     words = [word for word, count in counts.items() if count >= min_count and word not in SPECIALS]
     if not words:
