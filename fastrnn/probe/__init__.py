@@ -1,7 +1,7 @@
-"""Experiments that show what a recurrent cell can and cannot keep: gradients through time, memory, counting.
+"""Experiments that show what a recurrent cell can and cannot remember: gradients through time, memory, counting.
 
 Each experiment is a function that returns plain numbers; ``fastrnn probe`` runs it, prints a table and draws a picture.
-The names below are imported on first use, so that the commands show their help without waiting for torch.
+The names below are imported on first use, so that the commands can show their help without waiting for torch.
 """
 
 from importlib import import_module as _import_module

@@ -1,10 +1,10 @@
 """Does a word model know a verb's number, and which units carry it?
 
-The first question is that of Linzen, Dupoux and Goldberg (2016, https://arxiv.org/abs/1611.01368), the second that of
-Lakretz et al. (2019, https://arxiv.org/abs/1903.07435).
+Linzen, Dupoux and Goldberg (2016, https://arxiv.org/abs/1611.01368) asked the first question, Lakretz et al. (2019,
+https://arxiv.org/abs/1903.07435) the second.
 
-An item is the beginning of a sentence and the two forms of its verb. The model is right where the form that agrees with
-the subject is the more probable one. Nouns of the other number between subject and verb, attractors, make it hard.
+An item is the beginning of a sentence and two forms of its verb. The model is right if it gives the form that agrees
+with the subject the higher probability. Attractors, nouns of the other number between subject and verb, make it hard.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Item:
     """A sentence up to its verb.
 
     Attributes:
-        words: in front of the verb.
-        right, wrong: the two forms.
-        number: of the subject, "singular" or "plural".
-        attractors: nouns of the other number between subject and verb.
-        condition: what it is counted under.
+        words: the words before the verb.
+        right, wrong: the two forms of the verb.
+        number: number of the subject, "singular" or "plural".
+        attractors: number of attractors.
+        condition: the group in which the item is counted.
     """
 
     words: tuple[str, ...]
@@ -49,17 +49,17 @@ class Item:
 
 
 def read_items(path: Path | str) -> list[Item]:
-    """Items of a file, in one of the forms in which the two papers' data are published.
+    """Read items from a file in one of the formats in which the two papers' data are published.
 
     Args:
-        path: lines of a sentence up to and including its verb, a condition such as singular_plural (the numbers of the
-            subject and of the nouns behind it), "correct" or "wrong", and the item's name, tabs between them, the two
-            lines of an item one behind the other; or a name that ends in .text, sentences of which the file beside it
-            that ends in .gold has for each line the verb's place from 0, its two forms, the right one first, and the
-            number of attractors.
+        path: a file with tab-separated lines: a sentence up to and including its verb, a condition such as
+            singular_plural (the numbers of the subject and of the nouns after it), "correct" or "wrong", and the item's
+            name. The two lines of an item are adjacent. Or a file .text with a sentence on each line, and beside it a
+            file .gold whose lines give the verb's index from 0, its two forms (the right one first), and the number of
+            attractors.
 
     Raises:
-        TextError: a file is missing, or a line is not of this form.
+        TextError: a file is missing, or a line has another format.
     """
     path = Path(path)
     if path.suffix == ".text":
@@ -114,22 +114,22 @@ def _read_gold(path: Path) -> list[Item]:
 
 
 def _number_of(right: str, wrong: str) -> str:
-    """Of two forms of an English verb in the present (or was, were) the singular ends in s, and is the longer if both
-    do."""
+    """The number of the right form. Of the two forms of an English verb in the present (or was, were), the singular
+    ends in s; if both do, it is the longer one."""
     both = right.endswith("s") and wrong.endswith("s")
     return "singular" if right.endswith("s") and (not both or len(right) > len(wrong)) else "plural"
 
 
 class Sentences:
-    """Items as a model reads them, those without one of their verb's forms in its vocabulary left out.
+    """Items as a model reads them, without those that have a form of the verb outside its vocabulary.
 
     Args:
         units: words.
-        items: to be read. A word that is unknown as it stands is read in lower case.
+        items: the items to read. An unknown word is read in lower case.
 
     Attributes:
-        items: those that are left.
-        skipped: condition -> number of those that are not.
+        items: the remaining items.
+        skipped: condition -> number of skipped items.
     """
 
     def __init__(self, units: Units, items: Sequence[Item]) -> None:
@@ -142,23 +142,23 @@ class Sentences:
             self.skipped[item.condition] += item.right not in units.index or item.wrong not in units.index
         self.items = known
         self.forms = torch.tensor([[units.index[item.right], units.index[item.wrong]] for item in known]).view(-1, 2)
-        rows = {item.words: place for place, item in reversed(list(enumerate(known)))}  # each beginning once
+        rows = {item.words: place for place, item in reversed(list(enumerate(known)))}  # distinct beginnings
         self._beginnings = sorted(rows, key=len)
         place = {words: number for number, words in enumerate(self._beginnings)}
         self._place = torch.tensor([place[item.words] for item in known], dtype=torch.int64)
 
     def ids(self, words: Sequence[str]) -> list[int]:
-        """Numbers of words behind a boundary."""
+        """Numbers of a boundary and these words."""
         index, unknown = self.units.index, self.units.unknown
         return [self.units.boundary, *(index.get(word, index.get(word.lower(), unknown)) for word in words)]
 
     @torch.inference_mode()
     def margins(self, model: LanguageModel, ablated: Sequence[Unit] = ()) -> Tensor:
-        """For each item how much more probable the right form is, in nats [N]; above 0 the model is right.
+        """For each item, log probability of the right form minus that of the wrong one [N]; above 0 the model is right.
 
         Args:
-            model: with these units.
-            ablated: units whose output counts as 0.
+            model: a model with these units.
+            ablated: hidden units whose output is set to 0.
         """
         if not self.items:
             return torch.zeros(0)
@@ -189,14 +189,14 @@ class Sentences:
             start = stop
 
     def unigram_right(self) -> Tensor:
-        """Whether the more frequent form is the right one [N]: that which stands first in the vocabulary, which
+        """Whether the right form is the more frequent one [N]: the one that comes first in the vocabulary, which
         `fastrnn lm train` sorts by frequency."""
         return self.forms[:, 0] < self.forms[:, 1]
 
 
 @contextmanager
 def without(model: LanguageModel, units: Sequence[Unit]) -> Iterator[None]:
-    """Takes the output of units away from all that reads it, but for the softmax; the weights are put back behind."""
+    """Removes the output of units from all layers that read it, except the softmax; restores the weights on exit."""
     changed: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -215,12 +215,12 @@ def without(model: LanguageModel, units: Sequence[Unit]) -> Iterator[None]:
 
 @dataclass
 class NumberUnit:
-    """What is left of the accuracy on sentences with attractors when a unit's output is 0.
+    """The accuracy on sentences with attractors if a unit's output is 0.
 
     Attributes:
         layer, unit: counted from 0.
-        singular, plural: accuracy of items of singular and of plural subject.
-        lost: the larger of the two losses.
+        singular, plural: accuracy for singular and for plural subjects.
+        lost: the larger of the two losses of accuracy.
     """
 
     layer: int
@@ -231,7 +231,7 @@ class NumberUnit:
 
 
 def accuracy_by_number(items: Sequence[Item], right: Tensor) -> dict[str, float]:
-    """Share of right items with attractors, of each number of the subject; NaN: there are none."""
+    """Accuracy on items with attractors, for each number of the subject; NaN if there are none."""
     found = {}
     for number in NUMBERS:
         own = [bool(good) for item, good in zip(items, right, strict=True) if item.attractors and item.number == number]
@@ -242,12 +242,12 @@ def accuracy_by_number(items: Sequence[Item], right: Tensor) -> dict[str, float]
 def ablate_each(
     model: LanguageModel, sentences: Sentences, report: int = 5, started=lambda unit: None
 ) -> list[NumberUnit]:
-    """The units whose loss costs most, of items with attractors: at most ``report`` of them.
+    """The units whose ablation costs the most accuracy on items with attractors.
 
     Args:
-        model: of words.
-        sentences: to be judged on.
-        report: how many units to return.
+        model: a model of words.
+        sentences: the items for the evaluation.
+        report: maximum number of units to return.
         started: called with the number of each unit.
     """
     whole = accuracy_by_number(sentences.items, sentences.margins(model) > 0)
@@ -267,13 +267,13 @@ def trace_gates(model: LanguageModel, ids: Tensor, layer: int) -> dict[str, Tens
     """States and gates of a layer after each word.
 
     Args:
-        model: of words.
+        model: a model of words.
         ids: [T, B].
         layer: counted from 0.
 
     Returns:
-        "state" [T, B, H], c of an LSTM and h of other cells; of an LSTM "input", "forget" and "output", of a GRU
-        "reset" and "update".
+        "state" [T, B, H], c for an LSTM and h for other cells; for an LSTM also "input", "forget" and "output", for a
+        GRU "reset" and "update".
     """
     recurrent = model.recurrent
     x = model.embedding(ids.to(model.device))
@@ -295,7 +295,7 @@ def trace_gates(model: LanguageModel, ids: Tensor, layer: int) -> dict[str, Tens
 
 
 def typical(items: Sequence[Item]) -> list[Item]:
-    """Items of the length that those with attractors most often have, so that places can be compared."""
+    """Items with the most frequent length of those with attractors, so that positions can be compared."""
     lengths = [len(item.words) for item in items if item.attractors]
     if not lengths:
         return []
@@ -307,8 +307,8 @@ def mean_traces(model: LanguageModel, sentences: Sentences, units: Sequence[Unit
     """The states and gates of units over sentences of one length, averaged by the subject's number and attractors.
 
     Returns:
-        "words": of one such sentence, its boundary in front; "units": for each unit as LAYER:UNIT, for each condition
-        such as "plural, attractors", for each of :func:`trace_gates`' names, the mean after each word.
+        "words": the words of one such sentence after its boundary; "units": for each unit (as LAYER:UNIT), for each
+        condition (such as "plural, attractors"), for each name of :func:`trace_gates`, the mean after each word.
     """
     items = typical(sentences.items)
     groups: dict[str, list[Item]] = {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .agreement import Item
 
 _OF_THE_GRAMMAR = ("cells", "hidden", "steps", "batch", "rate", "clip", "seed", "items")
-_DRAWN = 2  # units of a picture, for each model
+_DRAWN = 2  # units in a picture, for each model
 
 
 @click.command("agreement")
@@ -45,9 +45,9 @@ def agreement(
 ) -> None:
     """Whether word models give a verb the number of its subject, and the units that carry it.
 
-    FILE: sentences as Lakretz et al. (2019) publish them, or those of Linzen et al. (2016), a .text with a .gold beside
-    it, for models of --model. Without them each cell is trained on a small grammar, "the author near the guards often
-    greets the king", and tried on pairs of nouns that it has not seen together. The plot shows states and gates of the
+    FILE: sentences in the format of Lakretz et al. (2019), or of Linzen et al. (2016), a .text with a .gold beside it,
+    for models of --model. Without them each cell is trained on a small grammar, "the author near the guards often
+    greets the king", and tested on pairs of nouns that it has not seen together. The plot shows states and gates of the
     units whose ablation costs most.
 
     \b

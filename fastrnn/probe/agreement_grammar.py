@@ -1,4 +1,4 @@
-"""A small grammar of English whose verbs agree with their subject over phrases in between, and models of it."""
+"""A small English grammar in which verbs agree with their subject across intervening phrases, and models of it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NOUNS = (
 _VERBS = ("admire", "avoid", "call", "follow", "greet", "help", "know", "like", "meet", "remember", "see", "visit")
 _PREPOSITIONS = ("above", "behind", "beside", "near", "under")
 _ADVERBS = ("often", "probably", "rarely")
-_PHRASES = (0.45, 0.3, 0.15, 0.1)  # how often a subject has 0, 1, 2, 3 phrases
-_KEPT_BACK = 5  # one pair in so many of subject and first noun behind it is for the test alone
+_PHRASES = (0.45, 0.3, 0.15, 0.1)  # probabilities that a subject has 0, 1, 2, 3 phrases
+_KEPT_BACK = 5  # one in this many pairs of subject and next noun is only used in the test
 
 
 class Grammar:
-    """Sentences "the author near the guards often greets the king": verb and subject agree.
+    """Draws sentences such as "the author near the guards often greets the king", in which verb and subject agree.
 
     Args:
-        seed: of what is drawn.
+        seed: seed of the draws.
     """
 
     def __init__(self, seed: int) -> None:
@@ -37,7 +37,7 @@ class Grammar:
         """A sentence up to its verb.
 
         Args:
-            kept_back: draw subject and first noun behind it among the pairs that training does not see together.
+            kept_back: draw subject and next noun from the pairs that training does not see together.
         """
         draw = self._random
         (phrases,) = draw.choices(range(len(_PHRASES)), _PHRASES)
@@ -61,14 +61,14 @@ class Grammar:
         return Item(tuple(words), *forms, NUMBERS[plural], attractors, condition)
 
     def sentence(self) -> list[str]:
-        """A whole one, of those for training."""
+        """A whole sentence for training."""
         item = self.beginning(kept_back=False)
         draw = self._random
         rest = ["the", draw.choice(_NOUNS) + draw.choice(("", "s"))] if draw.random() < 0.5 else []
         return [*item.words, item.right, *rest]
 
     def text(self, words: int) -> list[str]:
-        """Sentences, one behind the other, of at least so many words."""
+        """Concatenated sentences with at least this number of words."""
         found: list[str] = []
         while len(found) < words:
             found += [*self.sentence(), "\n"]
@@ -76,7 +76,7 @@ class Grammar:
 
 
 def held_out_items(count: int, seed: int) -> list[Item]:
-    """Beginnings with pairs of nouns that training does not see, sorted by condition."""
+    """Beginnings with pairs of nouns that training does not see together, sorted by condition."""
     grammar = Grammar(seed + 1)
     return sorted((grammar.beginning(kept_back=True) for _ in range(count)), key=lambda item: item.condition)
 
@@ -103,8 +103,8 @@ def train_model(
         batch: B, rows of a step.
         rate: learning rate of Adam.
         clip: bound of the gradient norm; 0: none.
-        seed: of weights and sentences.
-        device: where it is computed.
+        seed: seed of weights and sentences.
+        device: device of the computation.
         time: T, words of a row.
         started: called with the number of each training step.
     """

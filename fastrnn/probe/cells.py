@@ -1,8 +1,8 @@
 """What single units of a character model follow (Karpathy, Johnson and Fei-Fei 2015, https://arxiv.org/abs/1506.02078).
 
-A unit's value after each character, tanh(c) of an LSTM, is compared with properties that can be computed from the text
-read so far: how far a line has come, whether a quotation is open. The unit that follows a property best is chosen on
-one part of the text and judged on another.
+A unit's value after each character, tanh(c) for an LSTM, is compared with properties of the text read so far, such as
+the position in the line, or whether a quotation is open. The unit that follows a property best is chosen on one part of
+the text and evaluated on another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MEASURES = {
     "position": "R2", "beginning": "AUC", "quotes": "AUC", "comments": "AUC", "if": "AUC", "brackets": "R2",
     "indentation": "R2",
 }  # fmt: skip
-_BEGINNING = 10  # characters of a line
-_STEPS = 1024  # characters of a call
+_BEGINNING = 10  # first characters of a line
+_STEPS = 1024  # characters per call
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -36,12 +36,12 @@ class UnitFound:
 
     Attributes:
         property: a key of :data:`MEASURES`.
-        measure: "AUC", the share of pairs of a place with the property and one without that the unit's value orders
-            rightly; or "R2", the squared correlation with the property's number.
+        measure: "AUC", the share of pairs of a position with the property and one without that the unit's value orders
+            correctly; or "R2", the squared correlation with the property's number.
         layer, unit: counted from 0.
-        sign: -1 where the value falls as the property rises.
-        searched, held_out: the measure on the part that the unit was chosen on, and on the other.
-        share: mean of the property on the other part: of a yes or no, how often it holds.
+        sign: -1 if the value falls as the property rises.
+        searched, held_out: the measure on the part on which the unit was chosen, and on the other part.
+        share: mean of the property on the other part; for a yes-or-no property, how often it holds.
     """
 
     property: str
@@ -55,20 +55,21 @@ class UnitFound:
 
 
 def properties(text: str, syntax: str) -> dict[str, Values]:
-    """Properties of each character's place, of the text up to and including it: [N] each.
+    """Properties of the text at each character, computed from the text up to and including it: [N] each.
 
     Args:
-        text: its lines end in line feeds.
+        text: lines end in line feeds.
         syntax: "prose" or "python".
 
     Returns:
-        "position": characters of the line so far, its end being 0. "beginning": whether these are at most ten.
-        "quotes": inside a quotation of double quotes, or a string of Python. "brackets": how many are open. Of Python
-        also "comments": behind a number sign or in a docstring; "indentation": columns in front of the line; "if": in
-        the body of an if or elif. NaN where the text so far does not tell, as in the blanks that begin a line.
+        "position": number of characters in the line so far, 0 at its end. "beginning": whether these are at most ten.
+        "quotes": whether it is inside a quotation with double quotes, or a Python string. "brackets": number of open
+        brackets. For Python also "comments": whether it is after a number sign or in a docstring; "indentation":
+        columns before the line's text; "if": whether it is in the body of an if or elif. NaN where the text so far does
+        not determine the property, as in the blanks at the start of a line.
 
     Raises:
-        ValueError: no such syntax.
+        ValueError: an unknown syntax.
     """
     if syntax not in SYNTAXES:
         raise ValueError(f"syntax must be one of {', '.join(SYNTAXES)}; got {syntax!r}")
@@ -90,7 +91,7 @@ def _prose(text: str) -> list[tuple[float, ...]]:
             depth += 1
         elif character in _CLOSING:
             depth = max(0, depth - 1)
-        elif character == before == "\n":  # a paragraph ends: what was not closed was no quotation
+        elif character == before == "\n":  # the paragraph ends: an unclosed quotation mark was not one
             quoted, depth = False, 0
         before = character
         rows.append((column, column <= _BEGINNING, quoted, depth))
@@ -98,12 +99,12 @@ def _prose(text: str) -> list[tuple[float, ...]]:
 
 
 def _python(text: str) -> list[tuple[float, ...]]:
-    """A scanner that any piece of a file can be given to, as a tokeniser cannot."""
+    """Scans any part of a Python file, which a tokeniser cannot do."""
     rows: list[tuple[float, ...]] = []
-    column, depth, indent, logical = 0, 0, 0, 0  # logical: columns in front of the statement
-    quote = ""  # that ends the string
+    column, depth, indent, logical = 0, 0, 0, 0  # logical: columns before the statement
+    quote = ""  # the quotes that end the string
     comment, docstring, starts, escaped = False, False, True, False  # starts: only blanks so far
-    bodies: list[int] = []  # columns of the ifs whose bodies may still go on
+    bodies: list[int] = []  # columns of the ifs whose bodies may continue
     nan = float("nan")
     place, size = 0, len(text)
     while place < size:
@@ -140,7 +141,7 @@ def _python(text: str) -> list[tuple[float, ...]]:
         for offset in range(length):
             end = text[place + offset] == "\n"
             column = 0 if end else column + 1
-            inside = bool(quote) or (length == 3 and offset < 2)  # a closing triple is inside up to its last
+            inside = bool(quote) or (length == 3 and offset < 2)  # of closing triple quotes, all but the last one
             unclear = starts or end
             body = nan if unclear else float(any(own < logical for own in bodies))
             told = comment or (docstring and inside)
@@ -154,11 +155,11 @@ def _python(text: str) -> list[tuple[float, ...]]:
 
 @torch.inference_mode()
 def trace_units(model: LanguageModel, text: str) -> Values:
-    """Each unit's value after each character [L, N, H]: tanh(c) of cells with one cell state, else h (R values).
+    """Each unit's value after each character [L, N, H]: tanh(c) for cells with one cell state, else h (R values).
 
     Args:
-        model: of characters.
-        text: read from a zero state, behind a line's end.
+        model: a model of characters.
+        text: the text, read from a zero state after a line feed.
 
     Raises:
         ValueError: a model of words.
@@ -175,14 +176,14 @@ def trace_units(model: LanguageModel, text: str) -> Values:
 
 
 def value_of(states: torch.Tensor | Sequence[torch.Tensor], hidden: int) -> torch.Tensor:
-    """tanh(c) of a layer's states (h, c), or h where c is no single cell state or is not there."""
+    """tanh(c) of a layer's states (h, c), or h if there is no c, or not exactly one cell state."""
     if isinstance(states, torch.Tensor):
         return states
     return states[1].tanh() if states[1].shape[-1] == hidden else states[0]
 
 
 def auc(values: NDArray, labels: NDArray) -> float:
-    """The share of pairs of a true place and a false one whose values are in order, ties counting half; NaN: no pair.
+    """The share of pairs of a true and a false position whose values are in order; ties count half; NaN: no pair.
 
     Args:
         values: [N].
@@ -198,14 +199,14 @@ def auc(values: NDArray, labels: NDArray) -> float:
 
 
 def correlation(values: NDArray, numbers: NDArray) -> float:
-    """Pearson's; NaN where one of them does not vary."""
+    """Pearson's correlation; NaN if one of the two does not vary."""
     values, numbers = (part.astype(np.float64) - part.mean(dtype=np.float64) for part in (values, numbers))
     scale = np.sqrt((values**2).sum() * (numbers**2).sum())
     return float((values * numbers).sum() / scale) if scale else float("nan")
 
 
 def _score(values: NDArray, labels: Values, measure: str) -> float:
-    """A number between -1 and 1 whose sign is the direction; see :func:`_measure_of`."""
+    """A score between -1 and 1 whose sign is the direction; see :func:`_measure_of`."""
     told = ~np.isnan(labels)
     values, labels = values[told], labels[told]
     if not len(labels):
@@ -216,15 +217,15 @@ def _score(values: NDArray, labels: Values, measure: str) -> float:
 def _measure_of(score: float, sign: int, measure: str) -> float:
     if measure == "AUC":
         return (sign * score + 1) / 2
-    return max(0.0, sign * score) ** 2  # one that turned its direction follows nothing
+    return max(0.0, sign * score) ** 2  # a unit whose direction changes does not follow the property
 
 
 def find_units(values: Values, labels: dict[str, Values], wanted: Iterable[str] | None = None) -> list[UnitFound]:
-    """For each property the unit that follows it best on the first half of the text, and how well on the second.
+    """For each property, the unit that follows it best on the first half of the text, and how well on the second.
 
     Args:
-        values: [L, N, H], of :func:`trace_units`.
-        labels: [N] each, of :func:`properties`.
+        values: [L, N, H], from :func:`trace_units`.
+        labels: [N] each, from :func:`properties`.
         wanted: the properties; None: all.
 
     Returns:
@@ -252,12 +253,12 @@ def find_units(values: Values, labels: dict[str, Values], wanted: Iterable[str] 
 
 
 def passage(text: str, labels: Values | None, lines: int, after: int = 0) -> tuple[int, int]:
-    """The lines behind a place in which a property varies most: their first character and the one behind the last.
+    """Finds the lines in which a property varies most: index of their first character, and one past the last.
 
     Args:
-        text: its lines end in line feeds.
+        text: lines end in line feeds.
         labels: [N]; None: the first lines.
-        lines: how many.
+        lines: number of lines.
         after: the first line begins here or later.
     """
     ends = np.flatnonzero(np.array([character == "\n" for character in text], bool)) + 1

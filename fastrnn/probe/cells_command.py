@@ -56,8 +56,8 @@ def cells(
     """Units of character models that follow a property of TEXT, and the text coloured by them.
 
     TEXT: paths, folders or patterns, - for standard input. Properties: position in the line, its beginning (ten
-    characters), quotes, brackets (how many are open), and of Python comments (with docstrings), if (the bodies of if
-    and elif) and indentation. Yes or no is measured by AUC, numbers by R2.
+    characters), quotes, brackets (how many are open), and for Python comments (with docstrings), if (the bodies of if
+    and elif) and indentation. Yes-or-no properties are measured by AUC, numbers by R2.
 
     \b
     Example: fastrnn probe cells other.py --model model --html cells.html --plot cells.png

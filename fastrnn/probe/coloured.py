@@ -17,23 +17,23 @@ from rich.text import Text
 from ..text_models.files import replacing
 from .plots import new_figure, save
 
-_NEGATIVE, _POSITIVE = (90, 115, 230), (225, 70, 70)  # blue and red on which black can be read
-_NARROWEST, _WIDEST = 70, 100  # columns of a picture, the first for its titles
-# Of a picture, in inches: matplotlib's own monospaced font, each character of which is 1233/2048 of its size wide.
+_NEGATIVE, _POSITIVE = (90, 115, 230), (225, 70, 70)  # blue and red on which black text is readable
+_NARROWEST, _WIDEST = 70, 100  # columns of a picture; the titles need the minimum
+# Sizes of a picture in inches. Each character of matplotlib's monospaced font is 1233/2048 of the font size wide.
 _FONT, _POINTS = "DejaVu Sans Mono", 8
 _ADVANCE, _ROW = _POINTS / 72 * 1233 / 2048, 0.155
 _HEAD, _MARGIN = 0.32, 0.08
 
 
 def colour_of(value: float) -> tuple[int, int, int]:
-    """Red, green and blue of a value between -1 and 1: blue, white, red."""
+    """The colour (red, green, blue) of a value between -1 (blue) and 1 (red); 0 is white."""
     end = np.array(_POSITIVE if value > 0 else _NEGATIVE)
     red, green, blue = np.rint(255 + (end - 255) * min(abs(value), 1.0)).astype(int).tolist()
     return red, green, blue
 
 
 def coloured_text(text: str, values: NDArray) -> Text:
-    """For a terminal: each character on the colour of its value; values [N]."""
+    """The text for a terminal, with each character on the colour of its value; values [N]."""
     found = Text()
     for character, value in zip(text, values.tolist(), strict=True):
         rgb = colour_of(value)
@@ -42,7 +42,7 @@ def coloured_text(text: str, values: NDArray) -> Text:
 
 
 def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> None:
-    """A picture of texts, one below the other.
+    """Draws a picture of texts, one below the other.
 
     Args:
         panels: title, text and values [N] of each.
@@ -53,7 +53,7 @@ def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> Non
     width = max(columns, _NARROWEST) * _ADVANCE + 2 * _MARGIN
     height = sum(len(rows) * _ROW + _HEAD for _, rows in grids) + _MARGIN
     figure = new_figure(width, height)
-    figure.set_layout_engine("none")  # characters and colours meet only where axes have just this size
+    figure.set_layout_engine("none")  # characters and colours align only if the axes have exactly this size
     top = height
     for (title, _, _), (colours, rows) in zip(panels, grids, strict=True):
         top -= _HEAD + len(rows) * _ROW
@@ -69,7 +69,7 @@ def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> Non
 
 
 def _grid(text: str, values: NDArray) -> tuple[NDArray, list[str]]:
-    """Colours [rows, columns, 3] and the rows' characters."""
+    """The colours [rows, columns, 3] and the characters of the rows."""
     rows: list[list[tuple[str, float]]] = [[]]
     for character, value in zip(text, values.tolist(), strict=True):
         if character == "\n" or len(rows[-1]) == _WIDEST:
@@ -86,17 +86,17 @@ def _grid(text: str, values: NDArray) -> tuple[NDArray, list[str]]:
 
 
 def write_page(path: Path, title: str, text: str, values: NDArray, found: Mapping[str, tuple[int, int]]) -> None:
-    """A page that needs nothing else: the text, and a menu of units that colour it.
+    """Writes a self-contained HTML page: the text, and a menu of units that colour it.
 
     Args:
         path: page to write.
-        title: of the page.
+        title: title of the page.
         text: N characters.
         values: [L, N, H], between -1 and 1.
         found: entries at the top of the menu -> layer and unit.
     """
     layers, size, hidden = values.shape
-    steps = np.rint(values.clip(-1, 1) * 127).astype(np.int8).transpose(0, 2, 1)  # a unit's values together
+    steps = np.rint(values.clip(-1, 1) * 127).astype(np.int8).transpose(0, 2, 1)  # values of a unit are adjacent
     menu = [[label, layer * hidden + unit] for label, (layer, unit) in found.items()]
     menu += [
         [f"layer {layer}, unit {unit}", layer * hidden + unit] for layer in range(layers) for unit in range(hidden)

@@ -25,7 +25,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)
 def probe() -> None:
-    """Experiments: what a recurrent cell can keep, and what a trained model has learnt."""
+    """Experiments: what a recurrent cell can remember, and what a trained model has learnt."""
 
 
 @probe.command("gradients")
@@ -131,7 +131,7 @@ def distance(
     distances: list[int],
     **settings: Any,
 ) -> None:
-    """Accuracy of each cell against the distance it must remember over, the same training for each.
+    """Accuracy of each cell against the distance over which it must remember, with the same training for each.
 
     Example: fastrnn probe distance --task adding --distances 10,100 --plot distance.png
     """
@@ -179,7 +179,7 @@ def counting(
     plot_n: int | None,
     **settings: Any,
 ) -> None:
-    """The largest n to which each cell continues a^n b^n (or a^n b^n c^n) rightly, and its state over one string.
+    """The largest n up to which each cell continues a^n b^n (or a^n b^n c^n) correctly, and its state over one string.
 
     Example: fastrnn probe counting --cell gru,lstm --plot counting.png
     """

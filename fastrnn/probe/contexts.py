@@ -1,7 +1,7 @@
 """What each layer of a biLM knows of a word in its sentence (Peters et al. 2018, https://arxiv.org/abs/1802.05365).
 
-As in section 5 of the paper: tags that a linear map reads from the layer's vectors, and the words in context that lie
-nearest. Layer 0 is the word alone.
+As in section 5 of the paper: tags that a linear map predicts from the layer's vectors, and the nearest words in
+context. Layer 0 is the word without context.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 from ..tasks.sources import BiLMLayers
 from .training import fit
 
-_SENTENCES = 256  # of one call of the model
+_SENTENCES = 256  # sentences per call of the model
 
 
 def vectors_of(model: BiLMLayers, sentences: Iterable[Sequence[str]]) -> Iterator[tuple[Sequence[str], Tensor]]:
@@ -31,19 +31,19 @@ def vectors_of(model: BiLMLayers, sentences: Iterable[Sequence[str]]) -> Iterato
 
 
 class LinearProbe:
-    """A linear map from a layer's vectors to tags, by multinomial logistic regression.
+    """A linear map from a layer's vectors to tags, trained by multinomial logistic regression.
 
     Args:
-        vectors: [N, W] to learn from.
-        tags: of each.
-        steps: of Adam, on batches drawn anew.
+        vectors: training vectors [N, W].
+        tags: the tag of each vector.
+        steps: steps of Adam, each on a new random batch.
         batch: vectors of a step.
         rate: learning rate, which falls linearly to nearly 0.
-        seed: of the batches.
+        seed: seed of the batches.
         started: called with the number of each step.
 
     Attributes:
-        tags: those it knows.
+        tags: the known tags.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LinearProbe:
         self.tags = sorted(set(tags))
         index = {tag: number for number, tag in enumerate(self.tags)}
         targets = torch.tensor([index[tag] for tag in tags], device=vectors.device)
-        spread = vectors.std(0, correction=0)  # a column that hardly varies in training may do so elsewhere
+        spread = vectors.std(0, correction=0)  # bounded below: a column may vary in the test but hardly in training
         self._mean, self._scale = vectors.mean(0), spread.clamp(min=0.01 * float(spread.mean()) + 1e-6)
         known = self._scaled(vectors)
         self._map = torch.nn.Linear(known.shape[1], len(self.tags)).to(known.device)
@@ -79,7 +79,7 @@ class LinearProbe:
 
     @torch.no_grad()
     def accuracy(self, vectors: Tensor, tags: Sequence[str]) -> float:
-        """Share of right tags; one that was never learnt is never right."""
+        """Share of correct tags; a tag that did not occur in training is never correct."""
         found = self._map(self._scaled(vectors)).argmax(-1).tolist()
         return sum(self.tags[number] == tag for number, tag in zip(found, tags, strict=True)) / len(tags)
 
@@ -89,8 +89,8 @@ class Place:
     """A word in a sentence.
 
     Attributes:
-        words: of the sentence.
-        at: its place among them, from 0.
+        words: words of the sentence.
+        at: index of the word, from 0.
     """
 
     words: tuple[str, ...]
@@ -109,7 +109,7 @@ class Place:
 
 
 def places_of(word: str, sentences: Iterable[Sequence[str]], count: int) -> list[Place]:
-    """The first places of a word, whatever its case, each in a sentence of its own."""
+    """The first places of a word, ignoring case, each in a different sentence."""
     found: list[Place] = []
     for words in dict.fromkeys(tuple(sentence) for sentence in sentences):
         places = [at for at, other in enumerate(words) if other.lower() == word.lower()]
@@ -122,7 +122,7 @@ def places_of(word: str, sentences: Iterable[Sequence[str]], count: int) -> list
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A word in context, and the cosine between its vector and that of what was asked."""
+    """A word in context, and the cosine between its vector and that of the query."""
 
     place: Place
     cosine: float
@@ -135,24 +135,24 @@ def nearest(
     count: int = 5,
     passed: Callable[[int], None] = lambda number: None,
 ) -> list[list[list[Neighbour]]]:
-    """The words in context that lie nearest, by each layer.
+    """The nearest words in context, by each layer.
 
     Args:
         model: a biLM.
-        sentences: to be searched, one after the other; memory does not grow with them.
-        asked: Q words in context.
-        count: neighbours for each.
+        sentences: the sentences to search; memory does not grow with their number.
+        asked: Q queries, words in context.
+        count: number of neighbours for each.
         passed: called with the number of each sentence.
 
     Returns:
-        For each that is asked, for each layer, the neighbours, nearest first. Of each sentence the nearest word counts,
-        the asked sentence is left out, and layer 0 gives each word but the asked one once.
+        For each query and layer, the neighbours, nearest first. Each sentence contributes its nearest word; the query's
+        own sentence is left out; layer 0 gives each word other than the query's once.
     """
     queries = [normalize(own[:, place.at], dim=-1) for place, (_, own) in zip(
         asked, vectors_of(model, [place.words for place in asked]), strict=True
     )]  # fmt: skip
     found: list[list[list[Neighbour]]] = [[[] for _ in range(model.layers)] for _ in asked]
-    known: list[dict[str, Neighbour]] = [{} for _ in asked]  # of layer 0
+    known: list[dict[str, Neighbour]] = [{} for _ in asked]  # for layer 0
     different = dict.fromkeys(tuple(sentence) for sentence in sentences if sentence)
     for number, (words, vectors) in enumerate(vectors_of(model, different)):
         passed(number)
@@ -179,7 +179,7 @@ def _best(neighbours: list[Neighbour], count: int) -> list[Neighbour]:
 
 
 def principal_axes(model: BiLMLayers, places: Sequence[Place]) -> list[list[tuple[float, float]]]:
-    """For each layer but layer 0, the places' coordinates on the two axes on which their vectors vary most.
+    """For each layer except layer 0, the coordinates of the places on the first two principal axes of their vectors.
 
     Args:
         model: a biLM.

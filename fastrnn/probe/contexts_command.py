@@ -37,7 +37,7 @@ def layers(
     overwrite: bool,
     **settings: Any,
 ) -> None:
-    """Accuracy of tags that a linear probe reads from each layer of a biLM, learnt on TRAIN and counted on TEST.
+    """Accuracy of tags that a linear probe predicts from each layer of a biLM, trained on TRAIN and tested on TEST.
 
     TRAIN, TEST: CoNLL-U (names that end in .conllu) or CoNLL. Layer 0 is the word without its sentence.
 
@@ -101,7 +101,7 @@ def layers(
 
 
 def _first(sentences: list[list[str]], tags: list[list[str]], limit: int) -> tuple[list[list[str]], list[list[str]]]:
-    """The first sentences, until they have so many words."""
+    """The first sentences that together have at least ``limit`` words."""
     words = count = 0
     while count < len(sentences) and words < limit:
         words += len(sentences[count])
@@ -131,11 +131,11 @@ def neighbours(
     plot: Path | None,
     overwrite: bool,
 ) -> None:
-    """The words in context that lie nearest to a word in its sentence, by each layer of a biLM.
+    """The words in context that are nearest to a word in its sentence, by each layer of a biLM.
 
-    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. Layer 0 knows the word alone,
-    so its neighbours are other words; those of other layers may be the same word in another sentence. The plot shows
-    all places of the word on each layer's two principal axes.
+    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. Layer 0 sees the word without
+    its sentence, so its neighbours are other words; those of other layers may be the same word in another sentence. The
+    plot shows all places of the word on each layer's first two principal axes.
 
     \b
     Example: fastrnn probe neighbours text.txt --model elmo --word play
@@ -204,7 +204,7 @@ def neighbours(
             draw_neighbours(panels, plot)
 
 
-_DRAWN = 60  # places of a picture
+_DRAWN = 60  # places in a picture
 
 
 __all__ = ["layers", "neighbours"]

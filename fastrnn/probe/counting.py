@@ -1,8 +1,8 @@
 """Can a cell count? a^n b^n and a^n b^n c^n (Weiss, Goldberg and Yahav 2018, https://arxiv.org/abs/1805.04908).
 
-A model learns to predict the next symbol of such strings with n up to a bound. While the first symbol repeats, n is not
-known; from the first b on all is settled, so a string is right when every prediction from there to its end is. Only a
-cell that counts does that for n that training never showed.
+A model learns to predict the next symbol of such strings with n up to a bound. While the first symbol repeats, n is
+unknown. From the first b on, every symbol is determined, so a string is right if all predictions from there on are.
+Only a cell that counts can do this for an n that did not occur in training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from .layers import Readout, one_hot, states_of_steps
 from .training import Curve, fit
 
-LANGUAGES = {"anbn": "ab", "anbncn": "abc"}  # the symbols that a string repeats n times each
+LANGUAGES = {"anbn": "ab", "anbncn": "abc"}  # a string repeats each of these symbols n times
 _NO_TARGET = -100  # cross_entropy leaves these out
 
 
@@ -26,9 +26,9 @@ class CountingResult:
     """What a cell learnt of a language.
 
     Attributes:
-        trained_to: the largest n of training.
+        trained_to: the largest n in training.
         counts_to: the largest n up to which all strings are right.
-        farthest: the largest n that is right, of those tried; larger than ``counts_to`` where it errs in between.
+        farthest: the largest tested n that is right; larger than ``counts_to`` if there are errors in between.
         curve: losses and gradient norms of training.
         model: the trained model, for :func:`trace_cells`.
     """
@@ -43,18 +43,18 @@ class CountingResult:
 
 
 def strings(language: str, repeats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Strings of a language, a column each: 0 begins one, 1 is a, 2 is b, 3 is c, and the end is 0 again.
+    """Strings of a language, one per column: 0 is the start, 1 is a, 2 is b, 3 is c, and 0 is also the end.
 
     Args:
         language: "anbn" or "anbncn".
         repeats: n of each string [B].
 
     Returns:
-        Symbols without the end [T, B]; the symbols that follow [T, B], -100 where n does not settle them and beyond
-        the string; and the lengths [B].
+        Symbols without the end [T, B]; the next symbols [T, B], -100 where they are not determined and beyond the
+        string; and the lengths [B].
 
     Raises:
-        ValueError: no such language.
+        ValueError: an unknown language.
     """
     if language not in LANGUAGES:
         raise ValueError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
@@ -86,18 +86,18 @@ def count_with_cell(
         cell: one of :func:`fastrnn.probe.cell_names`.
         language: "anbn" or "anbncn".
         hidden: H; the paper has 10.
-        trained_to: the largest n of training; the paper has 100 for anbn and 50 for anbncn.
-        tried_to: the largest n to try.
+        trained_to: the largest n in training; the paper has 100 for anbn and 50 for anbncn.
+        tried_to: the largest n in the test.
         batch: B, strings of a training step.
         steps: training steps; the learning rate falls linearly to a tenth.
         rate: learning rate of Adam.
         clip: bound of the gradient norm; 0: none.
-        seed: of weights and strings.
-        device: where it is computed.
+        seed: seed of weights and strings.
+        device: device of the computation.
         started: called with the number of each training step.
 
     Raises:
-        ValueError: no such cell or language.
+        ValueError: an unknown cell or language.
     """
     symbols = int(strings(language, torch.ones(1, dtype=torch.int64))[0].max()) + 1
     torch.manual_seed(seed)
@@ -118,7 +118,7 @@ def count_with_cell(
 
 
 def _right_strings(model: Readout, language: str, tried_to: int, symbols: int, device: str) -> list[bool]:
-    """Whether the string of n = 1, 2, ... is right."""
+    """For n = 1, 2, ..., whether the string is right."""
     right: list[bool] = []
     with torch.no_grad():
         for first in range(1, tried_to + 1, 50):
@@ -130,15 +130,15 @@ def _right_strings(model: Readout, language: str, tried_to: int, symbols: int, d
 
 
 def trace_cells(model: Readout, language: str, n: int) -> Tensor:
-    """Values of the state over a string: c of an LSTM, h of other cells.
+    """Values of the state over a string: c for an LSTM, h for other cells.
 
     Args:
-        model: of :class:`CountingResult`.
+        model: the model of a :class:`CountingResult`.
         language: "anbn" or "anbncn".
         n: repeats of each symbol.
 
     Returns:
-        [T, H], T counting the begin and all symbols.
+        [T, H], where T counts the start and all symbols.
     """
     ids = strings(language, torch.tensor([n], device=model.linear.weight.device))[0]
     x = one_hot(ids, model.layer.input_size)

@@ -1,4 +1,4 @@
-"""How far back a cell can be taught to look: copying a symbol, and the adding problem.
+"""Over what distance a cell can learn to remember: copying a symbol, and the adding problem.
 
 The adding problem is Hochreiter and Schmidhuber's (1997, Long short-term memory, section 5.4).
 """
@@ -15,19 +15,19 @@ from torch.nn.functional import cross_entropy, mse_loss
 from .layers import Readout, one_hot
 from .training import Curve, fit
 
-_SYMBOLS = 8  # to be remembered
-_NOISE = 8  # others, in between
-_ADDED_WITHIN = 0.1  # a sum of two numbers in [0, 1] counts as right within this
-_EVALUATED = 1000  # rows
+_SYMBOLS = 8  # symbols to remember
+_NOISE = 8  # other symbols, in between
+_ADDED_WITHIN = 0.1  # a sum of two numbers in [0, 1] is right within this error
+_EVALUATED = 1000  # test sequences
 
 
 @dataclass(frozen=True)
 class DistanceResult:
-    """What a cell reached at one distance.
+    """The result of a cell at one distance.
 
     Attributes:
-        accuracy: share of fresh sequences answered right.
-        chance: what answering without memory gives.
+        accuracy: share of correct answers on new sequences.
+        chance: accuracy without memory.
         curve: losses and gradient norms of training.
     """
 
@@ -40,7 +40,7 @@ class DistanceResult:
 
 
 class CopyTask:
-    """Say at the end which symbol came first, of 8; between them lie symbols of another set, drawn at random."""
+    """At the end, name the first symbol, one of 8; random symbols from another set come in between."""
 
     inputs, outputs = _SYMBOLS + _NOISE, _SYMBOLS
     chance = 1 / _SYMBOLS
@@ -59,10 +59,10 @@ class CopyTask:
 
 
 class AddingTask:
-    """Say at the end the sum of the two marked numbers, one in each half, of T numbers in [0, 1]."""
+    """At the end, give the sum of the two marked numbers among T numbers in [0, 1], one in each half."""
 
     inputs, outputs = 2, 1
-    # The best constant, 1, is right where the sum of two uniform numbers falls within the bound of it.
+    # The best constant answer, 1, is right if the sum of two uniform numbers is within the bound of it.
     chance = 1 - (1 - _ADDED_WITHIN) ** 2
 
     def draw(self, time: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def train_at_distance(
     device: str = "cpu",
     started: Callable[[int], None] = lambda step: None,
 ) -> DistanceResult:
-    """Trains a cell on sequences of one length and counts its right answers on fresh ones.
+    """Trains a cell on sequences of one length and measures its accuracy on new ones.
 
     Args:
         cell: one of :func:`fastrnn.probe.cell_names`.
@@ -110,12 +110,12 @@ def train_at_distance(
         steps: training steps, the same at every distance.
         rate: learning rate of Adam.
         clip: bound of the gradient norm; 0: none.
-        seed: of weights and sequences.
-        device: where it is computed.
+        seed: seed of weights and sequences.
+        device: device of the computation.
         started: called with the number of each training step.
 
     Raises:
-        ValueError: no such cell or task, or too few steps.
+        ValueError: an unknown cell or task, or too few steps.
     """
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}; got {task!r}")

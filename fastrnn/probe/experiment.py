@@ -1,4 +1,4 @@
-"""What the commands of ``fastrnn probe`` share: options, kept results, the bar, errors of a line."""
+"""The common part of the commands of ``fastrnn probe``: options, saved results, the progress bar, one-line errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..text_models.errors import plain_errors
 
 
 class Names(click.ParamType):
-    """Names with commas between them, each known."""
+    """Known names, separated by commas."""
 
     name = "names"
 
@@ -37,7 +37,7 @@ class Names(click.ParamType):
 
 
 class Sizes(click.ParamType):
-    """Positive integers with commas between them."""
+    """Positive integers, separated by commas."""
 
     name = "numbers"
 
@@ -94,7 +94,7 @@ def common_options(
 
 
 def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a command computes, and where its results go."""
+    """Adds the options for the device and for the results."""
     options = (
         click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
         click.option(
@@ -112,15 +112,15 @@ def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Experiment:
-    """What the commands share: finished parts, the bar, the device, errors of a line.
+    """A run of a command: finished parts, the progress bar, the device, one-line errors.
 
     Args:
-        name: of the command.
-        settings: all that its results depend on, and the device.
+        name: name of the command.
+        settings: everything on which its results depend, and the device.
         results: the file of finished parts.
         plot: the picture.
-        overwrite: whether files that are there may be replaced.
-        outputs: further files to be written.
+        overwrite: whether existing files may be replaced.
+        outputs: further files to write.
         reads: files and folders that the command reads.
     """
 
@@ -142,14 +142,14 @@ class Experiment:
         reads = list(reads)
         guard_outputs([("--plot", plot), *outputs], [("--json", results), *reads], overwrite=overwrite)
         if results is not None:
-            guard_outputs([("--json", results)], reads, overwrite=True)  # an old one is gone on with, see below
+            guard_outputs([("--json", results)], reads, overwrite=True)  # an existing file is continued, see below
         self.results = Results(results, name, settings, overwrite=overwrite)
         self.console = Console()
         self._bar: Progress | None = None
 
     @contextmanager
     def bar(self, parts: int) -> Iterator[None]:
-        """Shows a bar of so many parts on a terminal."""
+        """Shows a progress bar with this number of parts on a terminal."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         errors = Console(stderr=True)
         with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as self._bar:
@@ -157,7 +157,7 @@ class Experiment:
             yield
 
     def part(self, name: str, steps: int, make: Callable[[Callable[[int], None]], Any]) -> Any:
-        """The part of that name, made if it is not there yet."""
+        """The part of this name, computed if it does not exist yet."""
         self._bar.update(self._task, description=name)
         done = self._bar.tasks[0].completed
         if name not in self.results.parts:

@@ -19,8 +19,8 @@ class GradientResult:
     """Norms of gradients against distance.
 
     Attributes:
-        cell: its name.
-        start: norms at distance 0, 1, ..., of the untrained model: state name -> geometric means over the batch.
+        cell: name of the cell.
+        start: norms for the untrained model at distance 0, 1, ...: state name -> geometric means over the batch.
         trained: the same after training.
         curve: losses and gradient norms of training.
     """
@@ -37,13 +37,13 @@ def gradient_norms(
     """Norm of d loss_T / d state_(T-k) for k = 0, 1, ..., T - 1.
 
     Args:
-        layer: a recurrent layer of fastrnn or torch.nn, of one level and one direction.
+        layer: a recurrent layer of fastrnn or torch.nn, not stacked, with one direction.
         x: input [T, B, I].
         loss_of: the layer's output after the last step [B, H] -> a loss for each row [B].
 
     Returns:
-        "h", and for cells that have one "c": for each k the geometric mean of the norm over the rows of the batch (the
-        arithmetic one would show the largest row alone). 0 where a row's gradient has vanished altogether.
+        For "h", and for "c" if the cell has it: for each k the geometric mean of the norm over the rows of the batch
+        (the arithmetic mean would mostly show the largest row). 0 if a row's gradient has vanished completely.
     """
     with torch.enable_grad():
         states = states_of_steps(layer, x.detach().requires_grad_())
@@ -55,7 +55,7 @@ def gradient_norms(
     for step in reversed(range(len(states))):
         for place, name in enumerate(names):
             gradient = gradients[step * len(names) + place]
-            if gradient is None:  # c of the last step does not reach a loss of h
+            if gradient is None:  # the loss depends on h and not on the last step's c
                 norms[name].append(0.0)
                 continue
             rows = gradient[0].to(torch.float64).norm(dim=-1)
@@ -64,9 +64,9 @@ def gradient_norms(
 
 
 def scale_recurrent(layer: torch.nn.Module, radius: float) -> None:
-    """Makes each gate's recurrent weights ``radius`` times an orthogonal matrix, so that all singular values are it.
+    """Sets each gate's recurrent weights to ``radius`` times an orthogonal matrix: all singular values are ``radius``.
 
-    Those of cells without a recurrent matrix (IndRNN), one a unit, become ``radius``.
+    In cells without a recurrent matrix (IndRNN), the weight of each unit becomes ``radius``.
     """
     with torch.no_grad():
         if not hasattr(layer, "weight_hh_l0"):
@@ -83,7 +83,7 @@ class CharacterWindows:
         text: at least ``time + 2`` characters.
         time: T, steps of a window.
         batch: B, windows at a time.
-        seed: of their places.
+        seed: seed of their positions.
 
     Raises:
         ValueError: the text is too short.
@@ -100,7 +100,7 @@ class CharacterWindows:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """Input [T, B, size] and the characters to be predicted [T, B]."""
+        """Input [T, B, size] and the characters to predict [T, B]."""
         first = torch.randint(len(self._ids) - self._time, (self._batch,), generator=self._generator)
         places = first + torch.arange(self._time + 1).unsqueeze(1)
         ids = self._ids[places]
@@ -127,7 +127,7 @@ def probe_gradients(
 
     Args:
         cell: one of :func:`fastrnn.probe.cell_names`.
-        text: what it learns to predict.
+        text: the text that it learns to predict.
         hidden: H.
         time: T, steps of a window.
         batch: B, windows of a training step, and of the measurement.
@@ -135,9 +135,9 @@ def probe_gradients(
         rate: learning rate.
         clip: bound of the gradient norm in training; 0: none.
         optimizer: "adam" or "sgd".
-        radius: start from recurrent weights of this times an orthogonal matrix; None: torch.nn's start.
-        seed: of weights and windows.
-        device: where it is computed.
+        radius: initial recurrent weights are this times an orthogonal matrix; None: torch.nn's initialisation.
+        seed: seed of weights and windows.
+        device: device of the computation.
         started: called with the number of each training step.
 
     Raises:
@@ -164,7 +164,7 @@ def probe_gradients(
 
 
 def reach_of(norms: Sequence[float], share: float = 0.01) -> int | None:
-    """The first distance at which less than ``share`` of the norm at distance 0 is left; None where none is."""
+    """The first distance at which the norm is below ``share`` of that at distance 0; None if there is none."""
     for distance, norm in enumerate(norms):
         if not math.isnan(norm) and norm < share * norms[0]:
             return distance

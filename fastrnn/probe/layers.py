@@ -1,4 +1,4 @@
-"""The small model that every experiment trains: a layer and a readout."""
+"""The small model that every experiment trains: a recurrent layer and a linear readout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Readout(nn.Module):
         cell: one of :func:`fastrnn.probe.cell_names`.
         input_size: I.
         hidden_size: H.
-        output_size: values predicted at a step.
+        output_size: number of values predicted at a step.
     """
 
     def __init__(self, cell: str, input_size: int, hidden_size: int, output_size: int) -> None:
@@ -34,10 +34,10 @@ class Readout(nn.Module):
 
 
 def states_of_steps(layer: Recurrent, x: Tensor) -> list[tuple[Tensor, ...]]:
-    """The states after each step, one step a call, so that each is a tensor of its own in the graph of gradients.
+    """The states after each step. Makes one call per step, so that each state is a separate tensor in the graph.
 
     Args:
-        layer: of one level and one direction.
+        layer: a layer that is not stacked, with one direction.
         x: [T, B, I].
 
     Returns:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of so many inches."""
+    """A figure of this size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -25,13 +25,13 @@ def _figure(panels: int, width: float = 5.0) -> tuple[Figure, Any]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture as a whole or not at all."""
+    """Writes a picture atomically."""
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)
 
 
 def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
-    """Norms against distance, before training and after, a line a cell.
+    """Draws norms against distance, before and after training, with a line for each cell.
 
     Args:
         parts: label -> {"start": {"h": norms}, "trained": {"h": norms}}.
@@ -49,7 +49,7 @@ def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path: Path) -> None:
-    """Accuracy against distance, a line a cell.
+    """Draws accuracy against distance, with a line for each cell.
 
     Args:
         parts: cell -> distance -> accuracy.
@@ -67,7 +67,7 @@ def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path:
 
 
 def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Values of each unit over a string, a panel a cell.
+    """Draws the values of all units over a string, with a panel for each cell.
 
     Args:
         traces: title -> values [T][H].
@@ -83,7 +83,7 @@ def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -
 
 
 def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
-    """A unit's state and gates over a sentence, a row a unit.
+    """Draws the state and gates of units over a sentence, with a row for each unit.
 
     Args:
         parts: title -> (words, condition -> kind -> values).
@@ -112,7 +112,7 @@ def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_layers(parts: Mapping[str, Sequence[float]], baseline: float, path: Path) -> None:
-    """Accuracy of each layer, a line a model.
+    """Draws the accuracy of each layer, with a line for each model.
 
     Args:
         parts: model -> accuracies.
@@ -130,7 +130,7 @@ def draw_layers(parts: Mapping[str, Sequence[float]], baseline: float, path: Pat
 
 
 def draw_neighbours(panels: Mapping[str, Sequence[tuple[str, float, float]]], path: Path) -> None:
-    """Words in context as points, a panel a layer.
+    """Draws words in context as points, with a panel for each layer.
 
     Args:
         panels: title -> text and coordinates of each.

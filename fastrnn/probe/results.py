@@ -1,4 +1,4 @@
-"""Finished parts of an experiment in a JSON file, so that a run that was stopped goes on where it was."""
+"""Saves finished parts of an experiment in a JSON file, so that a run that was stopped can continue."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..text_models.files import replacing
 
 
 class Results:
-    """A file that gets each part of an experiment as soon as it is finished.
+    """A file to which each part of an experiment is added when it is finished.
 
     Args:
-        path: the JSON file; None keeps nothing.
-        experiment: its name.
-        settings: all that the results depend on. A file of the same experiment and settings is gone on with.
+        path: the JSON file; None saves nothing.
+        experiment: name of the experiment.
+        settings: everything on which the results depend. A file with the same experiment and settings is continued.
         overwrite: whether another file may be replaced.
 
     Raises:
-        PathError: the file is there and holds something else.
+        PathError: the file exists with another content.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Results:
             guard_outputs([("--json", path)], overwrite=overwrite)
 
     def add(self, name: str, part: Any) -> None:
-        """Keeps a part, in the file too."""
+        """Adds a part and saves the file."""
         self.parts[name] = part
         if self._path is not None:
             with replacing(self._path) as temporary:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 @dataclass
 class Curve:
-    """What training did, a value a step.
+    """The course of training, with a value for each step.
 
     Attributes:
-        losses: before the step's update.
-        norms: of all gradients together, before clipping.
-        diverged: the loss or a gradient was no finite number, and training stopped there.
+        losses: losses before each update.
+        norms: global gradient norms before clipping.
+        diverged: whether training stopped because the loss or a gradient was not finite.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -44,12 +44,12 @@ def fit(
     """Trains with Adam or plain gradient descent.
 
     Args:
-        parameters: to be trained.
-        loss_of: number of the step -> its loss, a fresh batch each time.
-        steps: updates to make.
+        parameters: the parameters to train.
+        loss_of: number of the step -> its loss, on a new batch each time.
+        steps: number of updates.
         rate: learning rate.
-        last_rate: the share of it that is left at the end, to which it falls linearly.
-        clip: bound of the norm of all gradients together; 0: none.
+        last_rate: the rate falls linearly to this share of itself.
+        clip: bound of the global gradient norm; 0: none.
         optimizer: "adam" or "sgd".
         started: called with the number of each step.
     """
