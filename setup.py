@@ -1,11 +1,11 @@
 """Drives CMake (CMakeLists.txt is the build description); everything else about the package is in pyproject.toml.
 
-FASTRNN_CUDA=auto|on|off chooses the CUDA part: auto builds it when an nvcc is found, on fails without one.
-FASTRNN_CUDA_ARCHS overrides for which cards, e.g. "90" for one, "80;90;100;120;90-virtual" for all and those to come
-(-virtual: PTX, which the driver compiles when the kernels are first loaded). Else: the GPUs of this machine and PTX for
-newer ones, or without a GPU PTX alone.
-FASTRNN_CPU=native|all chooses the CPU kernels: AVX2, less, and what else this machine can run; or all of them, which a
-wheel for other machines needs.
+FASTRNN_CUDA=auto|on|off selects the CUDA part: auto builds it if an nvcc is found, on fails without one.
+FASTRNN_CUDA_ARCHS selects the cards, such as "90" for one, or "80;90;100;120;90-virtual" for all and future ones
+(-virtual: PTX, which the driver compiles when the kernels are first loaded). By default: the GPUs of this machine and
+PTX for newer ones, or without a GPU only PTX.
+FASTRNN_CPU=native|all selects the CPU kernels: the baseline, AVX2 and what else this machine can run; or all of them,
+which a wheel for other machines needs.
 """
 
 import os
@@ -24,7 +24,7 @@ import cuda_toolkit  # noqa: E402
 
 
 def cuda_options() -> list[str]:
-    """CMake options for the CUDA part, after FASTRNN_CUDA; says what was chosen."""
+    """CMake options for the CUDA part, from FASTRNN_CUDA; prints the choice."""
     mode = cuda_toolkit.mode()
     nvcc = None if mode == "off" else cuda_toolkit.find_nvcc()
     if nvcc is None:
@@ -52,7 +52,7 @@ def cuda_options() -> list[str]:
 
 
 def cpu_option() -> str:
-    """CMake's option for the CPU kernels, after FASTRNN_CPU."""
+    """CMake's option for the CPU kernels, from FASTRNN_CPU."""
     choice = os.environ.get("FASTRNN_CPU", "native")
     if choice not in ("native", "all"):
         raise SystemExit(f"FASTRNN_CPU must be native or all, got {choice!r}")

@@ -1,4 +1,4 @@
-"""The benchmark command: fastrnn beside torch.nn, a step loop and other installed packages, in one run.
+"""The benchmark command: compares fastrnn with torch.nn, a step loop and other installed packages in one run.
 
 Installed as ``fastrnn.benchmarks`` (``fastrnn bench``); from a checkout also ``python -m benchmarks``.
 """

@@ -1,12 +1,11 @@
 """``fastrnn bench bilm-training``: a biLM's training step with fastrnn and with torch.nn.LSTM, part by part.
 
-All variants start from the same weights and train on the same windows, step by step in turn:
+All variants start from the same weights and train on the same windows, alternating after each step:
 
-- fastrnn: as `fastrnn train-bilm` runs;
-- nn.LSTM: the same, but the recurrent layers are torch's (its kernel behind torch.nn.LSTM with proj_size, without
-  clips: it has none, so they are off in all variants);
-- plain torch: nn.LSTM, and every token of the window goes through the character convolutions, as in bilm-tf and
-  AllenNLP.
+- fastrnn: as in `fastrnn train-bilm`;
+- nn.LSTM: the same, but with torch's recurrent layers (the kernel of torch.nn.LSTM with proj_size, which has no clips;
+  so they are off in all variants);
+- plain torch: nn.LSTM, and the character convolutions run on every token of the window, as in bilm-tf and AllenNLP.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ VARIANTS = ("fastrnn", "nn.LSTM", "plain torch")
 
 
 def synthetic_text(path: Path, tokens: int, words: int, seed: int = 0) -> None:
-    """Writes sentences of 20 words on average, drawn by Zipf's law from made-up words of the lengths of English."""
+    """Writes sentences of 20 words on average, drawn by Zipf's law from random words with lengths as in English."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -48,7 +47,7 @@ def synthetic_text(path: Path, tokens: int, words: int, seed: int = 0) -> None:
 
 
 def torch_layers(options: BiLMOptions):
-    """A biLM class whose recurrent layers are torch.nn.LSTM's kernel on our parameters."""
+    """A biLM class whose recurrent layers run torch.nn.LSTM's kernel on our parameters."""
     import torch
     from torch.nn import functional
 
@@ -99,7 +98,7 @@ def make_trainer(
     variant: str, model_options: BiLMOptions, options: TrainingOptions, vocabulary: Vocabulary, shards: list[Shard],
     device: str,
 ):  # fmt: skip
-    """A trainer of one variant, from the weights that the options' seed gives."""
+    """A trainer for one variant, with weights drawn from the options' seed."""
     import numpy as np
     import torch
 
@@ -130,11 +129,11 @@ def make_trainer(
 
 
 def data_speed(shards: list[Shard], vocabulary: Vocabulary, batch: int, unroll: int, tokens: int) -> float:
-    """Tokens per second of one core's time in the data pipeline alone: both directions, reading of shards included."""
+    """Tokens per second of one core in the data pipeline alone: both directions, including the reading of shards."""
     from fastrnn.bilm.data import TrainingData
 
     data = TrainingData(shards, vocabulary, batch=batch, steps=unroll, seed=0)
-    start = time.process_time()  # one thread, so that a busy machine does not count
+    start = time.process_time()  # CPU time of the single thread, which other programs do not affect
     windows = max(1, tokens // (batch * unroll))
     for _ in range(windows):
         data.spell(*next(data))
@@ -142,7 +141,7 @@ def data_speed(shards: list[Shard], vocabulary: Vocabulary, batch: int, unroll: 
 
 
 def measure(trainers: dict[str, Trainer], steps: int) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Times of a step by variant, one step of each in turn after one to warm up, and softmax shares."""
+    """Times of a step by variant, measured in turn after one warm-up step, and the softmax's shares."""
     from .timing import Timing
 
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
@@ -150,7 +149,7 @@ def measure(trainers: dict[str, Trainer], steps: int) -> tuple[dict[str, Timing]
     for step in range(steps + 1):
         for name, trainer in trainers.items():
             start = time.perf_counter()
-            result = trainer.step()  # reads the losses, so it waits for the device
+            result = trainer.step()  # reads the losses, which synchronises with the device
             if step:
                 seconds[name].append(time.perf_counter() - start)
                 softmax[name] += result.softmax_seconds
@@ -161,7 +160,7 @@ def measure(trainers: dict[str, Trainer], steps: int) -> tuple[dict[str, Timing]
 
 
 def measure_layers(trainers: dict[str, Trainer], steps: int) -> dict[str, Timing]:
-    """Times of the recurrent layers alone, forward and backward, both directions of a window, in turn."""
+    """Times of the recurrent layers alone, forward and backward, both directions of a window, measured in turn."""
     import torch
 
     from .timing import Timing, seconds_per_call
@@ -178,7 +177,7 @@ def measure_layers(trainers: dict[str, Trainer], steps: int) -> dict[str, Timing
 
         return run
 
-    # The layers of "plain torch" are those of "nn.LSTM".
+    # "plain torch" has the same layers as "nn.LSTM".
     calls = {name: call(trainer) for name, trainer in trainers.items() if name != "plain torch"}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for step in range(steps + 1):
@@ -233,7 +232,7 @@ def bilm_training(
     from . import machine
     from .files import write_whole
 
-    # Clips off: torch.nn.LSTM has none, and all variants shall compute the same.
+    # Clips are off, since torch.nn.LSTM has none and all variants must compute the same.
     model_options = BiLMOptions(
         hidden=dim, projection=projection, projected=dim != projection, cell_clip=0.0, proj_clip=0.0,
         characters=CharacterOptions(highways=1),

@@ -1,4 +1,4 @@
-"""The cases that are measured: one frozen description each, and the named lists. Imports no torch.
+"""The cases to measure, a frozen description of each, and named lists of them. Does not import torch.
 
 Letters: T steps, B batch, I input, H hidden, P projection, L layers, D directions, G gates, R = P or H; heads:
 blocks of a block-diagonal recurrence.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 MODES = ("forward", "training")
-# Beside lstm, gru and rnn_tanh, which have cases of many shapes. (A test compares with fastrnn.cells.)
+# The cells besides lstm, gru and rnn_tanh, which have cases of many shapes. A test compares this with fastrnn.cells.
 OTHER_CELLS = (
     "lstm_peephole", "gru_reset_before", "rnn_relu", "indrnn_tanh", "indrnn_relu", "slstm", "lstm_layer_norm",
     "gru_layer_norm",
@@ -22,7 +22,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 class Case:
     """One shape of one cell in one mode.
 
-    ``packed``: the rows have lengths spread evenly over 1..T (mean (T+1)/2) and the input is a PackedSequence.
+    ``packed``: the input is a PackedSequence of rows with lengths spread evenly over 1..T (mean (T+1)/2).
     """
 
     cell: str
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def variant(self) -> str:
-        """Everything else, the second half of the name."""
+        """All other options, the second half of the name."""
         words = [f"L{self.layers}"] if self.layers > 1 else []
         words += ["D2"] if self.bidirectional else []
         words += [f"heads {self.heads}"] if self.heads > 1 else []
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The group whose geometric mean the case enters: cell and mode; packed, projected and other dtypes apart."""
+        """The group for the geometric mean: cell and mode, with separate groups for packed, projected, other dtypes."""
         kind = self.cell.split("_")[0].upper()
         kind += f" {self.dtype}" if self.dtype != "float32" else ""
         kind += " packed" if self.packed else ""
@@ -98,10 +98,10 @@ class Case:
         return sum(self.lengths)
 
     def flops(self, input_gradient: bool = False) -> int:
-        """Floating-point operations of the matrix products in one call, a multiply-add counted as two.
+        """Floating-point operations of the matrix products in one call; a multiply-add counts as two.
 
-        Training counts the forward pass, the weight gradients (as much again) and the gradients of the hidden state and
-        of the inner layers' inputs; the gradient of the first layer's input only with ``input_gradient``.
+        Training counts the forward pass, the weight gradients (the same number again) and the gradients of the hidden
+        state and of the inner layers' inputs; with ``input_gradient`` also the gradient of the first layer's input.
         """
         from fastrnn.cells import ALL_CELLS
 
@@ -160,7 +160,7 @@ def _cpu() -> list[Case]:
 
 
 def _cuda() -> list[Case]:
-    """What a GPU serves differently: cuDNN's persistent kernels, its standard ones, and what it has no kernel for."""
+    """Cases that cuDNN runs differently: with persistent kernels, with standard ones, or without a suitable kernel."""
     best = [
         Case("lstm", 256, batch, hidden, hidden, dtype="float16") for hidden in (512, 768, 1024) for batch in (16, 64)
     ]
@@ -186,7 +186,7 @@ def _cuda() -> list[Case]:
 
 @dataclass(frozen=True)
 class CaseList:
-    """A named list: the cases, the device it is meant for, and the seconds it may take."""
+    """A named list: the cases, the intended device, and a time budget in seconds."""
 
     cases: tuple[Case, ...]
     device: str

@@ -1,8 +1,8 @@
 """``fastrnn bench char-lm``: one character language model, with torch.nn's layer and with fastrnn's.
 
-Both start from the same weights and see the same text in the same order, step by step in turn, so their losses agree up
-to rounding and their times come from the same moments. Truncated backpropagation with the state carried over, as a text
-that is longer than a step needs. Then both write, a character a step, as a text is generated.
+Both start from the same weights and see the same text in the same order. They alternate after each step, so that their
+losses agree up to rounding and their times are measured under the same load. Training is truncated backpropagation with
+the state carried over. Then both generate text, one character per step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .options import OUTPUT_FILE, overwrite_option, require_device, require_outp
 
 _MOST_CHARACTERS = 4_000_000
 _CLASSES = {"lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}  # in torch.nn and in fastrnn
-_WRITTEN, _TURNS = 100, 5  # characters of a turn of generation, and turns of each
+_WRITTEN, _TURNS = 100, 5  # characters in a turn of generation, and turns of each model
 
 
 def default_text() -> tuple[str, str]:
@@ -41,8 +41,8 @@ def default_text() -> tuple[str, str]:
 
 @dataclass
 class Curve:
-    """One implementation's losses (nats per character), seconds per training step, and seconds per written character
-    of each turn."""
+    """One implementation's losses (nats per character), seconds per training step, and for each turn seconds per
+    generated character."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of the model and its training; letters as in cases.py."""
+    """Sizes of the model and its training, named as in cases.py."""
 
     batch: int
     time: int
@@ -65,10 +65,10 @@ class Model:
 
 
 def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, Curve]:
-    """Trains with torch.nn's layer and fastrnn's in turn, and then lets both write.
+    """Trains with torch.nn's layer and fastrnn's in turn, then lets both generate text.
 
     Args:
-        text: at least batch * (time + 1) characters; read as ``batch`` parallel streams, over again at their end.
+        text: at least batch * (time + 1) characters, read as ``batch`` parallel streams that start over at their end.
         sizes: the model and its training.
         started: called with the number of each step.
 
@@ -126,7 +126,7 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()
             optimizers[name].step()
-            curves[name].losses.append(loss.item())  # waits for the device
+            curves[name].losses.append(loss.item())  # synchronises with the device
             curves[name].seconds.append(time.perf_counter() - begin)
     for turn in range(_TURNS):
         for name in reversed(models) if turn % 2 else models:
@@ -135,7 +135,7 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
 
 
 def _seconds_a_character(model, device: str) -> float:
-    """Seconds for each of a few characters that one stream writes, always the most probable one."""
+    """Seconds per character when one stream generates a few characters, always the most probable one."""
     import torch
 
     character, state = torch.zeros(1, 1, dtype=torch.int64, device=device), None
@@ -144,12 +144,12 @@ def _seconds_a_character(model, device: str) -> float:
         for _ in range(_WRITTEN):
             logits, state = model(character, state)
             character = logits.argmax(-1)
-        character.item()  # waits for the device
+        character.item()  # synchronises with the device
     return (time.perf_counter() - begin) / _WRITTEN
 
 
 def summarize(curves: dict[str, Curve], sizes: Model) -> dict[str, object]:
-    """Last losses, tokens per second (from the median step), speedups of training and of generation (by the median
+    """Last losses, tokens per second (of the median step), speedups of training and of generation (of the median
     turn), and the largest difference of the losses."""
     ours, baseline = curves["fastrnn"], curves["torch.nn"]
     tokens = {name: sizes.batch * sizes.time / statistics.median(curve.seconds) for name, curve in curves.items()}
@@ -163,7 +163,7 @@ def summarize(curves: dict[str, Curve], sizes: Model) -> dict[str, object]:
 
 
 def write_plot(curves: dict[str, Curve], title: str, path: Path) -> None:
-    """Draws both loss curves, one over the other."""
+    """Draws both loss curves on the same axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -210,7 +210,7 @@ _SIZE = click.IntRange(min=1)
 @click.option("--plot", type=OUTPUT_FILE, help="Draw both loss curves (.png, .svg or .pdf).")
 @overwrite_option
 def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwrite: bool, **options) -> None:
-    """Train a character language model with torch.nn's layer and with fastrnn's from one seed, and let both write.
+    """Train a character language model with torch.nn's layer and with fastrnn's from one seed, and let both generate.
 
     TEXT_FILE is any text; without it tinyshakespeare under FASTRNN_TEST_DATA, or the Python standard library's source.
     """

@@ -1,4 +1,4 @@
-"""``fastrnn bench``: options, progress bar, and the order of things; the measuring is in runner.py."""
+"""``fastrnn bench``: options, progress bar and output; runner.py measures."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def select_cases(name: str | None, options: dict[str, tuple], bidirectional: boo
     """The cases that the options describe.
 
     Args:
-        name: a list's name, or None: the options' cases, or "quick" where no shape is given.
-        options: the values given for each field of Case that can be given several times.
+        name: name of a list; None: the options' cases, or "quick" if no shape is given.
+        options: the given values for each field of Case that can be given several times.
         bidirectional: both directions.
         packed: packed input.
 
     Raises:
-        click.UsageError: options that do not go together, or a list that has none of the asked cases.
+        click.UsageError: incompatible options, or a list without any of the requested cases.
     """
     shapes = [_option(field) for field in _SIZES if options[field]]
     shapes += ["--bidirectional"] * bidirectional + ["--packed"] * packed
@@ -109,7 +109,7 @@ def show(run: Run) -> None:
 
 
 def save(run: Run, csv: Path | None, json: Path | None, plot: Path | None) -> None:
-    """Writes the files that were asked for, each whole or not at all."""
+    """Writes the requested files, each atomically."""
     from . import report
     from .files import write_whole
 
@@ -182,10 +182,10 @@ def bench(
     overwrite: bool,
     **options: tuple,
 ) -> None:
-    """Time fastrnn beside torch.nn, a step loop and other installed packages.
+    """Time fastrnn, torch.nn, a step loop and other installed packages.
 
     Without options: a quick list on the CPU, in under two minutes. Options for shapes may be given several times; all
-    combinations are measured. The last line has the geometric means of torch.nn's time over fastrnn's.
+    combinations are measured. The last line shows the geometric means of torch.nn's time over fastrnn's.
 
     \b
     fastrnn bench
@@ -214,6 +214,6 @@ def bench(
     try:
         save(run, csv, json, plot)
     finally:
-        show(run)  # also where a file could not be written
+        show(run)  # even if a file could not be written
     if run.failed or run.interrupted:
         context.exit(1)

@@ -1,7 +1,7 @@
-"""What people deploy layers with: frozen layers; ONNX Runtime, in float32 and with its dynamic int8; torch's int8.
+"""Providers for deployment: frozen layers; ONNX Runtime, in float32 and with its dynamic int8; torch's int8.
 
-Forward only. Each runs in a process of its own (own_process.py): ONNX Runtime's threads spin after a call, on the cores
-that another library's then wait for.
+Forward only. Each runs in its own process (own_process.py), because ONNX Runtime's threads spin after a call and would
+take the cores from other libraries' threads.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _as_int8(path: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     to = path.with_name("int8.onnx")
-    # Seven bits: without VNNI, sums of two 8-bit products saturate (ONNX Runtime's "Quantize ONNX Models", When to use
-    # reduce-range); errors of 0.2 become 0.02.
+    # Seven bits, because without VNNI sums of two 8-bit products saturate (ONNX Runtime's "Quantize ONNX Models", When
+    # to use reduce-range). This reduces errors from 0.2 to 0.02.
     kinds = {"weight_type": QuantType.QInt8, "op_types_to_quantize": ["LSTM"]}
     quantize_dynamic(path, to, per_channel=True, reduce_range=True, **kinds)
     return to
@@ -61,7 +61,7 @@ def _as_int8(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _quiet():
-    """Without the progress and the advice that exporting and quantising print."""
+    """Suppresses the progress and the advice that exporting and quantising print."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

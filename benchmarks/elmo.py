@@ -1,6 +1,7 @@
-"""``fastrnn bench elmo``: the original's full-size biLM with random weights, its parts and the whole.
+"""``fastrnn bench elmo``: the original's full-size biLM with random weights, in parts and as a whole.
 
-Against the layers as AllenNLP ran them (a loop over steps) and torch.nn.LSTM with a projection but without clips.
+Compared with the layers as AllenNLP ran them (a loop over steps) and with torch.nn.LSTM, which has the projection but
+no clips.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .options import OUTPUT_FILE, overwrite_option, require_device, require_outp
 
 @dataclass(frozen=True)
 class Measured:
-    """One provider on one part of the model; speeds of tokens are without sentence marks."""
+    """One provider on one part of the model; token rates do not count sentence marks."""
 
     part: str
     provider: str
@@ -28,16 +29,16 @@ class Measured:
     spread: float
     tokens_per_second: float
     peak_bytes: int | None
-    difference: float  # from the step loop's result, relative to its largest value
+    difference: float  # largest difference from the step loop's result, relative to its largest value
 
 
 def run(
     dtype: str, batch: int, length: int, device: str, repeats: int, budget: float, sizes: dict, started
 ) -> list[Measured]:
-    """Measures one type and batch, all providers in turn.
+    """Measures all providers for one type and batch.
 
     Args:
-        sizes: what differs from the released model, for :class:`fastrnn.bilm.BiLMOptions`.
+        sizes: differences from the released model, for :class:`fastrnn.bilm.BiLMOptions`.
         started: called with the name of each part before it runs.
     """
     import torch
@@ -86,7 +87,7 @@ def run(
 
 
 def _values(result):
-    """The result that providers are compared by: the last layer, the mix without sentence marks, or the vectors."""
+    """The result for comparing providers: the last layer, the mix without sentence marks, or the vectors."""
     import torch
 
     if isinstance(result, list):
@@ -100,7 +101,7 @@ def _values(result):
 
 
 def ratios(results: list[Measured]) -> dict[str, float]:
-    """Speeds of fastrnn relative to the others, by name."""
+    """Speeds of fastrnn relative to the other providers, by name."""
     seconds = {(r.part, r.provider, r.dtype, r.batch): r.seconds for r in results}
     found = {}
     for (part, provider, dtype, batch), own in seconds.items():
@@ -166,9 +167,9 @@ def elmo(
 ) -> None:  # fmt: skip
     """Time ELMo at the released models' size (random weights): character CNN, layers, and the whole.
 
-    "step loop" runs the layers as AllenNLP did; "torch.nn.LSTM" has no clips. "cache": token vectors made beforehand.
-    Peak memory is what a call needs beyond weights and input. The difference is from the step loop, relative to
-    its largest value.
+    "step loop" runs the layers as AllenNLP did; "torch.nn.LSTM" has no clips; "cache" uses precomputed token vectors.
+    Peak memory is what a call needs in addition to weights and input. The difference is from the step loop, relative
+    to its largest value.
     """
     require_device(device)
     require_outputs([("--json", json)], overwrite=overwrite)

@@ -1,6 +1,6 @@
 """What `fastrnn bench elmo` compares: fastrnn's biLM, a step loop as AllenNLP ran it, and torch.nn.LSTM without clips.
 
-All share one set of weights. Nothing here needs weights or text from elsewhere: words are drawn at random.
+All share one set of weights. No external weights or text are needed: words are drawn at random.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastrnn.cells import Parameters
 
 
 def words(count: int, seed: int = 0) -> list[str]:
-    """Random words whose lengths are spread like English ones' (mean about 8 over a vocabulary)."""
+    """Random words with lengths distributed as in English (mean about 8 over a vocabulary)."""
     generator = random.Random(seed)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     found: dict[str, None] = {}
@@ -46,7 +46,7 @@ class StepLoop:
         self.model = model
 
     def token_vectors(self, ids: Tensor) -> Tensor:
-        """The character CNN as written: all positions of all tokens, repeated tokens too."""
+        """The plain character CNN: all positions of all tokens, including repeated ones."""
         encoder = self.model.encoder
         rows = ids.flatten(0, -2)
         x = F.embedding(rows, encoder.embedding).transpose(1, 2)
@@ -82,7 +82,7 @@ class StepLoop:
 
 
 class TorchLSTM:
-    """The layers by torch.nn.LSTM(proj_size=P): the same recurrence without clips, other numbers where those fire."""
+    """The layers with torch.nn.LSTM(proj_size=P): the same recurrence without clips; results differ where clips act."""
 
     name = "torch.nn.LSTM"
 
@@ -101,7 +101,7 @@ class TorchLSTM:
             self.stacks.append(pair)
 
     def layers(self, x: Tensor) -> list[Tensor]:
-        """As :meth:`StepLoop.layers`."""
+        """See :meth:`StepLoop.layers`."""
         below, outputs = (x, x), []
         for index, (forward, backward) in enumerate(self.stacks):
             directions = forward(below[0])[0], backward(below[1].flip(0))[0].flip(0)
@@ -148,9 +148,9 @@ def parts(model: BiLanguageModel, sentences: list[list[str]], vocabulary: list[s
 
 @contextlib.contextmanager
 def peak_memory(device: torch.device) -> Iterator[list[int]]:
-    """A list that holds, after the block, the bytes by which the process (or the GPU's allocations) grew at most in it.
+    """Yields a list that after the block holds the largest growth in bytes of the process (or the GPU's allocations).
 
-    Empty where the system does not tell.
+    Empty if the system does not report it.
     """
     grown: list[int] = []
     if device.type == "cuda":
@@ -162,8 +162,8 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
         grown.append(torch.cuda.max_memory_allocated(device) - before)
         return
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # give back what earlier calls freed, or this call would seem to need nothing
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
+        ctypes.CDLL(None).malloc_trim(0)  # return freed memory, which the call could otherwise reuse without growth
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak
     except (OSError, AttributeError):
         yield grown
         return

@@ -1,6 +1,6 @@
-"""The largest error of each provider against the step loop in float64.
+"""The largest error of each provider relative to the step loop in float64.
 
-Both have the same weights and input, already rounded to the case's type.
+Both use the same weights and input, already rounded to the case's type.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .own_process import OwnProcess
 from .providers import Provider, StepLoop
 from .workload import Workload
 
-_MOST_FLOPS = 4e9  # of the forward pass in float64: about 0.1 s on two cores
+_MOST_FLOPS = 4e9  # for the forward pass in float64: about 0.1 s on two cores
 _FEWEST_STEPS = 8
 
 
 @dataclass(frozen=True)
 class Error:
-    """Largest errors, each relative to the largest value of its tensor in the truth.
+    """Largest errors, each relative to the largest value of its tensor in the reference.
 
     Attributes:
         output: over the output and the final states.
-        gradient: over the gradients, None in forward mode or where a provider keeps its weights in another layout.
-        steps: T of the check, shorter than the case's where the truth would take long.
+        gradient: over the gradients; None in forward mode, or if a provider has weights in another layout.
+        steps: T of the check, shorter than the case's if the reference would take long.
     """
 
     output: float
@@ -36,14 +36,14 @@ class Error:
 
 
 def checked_case(case: Case) -> Case:
-    """The case with T cut so that the truth stays cheap."""
+    """The case with T reduced so that the reference stays cheap."""
     forward = replace(case, mode="forward")
     steps = int(case.time * min(1.0, _MOST_FLOPS / forward.flops()))
     return replace(case, time=min(case.time, max(steps, _FEWEST_STEPS)))
 
 
 def relative_error(result: Tensor, truth: Tensor) -> float:
-    """max |result - truth| / max |truth|; inf where the result is not finite or of another shape."""
+    """max |result - truth| / max |truth|; inf if the result is not finite or has another shape."""
     if result.shape != truth.shape or not bool(result.isfinite().all()):
         return float("inf")
     if truth.numel() == 0:
@@ -52,7 +52,7 @@ def relative_error(result: Tensor, truth: Tensor) -> float:
 
 
 class ErrorCheck:
-    """Computes the truth of a case once, and the errors of any provider against it."""
+    """Computes the reference of a case once, and the errors of providers relative to it."""
 
     def __init__(self, case: Case, layer: nn.RNNBase, input_gradient: bool = False) -> None:
         self.case = checked_case(case)

@@ -1,4 +1,4 @@
-"""Output files that are either whole or not there: written under a temporary name, then renamed."""
+"""Writes output files atomically: under a temporary name, which is then renamed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from fastrnn.text_models.files import replacing
 def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
     """Calls ``write`` with a temporary path beside ``path`` (same ending), then renames it to ``path``.
 
-    Whatever interrupts ``write``, an older file at ``path`` stays as it was and the temporary one is removed. A link's
-    target is replaced. A device or a pipe (/dev/stdout is one) is written to as it is: a rename would put a file there.
+    If ``write`` fails or is interrupted, an older file at ``path`` stays unchanged and the temporary one is removed. If
+    ``path`` is a link, its target is replaced. A device or a pipe (such as /dev/stdout) is written directly, because a
+    rename would replace it by a file.
     """
     path = Path(path)
     if is_stream(path):

@@ -1,11 +1,10 @@
-"""Everything that only a GPU can tell, in one command of about 9 minutes: builds, tests, measures, writes down.
+"""All checks that need a GPU, in one command of about 9 minutes: builds, tests, measures and writes a summary.
 
 usage: python -m benchmarks.gpu_check --out DIR [--only STAGE ...]
 
-Needs nvcc, cmake, ninja, pybind11 and torch, and a checkout. Stages run one after the other, each as its own process
-with its own time budget; one that fails or runs out of time does not stop the next. DIR gets each stage's output, and
-summary.json and summary.md with the times of fastrnn beside torch.nn's (cuDNN), and how far the bars of gpu/bars.py
-are met.
+Needs nvcc, cmake, ninja, pybind11 and torch, and a checkout. Stages run in sequence, each in its own process with its
+own time budget; if one fails or runs out of time, the next one still runs. DIR gets each stage's output, and
+summary.json and summary.md with the times of fastrnn and torch.nn (cuDNN), and how far the bars of gpu/bars.py are met.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from .gpu import bars
 ROOT = Path(__file__).resolve().parent.parent
 GPU = Path(__file__).resolve().parent / "gpu"
 TESTS = ("tests/test_hard_conditions.py", "tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
-_GRACE = 5  # s between the budget of a program that watches its own time and its end by force
+_GRACE = 5  # s after the budget until a program that watches its own time is killed
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: seconds it may take, and its commands, given the output folder and the card's architecture."""
+    """A stage: its time budget in seconds, and a function (output folder, architecture of the card) -> its commands."""
 
     name: str
     what: str
@@ -41,7 +40,7 @@ class Stage:
 
 
 def nvcc() -> str:
-    """nvcc from CUDA_HOME or PATH."""
+    """The path of nvcc, from CUDA_HOME or PATH."""
     home = os.environ.get("CUDA_HOME")
     found = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc")
     if not found or not Path(found).is_file():
@@ -110,7 +109,7 @@ STAGES = (
 
 
 def architecture() -> tuple[str, str]:
-    """(name, compute capability like "90") of the first GPU, asked in another process; ("", reason) without one."""
+    """(name, compute capability like "90") of the first GPU, from another process; ("", reason) if there is none."""
     code = (
         "import torch; assert torch.cuda.is_available(); p = torch.cuda.get_device_properties(0); "
         "print(p.name); print(f'{p.major}{p.minor}')"
@@ -123,7 +122,7 @@ def architecture() -> tuple[str, str]:
 
 
 def run_stage(stage: Stage, out: Path, arch: str) -> dict[str, object]:
-    """Run one stage; its record for the summary. Its output goes to OUT/<stage>.log."""
+    """Run one stage with its output in OUT/<stage>.log. Returns its record for the summary."""
     begin = time.perf_counter()
     record: dict[str, object] = {"stage": stage.name, "what": stage.what}
     environment = {**os.environ, "FASTRNN_CUDA": "on", "FASTRNN_CUDA_ARCHS": arch, "PYTHONPATH": str(ROOT)}
@@ -157,7 +156,7 @@ def _load(path: Path) -> dict:
 
 
 def compare(out: Path) -> list[dict[str, object]]:
-    """Per case times, torch.nn's over fastrnn's, strategy, us a step measured and predicted, errors against float64."""
+    """For each case: times, their ratio, strategy, measured and predicted us a step, errors relative to float64."""
     theirs, steps = ({row["key"]: row for row in _load(out / f"{name}.json")["rows"]} for name in ("torch", "step"))
     rows = []
     for own in _load(out / "fastrnn.json")["rows"]:
@@ -188,7 +187,7 @@ def _number(value: object, digits: str = ".3f") -> str:
 
 
 def markdown(record: dict[str, object]) -> str:
-    """The summary as a page."""
+    """The summary as Markdown."""
     lines = [f"# GPU check: {record['card']}", "", "| stage | what | status | s |", "|---|---|---|---|"]
     lines += [f"| {s['stage']} | {s['what']} | {s['status']} | {s['seconds']} |" for s in record["stages"]]
     if record["constants"]:
@@ -221,7 +220,7 @@ def markdown(record: dict[str, object]) -> str:
 
 
 def plot(cases: list[dict[str, object]], path: Path) -> None:
-    """Speed relative to torch.nn, a bar a case."""
+    """Draws the speed relative to torch.nn, with a bar for each case."""
     shown = [row for row in cases if row["ratio"] is not None]
     if not shown:
         return

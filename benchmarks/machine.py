@@ -1,4 +1,4 @@
-"""What a result file says about where it was measured."""
+"""Describes the machine of a measurement, for result files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import fastrnn
 
 
 def cpu_model() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name as reported by the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -32,10 +32,10 @@ def _seconds_of(process: multiprocessing.Process) -> float:
 
 
 class OtherPrograms:
-    """Watches how much of all cores' time other programs use, from its construction on (Linux only).
+    """Measures the share of all cores' time that other programs use, starting when it is made (Linux only).
 
-    A busy machine slows the providers by different factors, those with a barrier in every step most: ratios measured on
-    one say little about a quiet one.
+    A busy machine slows the providers by different factors, most of all those with a barrier in every step. So ratios
+    measured on it say little about a quiet machine.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class OtherPrograms:
         return idle + wait, user + nice + system + irq + soft_irq + steal, own_seconds
 
     def share(self) -> float | None:
-        """Others' share of all cores' time so far; None where the system does not tell."""
+        """The share of other programs so far; None if the system does not report it."""
         now = self._seconds()
         if now is None or self.start is None:
             return None
@@ -64,7 +64,7 @@ class OtherPrograms:
 
 
 def describe(device: str) -> dict[str, object]:
-    """Machine, versions and command, all plain JSON values."""
+    """Machine, versions and command, as plain JSON values."""
     return {
         "machine": platform.node(),
         "cpu": cpu_model(),

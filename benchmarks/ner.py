@@ -1,10 +1,10 @@
-"""``fastrnn bench ner``: what the vectors of a biLM, trained on the text at hand, do for a named-entity tagger.
+"""``fastrnn bench ner``: how much the vectors of a biLM trained on the available text help a named-entity tagger.
 
 The same small BiLSTM tagger is trained with three inputs, over several seeds:
 
 - words: trained embeddings of words and of their shapes (case, digits, punctuation; Collobert et al. 2011);
-- + tokens: besides, the biLM's context-free token vectors (its layer 0: what the character CNN alone brings);
-- + ELMo: besides, a learned mix of all layers of the biLM, which stays frozen.
+- + tokens: also the biLM's context-free token vectors (its layer 0, which shows the effect of the character CNN alone);
+- + ELMo: also a learned mix of all layers of the biLM, which stays frozen.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Sentence:
 
 
 def read_tagged(path: Path) -> list[Sentence]:
-    """Sentences of a file with a word and its tag on each line, a blank line between sentences."""
+    """Sentences of a file with a word and its tag on each line, and blank lines between sentences."""
     read = read_document(path, "conll", "2")
     return [Sentence(tuple(words), tuple(tags)) for words, tags in zip(read.sentences, read.tags, strict=True)]
 
 
 def read_words(path: Path) -> Iterable[list[str]]:
-    """Sentences of a .conllu file, or of a text with one tokenised sentence a line."""
+    """Sentences of a .conllu file, or of a text file with one tokenised sentence a line."""
     if path.suffix != ".conllu":
         return read_sentences(path)
     return read_document(path, tagged=False).sentences
@@ -54,7 +54,7 @@ SHAPES = ("other", "lower", "title", "upper", "digit", "punctuation", "at", "has
 
 
 def shape(word: str) -> int:
-    """Number of a word's shape."""
+    """The number of a word's shape."""
     if word[0] in "@#" and len(word) > 1:
         name = "at" if word[0] == "@" else "hash"
     elif any(character.isdigit() for character in word):
@@ -106,18 +106,18 @@ class Settings:
 class Result:
     dev: float
     test: float
-    weights: list[float] | None  # of the mix, after the softmax
+    weights: list[float] | None  # weights of the mix, after the softmax
     gamma: float | None
 
 
 def train_tagger(
     data: dict[str, list[Sentence]], layers: dict[str, list[Tensor]] | None, settings: Settings, seed: int
 ) -> Result:
-    """Trains one tagger; the epoch with the best F1 on dev counts.
+    """Trains one tagger; the result is that of the epoch with the best F1 on dev.
 
     Args:
         data: sentences of train, dev and test.
-        layers: for each of them the sentences' layers [K, n, W] to mix, or None: words only.
+        layers: for each of these, the sentences' layers [K, n, W] to mix; None: words only.
     """
     import random
     from collections import Counter
@@ -204,7 +204,7 @@ def train_tagger(
 
 
 def train_language_model(folder: Path, sentences: Sequence[Sequence[str]], epochs: int) -> LanguageModel:
-    """Trains the benchmark's small biLM, or goes on where it stopped; the trained one is only read."""
+    """Trains the benchmark's small biLM, or continues its training; reads it if it is complete."""
     from fastrnn.bilm.language_model import LanguageModel
     from fastrnn.bilm.options import BiLMOptions, CharacterOptions
     from fastrnn.bilm.run import Run, train
@@ -218,7 +218,7 @@ def train_language_model(folder: Path, sentences: Sequence[Sequence[str]], epoch
     written = "".join(" ".join(sentence) + "\n" for sentence in sentences)
     folder.mkdir(parents=True, exist_ok=True)
     text, words = folder / "train.txt", folder / "words.txt"
-    # An earlier run with the same text has left both; anything else there is not ours to replace.
+    # An earlier run with the same text leaves this file; any other file must not be replaced.
     if not (text.is_file() and text.read_bytes() == written.encode()):
         guard_outputs([("--out", text)], overwrite=False)
         write_whole(text, lambda temporary: temporary.write_text(written, encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""``fastrnn bench ngrams``: held-out perplexity of a biLM beside unigram and bigram models over the same vocabulary."""
+"""``fastrnn bench ngrams``: held-out perplexity of a biLM and of unigram and bigram models over the same vocabulary."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _numbers(vocabulary: Vocabulary, sentence: Sequence[str]) -> list[int]:
 class Bigram:
     """Interpolated Kneser-Ney bigrams with one discount, over unigrams (Chen and Goodman 1999, section 2.7).
 
-    P(w | v) = max(c(v w) - d, 0) / c(v) + d N(v) / c(v) * P1(w), with N(v) the distinct words after v, d = n1 / (n1 +
-    2 n2) from the numbers of bigrams seen once and twice, and P1(w) the share of distinct bigrams that end in w, with
-    one added to each word so that none is impossible.
+    P(w | v) = max(c(v w) - d, 0) / c(v) + d N(v) / c(v) * P1(w), where N(v) is the number of distinct words after v,
+    d = n1 / (n1 + 2 n2) from the numbers of bigrams seen once and twice, and P1(w) is the share of distinct bigrams
+    that end in w, with one added for each word so that none is impossible.
     """
 
     def __init__(self, vocabulary: Vocabulary, sentences: Iterable[Sequence[str]]) -> None:
@@ -31,7 +31,7 @@ class Bigram:
             numbers = _numbers(vocabulary, sentence)
             self._pairs.update(zip(numbers, numbers[1:], strict=False))
         times = Counter(self._pairs.values())
-        once = times[1] or 1  # a text so small or so repetitive that none is seen once
+        once = times[1] or 1  # in a small or repetitive text, no bigram may occur once
         self._discount = once / (once + 2 * times[2])
         self._follow, self._distinct, self._endings = Counter(), Counter(), Counter()
         for (before, word), count in self._pairs.items():
@@ -49,7 +49,7 @@ class Bigram:
 
 
 class Unigram:
-    """Shares of words with one added to every count."""
+    """Relative frequencies of words, with one added to every count."""
 
     def __init__(self, vocabulary: Vocabulary, sentences: Iterable[Sequence[str]]) -> None:
         self._counts = Counter(number for sentence in sentences for number in _numbers(vocabulary, sentence)[1:])

@@ -1,4 +1,4 @@
-"""Checks that the benchmark commands share: what cannot work is refused before minutes of measuring, not after."""
+"""Common checks of the benchmark commands, which refuse what cannot work before minutes of measuring."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
 
 OUTPUT_FILE = click.Path(path_type=Path)
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-# deployed.py's providers, and the packages that each needs
+# The providers of deployed.py, and the packages that each needs.
 DEPLOYED: dict[str, tuple[str, ...]] = dict.fromkeys(("frozen", "frozen-bfloat16", "frozen-int8", "torch-int8"), ())
 DEPLOYED |= dict.fromkeys(("onnxruntime", "onnxruntime-int8"), _ONNX)
 
 
 def require_providers(names: Iterable[str], device: str) -> None:
-    """Fails early where a provider of deployed.py was asked for that cannot run."""
+    """Fails early if a requested provider of deployed.py cannot run."""
     for name in names:
         missing = [package for package in DEPLOYED[name] if importlib.util.find_spec(package) is None]
         if missing:
@@ -44,17 +44,17 @@ def require_providers(names: Iterable[str], device: str) -> None:
 
 
 def require_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *, overwrite: bool) -> None:
-    """As :func:`fastrnn.paths.guard_outputs`, its errors being the command's; before minutes of measuring."""
+    """Like :func:`fastrnn.paths.guard_outputs`, with errors shown as those of the command."""
     with plain_errors():
         guard_outputs(outputs, reads, overwrite=overwrite)
 
 
 def require_plot(path: Path | None) -> None:
-    """Fails early where a plot is asked for and cannot be drawn.
+    """Fails early if a requested plot cannot be drawn.
 
     Raises:
         click.ClickException: matplotlib is missing.
-        click.BadParameter: the file name's ending is no picture format.
+        click.BadParameter: the ending of the file's name is not that of a picture format.
     """
     if path is None:
         return

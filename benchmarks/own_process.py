@@ -1,7 +1,7 @@
-"""Providers in processes of their own, which wait without using a core while others are measured.
+"""Runs providers in their own processes, which wait without using a core while others are measured.
 
-A process serves one provider through a whole run: it builds a workload from its case (weights and input come from fixed
-seeds, so they are those of every other provider), times calls of it, and sends its results back.
+A process serves one provider for a whole run. It builds workloads from cases, times calls, and sends results back.
+Weights and input come from fixed seeds, so they are the same as for every other provider.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .providers import Unsupported, torch_layer
 
 
 class OwnProcess:
-    """A :class:`workload.Workload` in the provider's process. One at a time: a new one takes the place of the last."""
+    """A :class:`workload.Workload` in the provider's process, which holds one at a time: a new one replaces it."""
 
     def __init__(self, provider: str, case: Case) -> None:
         self.ask = functools.partial(_ask, _process(provider, torch.get_num_threads()))
@@ -67,7 +67,7 @@ def _serve(connection: Connection, threads: int) -> None:
 
     torch.set_num_threads(threads)
 
-    @functools.lru_cache(maxsize=2)  # a case, and the shorter one that its error is taken from
+    @functools.lru_cache(maxsize=2)  # a case, and the shorter one for its error check
     def workload(provider: str, case: Case) -> Workload:
         return Workload(PROVIDERS[provider], case, torch_layer(case))
 

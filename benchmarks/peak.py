@@ -1,4 +1,4 @@
-"""The matrix-product peak of the same run: a large square ``torch.mm`` in the case's type, on the same device."""
+"""The matrix-product peak in the same run: a large square ``torch.mm`` in the case's type, on the same device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from .timing import seconds_per_call
 
 _SIZES = {"cpu": 2048, "cuda": 8192}
-_SLOW = 0.5  # s; where the largest product takes longer (old machines, float16 on a CPU) a smaller one serves
+_SLOW = 0.5  # s; if the largest product takes longer (old machines, float16 on a CPU), a smaller one is used
 
 
 @contextlib.contextmanager
 def _rnn_precision() -> Iterator[None]:
-    """float32 products on a GPU in the precision that torch uses for recurrent layers (TF32 unless switched off)."""
+    """Give float32 products on a GPU the precision of torch's recurrent layers (TF32 unless switched off)."""
     matmul = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
     try:
@@ -26,7 +26,7 @@ def _rnn_precision() -> Iterator[None]:
 
 
 class Peak:
-    """Samples the peak between the cases of a run, so that it sees the machine as they do."""
+    """Samples the peak between the cases of a run, so that both see the same load of the machine."""
 
     def __init__(self, dtype: str, device: torch.device) -> None:
         self.device = device

@@ -1,7 +1,7 @@
-"""Who computes a case: torch.nn, fastrnn, a plain step loop, and other packages when they are installed.
+"""Providers, which compute a case: torch.nn, fastrnn, a plain step loop, and other packages if they are installed.
 
-A provider turns a case and the torch.nn layer that holds its weights into a module with the same parameters, so that
-all compute the same thing; the module takes the input and returns (output, final states) as torch.nn does.
+A provider turns a case and the torch.nn layer with its weights into a module with the same parameters, so that all
+compute the same. Like torch.nn's, the module takes the input and returns (output, final states).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .cases import Case
 
 
 class Unsupported(Exception):
-    """The provider cannot compute this case; the text says why."""
+    """The provider cannot compute this case; the message says why."""
 
 
 @dataclass(frozen=True)
 class Provider:
     """A name, and a function (case, torch.nn layer on its device) -> module that raises :class:`Unsupported`.
 
-    ``padded``: the module takes a packed case's rows padded, with their lengths given at construction.
-    ``own_process``: it runs in a process of its own (own_process.py).
+    ``padded``: for a packed case, the module takes padded rows; their lengths are given at construction.
+    ``own_process``: it runs in its own process (own_process.py).
     """
 
     name: str
@@ -40,8 +40,8 @@ class Provider:
 
 
 def torch_layer(case: Case, device: torch.device | str = "cpu", seed: int = 0) -> nn.RNNBase:
-    """The torch.nn layer of a case, or fastrnn's where it has none, with weights drawn from ``seed`` on any device; of
-    heads the dense one."""
+    """The torch.nn layer of a case (fastrnn's if torch.nn has none; the dense one for heads), with weights drawn from
+    ``seed``, the same on every device."""
     options = {"num_layers": case.layers, "bidirectional": case.bidirectional}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -117,9 +117,9 @@ def fastrnn_layer(case: Case, layer: nn.RNNBase) -> nn.Module:
 
 
 class StepLoop(nn.Module):
-    """The loop that people write by hand: one input product per layer, then a Python loop over the steps.
+    """A loop as people write it by hand: one input product per layer, then a Python loop over the steps.
 
-    It shares the parameters of a torch.nn layer. In float64 it is also the truth that errors are measured against.
+    It shares the parameters of a torch.nn layer. In float64 it is also the reference for errors.
     """
 
     def __init__(self, case: Case, layer: nn.RNNBase) -> None:
@@ -157,7 +157,7 @@ class StepLoop(nn.Module):
         states = tuple(sequence.new_zeros(sizes[0], width) for width in widths)
         outputs: list[Tensor] = [sequence] * len(sizes)
         for step in reversed(range(len(sizes))) if reverse else range(len(sizes)):
-            rows = sizes[step]  # a packed sequence has its longest rows first: the first `rows` take part in this step
+            rows = sizes[step]  # a packed sequence has its longest rows first, so the first `rows` are active
             active = tuple(state[:rows] for state in states)
             new = self.spec.step(gates[step], active, parameters, Clips())
             outputs[step] = new[0]
@@ -168,7 +168,7 @@ class StepLoop(nn.Module):
 
 
 class _Lengths(nn.Module):
-    """fastrnn on padded input with ``lengths``: what a packed sequence would hold, without packing."""
+    """fastrnn on padded input with ``lengths``, instead of a packed sequence of the same rows."""
 
     def __init__(self, module: nn.Module, lengths: Tensor) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def _haste(case: Case, layer: nn.RNNBase) -> nn.Module:
 
 
 class _FlashRNN(nn.Module):
-    """flashrnn's fused kernel behind the input product that it leaves to its caller."""
+    """flashrnn's fused kernel after an input product, which it leaves to its caller."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def _flashrnn(case: Case, layer: nn.RNNBase) -> nn.Module:
 
 
 def available() -> list[Provider]:
-    """torch.nn first (the one that speeds are relative to), then fastrnn, the loop, and peers for CUDA if installed."""
+    """torch.nn (the baseline of speeds), then fastrnn, the loop, and other packages for CUDA if they are installed."""
     providers = [
         Provider("torch.nn", _torch),
         Provider("fastrnn", fastrnn_layer),

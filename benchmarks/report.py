@@ -1,4 +1,4 @@
-"""What a run says: the table, the line of geometric means, CSV and JSON files, and the plot."""
+"""Reports a run: the table, the line of geometric means, CSV and JSON files, and the plot."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .cases import Case
 from .machine import describe
 from .runner import BASELINE, OURS, Result, Run
 
-WIDE = 124  # characters that the whole table takes
-_BUSY = 0.05  # share of the cores' time that other programs may use before the report warns
-_FEWEST_SAMPLES = 3  # below that no spread is shown
+WIDE = 124  # width of the whole table in characters
+_BUSY = 0.05  # share of the cores' time used by other programs above which the report warns
+_FEWEST_SAMPLES = 3  # with fewer samples no spread is shown
 CASE_FIELDS = (
     "cell", "time", "batch", "input", "hidden", "layers", "bidirectional", "proj", "dtype", "mode", "packed", "heads",
 )  # fmt: skip
@@ -44,7 +44,7 @@ FIELDS = (
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """The geometric mean, None of nothing."""
+    """The geometric mean; None if there are no values."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
@@ -70,7 +70,7 @@ def geometric_means(results: Iterable[Result], provider: str = OURS) -> dict[str
 
 
 def against_best(results: Iterable[Result], other: str) -> dict[str, float]:
-    """Geometric means of torch.nn's or ``other``'s time, the shorter, over fastrnn's, by group; and the ``lowest``."""
+    """Geometric means by group of the better time of torch.nn and ``other`` over fastrnn's; also the ``lowest``."""
     seconds: dict[Case, dict[str, float]] = {}
     for result in results:
         if result.timing:
@@ -86,7 +86,7 @@ def against_best(results: Iterable[Result], other: str) -> dict[str, float]:
 
 
 def record(run: Run, result: Result) -> dict[str, object]:
-    """A result as a flat row with the keys :data:`FIELDS`; seconds are per call, speedup is relative to torch.nn."""
+    """A result as a flat row with keys :data:`FIELDS`; seconds are per call, speedup is relative to torch.nn."""
     case, timing, error = result.case, result.timing, result.error
     row: dict[str, object] = dict.fromkeys(FIELDS)
     row |= {"case": case.name, **asdict(case), "provider": result.provider, "failure": result.failure}
@@ -135,9 +135,9 @@ def _cells(run: Run, result: Result) -> dict[str, str]:
 
 
 def table(run: Run, width: int = WIDE) -> Table:
-    """One line per case and provider; a case's name takes the first two lines of its own.
+    """One line per case and provider; a case's name takes up its first two lines.
 
-    In fewer than ``WIDE`` characters two columns are left out.
+    If there are fewer than ``WIDE`` characters, two columns are left out.
     """
     columns = ["provider", "median", "spread", "speed", "steps x B / s", "GFLOP/s", "of peak", "error"]
     if width < WIDE:
@@ -192,7 +192,7 @@ def _busy(run: Run) -> bool:
 
 
 def last_line(run: Run) -> str:
-    """Geometric means of torch.nn's time over fastrnn's: overall and per group, each also for B=1 and B>=32."""
+    """Geometric means of torch.nn's time over fastrnn's, overall and per group, each also for B=1 and B>=32."""
     means = geometric_means(run.results)
     if not means["overall"]["cases"]:
         return f"{OURS} against {BASELINE}, geometric means: no case was measured"

@@ -1,4 +1,4 @@
-"""Runs the cases: for each the errors, then the interleaved timings, within one budget for the whole list."""
+"""Runs the cases, for each the error checks and then interleaved timings, within one budget for the whole list."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .workload import Workload
 
 BASELINE = "torch.nn"
 OURS = "fastrnn"
-_OVERRUN = 1.2  # of the budget, past which no further case starts
+_OVERRUN = 1.2  # factor of the budget after which no further case starts
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the cases have in common."""
+    """The settings common to all cases."""
 
     device: str = "cpu"
     repeats: int = 30
     budget: float = 80.0
     input_gradient: bool = False
-    providers: tuple[str, ...] = ()  # of deployed.py, beside the ordinary ones
+    providers: tuple[str, ...] = ()  # providers of deployed.py, in addition to the ordinary ones
 
 
 @dataclass(frozen=True)
 class Result:
-    """One provider on one case; ``failure`` instead of a timing where it raised.
+    """One provider on one case; ``failure`` replaces the timing if it raised an error.
 
-    ``runs`` is 3 where fastrnn came out slower than torch.nn: these two ran again, twice, and of the three runs the one
-    with the median ratio counts.
+    ``runs`` is 3 if fastrnn was slower than torch.nn: then these two ran twice more, and of the three runs the one with
+    the median ratio counts.
     """
 
     case: Case
@@ -61,7 +61,7 @@ class Run:
     interrupted: bool = False
     stopped: str | None = None  # why cases are missing, if any are
     seconds: float = 0.0
-    other_programs: float | None = None  # share of all cores' time that other programs used meanwhile
+    other_programs: float | None = None  # share of all cores' time that other programs used during the run
 
     @property
     def failed(self) -> list[Result]:
@@ -90,7 +90,7 @@ def _timings(
     budget: float,
     deadline: float,
 ) -> tuple[dict[str, Timing], int]:
-    """Timings and the number of runs they were chosen from (see :class:`Result`)."""
+    """The timings, and the number of runs from which they were chosen (see :class:`Result`)."""
 
     def one_run(names: Iterable[str], seconds: float) -> dict[str, Timing]:
         return measure(
@@ -118,16 +118,16 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
     """Measures one case with every provider that can compute it, in about ``budget`` seconds.
 
     Args:
-        case: what to measure.
+        case: the case to measure.
         settings: device, repeats, gradient of the input.
-        budget: seconds; errors and warm-up are taken from it, and a few rounds run whatever it is.
-        deadline: on the clock of ``time.perf_counter``; past it only one round runs, and nothing is run again.
+        budget: seconds, including error checks and warm-up; a few rounds run in any case.
+        deadline: a time of ``time.perf_counter``, after which only one round runs and nothing is repeated.
     """
     start = time.perf_counter()
     try:
         layer = torch_layer(case, settings.device)
         check = ErrorCheck(case, layer, settings.input_gradient)
-    except Exception as raised:  # no memory for the case, mostly: the other cases' results must not be lost
+    except Exception as raised:  # usually out of memory; results of other cases must not be lost
         return [Result(case, OURS, failure=_first_line(raised))]
     workloads: dict[str, Workload | OwnProcess] = {}
     calls: dict[str, int] = {}
@@ -138,11 +138,11 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
             workload, count, error = _prepare(provider, case, layer, check, settings)
         except Unsupported:
             continue
-        except Exception as raised:  # a provider that cannot compute a case must not end the run, whatever it raises
+        except Exception as raised:  # whatever a provider raises, it must not end the run
             failures[provider.name] = _first_line(raised)
             continue
         workloads[provider.name], calls[provider.name], errors[provider.name] = workload, count, error
-    # the pair that is compared may run twice more, which the other half of the time is for
+    # half of the remaining time, since the compared pair may run twice more
     half = (budget - (time.perf_counter() - start)) / 2
     timings, runs = _timings(workloads, calls, settings, half, deadline)
     baseline = timings.get(BASELINE)
@@ -154,17 +154,17 @@ def run_case(case: Case, settings: Settings, budget: float, deadline: float) -> 
 
 
 def run_cases(cases: Sequence[Case], settings: Settings, started: Callable[[int, Case], None]) -> Run:
-    """Measures the cases in order; an interrupt or an overspent budget ends the run early and keeps what was measured.
+    """Measures the cases in order; after an interrupt or an exceeded budget, the results so far are kept.
 
     Args:
-        cases: what to measure.
-        settings: the budget is shared: each case may take an equal part of what is left.
+        cases: the cases to measure.
+        settings: the budget is for all cases: each one may take an equal part of what is left.
         started: called with (index, case) before each case.
     """
     run = Run(settings)
     device = torch.device(settings.device)
     if device.index is not None:
-        torch.cuda.set_device(device)  # events and the default stream are the current device's
+        torch.cuda.set_device(device)  # events and the default stream belong to the current device
     others = OtherPrograms()
     begin = time.perf_counter()
     try:

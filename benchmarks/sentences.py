@@ -1,4 +1,4 @@
-"""Running text into tokenised sentences, a sentence a line: what `fastrnn vocab` and `fastrnn train-bilm` read.
+"""Splits running text into tokenised sentences, one a line, as `fastrnn vocab` and `fastrnn train-bilm` read them.
 
 python -m fastrnn.benchmarks.sentences input.txt text --held-out 0.1
 """
@@ -20,7 +20,7 @@ _END = (".", "!", "?")
 def split_sentences(text: str) -> Iterator[list[str]]:
     """Splits text at blank lines and after `.`, `!` and `?`; tokens are words with inner apostrophes, and punctuation.
 
-    A paragraph's first line that ends in a colon, as a play names its speaker, is a sentence of its own.
+    If a paragraph's first line ends in a colon, as when a play names the speaker, it is a separate sentence.
     """
     for paragraph in re.split(r"\n\s*\n", text):
         first, separator, rest = paragraph.strip().partition("\n")

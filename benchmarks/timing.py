@@ -1,4 +1,4 @@
-"""Interleaved timing: every round calls each workload in turn, so that a slow moment of the machine hits them all."""
+"""Interleaved timing: every round calls each workload in turn, so that a slow moment of the machine affects all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from .own_process import OwnProcess
 
-_SHORTEST_SAMPLE = 5e-3  # s; faster calls are repeated within a sample, far above the clock's resolution
+_SHORTEST_SAMPLE = 5e-3  # s, far above the clock's resolution; faster calls are repeated within a sample
 _LONG_WARM_UP = 0.5  # s
-_ROUNDS_OF_OTHERS = 5  # samples of a workload that is not compared closely (a step loop can take 20x the time)
+_ROUNDS_OF_OTHERS = 5  # samples of workloads that need no precise comparison (a step loop can take 20x the time)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Timing:
 
 
 def seconds_per_call(call: Callable[[], object] | OwnProcess, calls: int, device: torch.device) -> float:
-    """Time of ``calls`` calls, by CUDA events on a GPU and by the clock on the CPU, divided by their number."""
+    """Mean time of ``calls`` calls, by CUDA events on a GPU and by the clock on the CPU."""
     if isinstance(call, OwnProcess):
         return call.seconds_per_call(calls)
     if device.type != "cuda":
@@ -57,7 +57,7 @@ def seconds_per_call(call: Callable[[], object] | OwnProcess, calls: int, device
 
 
 def calls_per_sample(call: Callable[[], object] | OwnProcess, device: torch.device) -> int:
-    """Warms up with two or three calls and returns how many make a sample long enough to time."""
+    """Warms up with two or three calls and returns the number of calls for a sufficiently long sample."""
     seconds = [seconds_per_call(call, 1, device) for _ in range(2)]
     if sum(seconds) < _LONG_WARM_UP:
         seconds.append(seconds_per_call(call, 1, device))
@@ -77,13 +77,13 @@ def measure(
     """Times warm workloads in interleaved rounds, every second round in the opposite order.
 
     Args:
-        workloads: what to call, by name.
+        workloads: the workloads to call, by name.
         calls: calls per sample, by name (:func:`calls_per_sample`).
-        device: where they run.
-        compared: the names that every round samples; the others stop after a few samples.
-        repeats: most rounds.
+        device: device of the workloads.
+        compared: names to sample in every round; the others stop after a few samples.
+        repeats: maximum number of rounds.
         budget: seconds after which no further round starts, once ``least`` are done.
-        least: fewest rounds.
+        least: minimum number of rounds.
     """
     start = time.perf_counter()
     seconds: dict[str, list[float]] = {name: [] for name in workloads}

@@ -1,4 +1,4 @@
-"""One provider at work on one case: the call that is timed, and its results for the comparison with the truth."""
+"""One provider on one case: the timed call, and its results for the comparison with the reference."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .providers import Provider, make_input
 
 
 class Workload:
-    """A provider's module with its input, and in training the fixed gradient of its output.
+    """A provider's module with its input and, for training, a fixed gradient of its output.
 
     A training step clears the gradients (to None), runs forward, and runs backward from a standard normal gradient of
-    the output: parameters get gradients, and the input too with ``input_gradient``. Forward runs under ``no_grad``.
+    the output. Parameters get gradients, and with ``input_gradient`` also the input. Mode forward runs under
+    ``no_grad``.
     """
 
     def __init__(self, provider: Provider, case: Case, layer: nn.RNNBase, input_gradient: bool = False) -> None:
@@ -26,7 +27,7 @@ class Workload:
         self.module = provider.build(case, layer).train(self.training)
         weight = layer.weight_ih_l0
         self.inputs = make_input(replace(case, packed=False) if provider.padded else case, weight.device)
-        if weight.dtype != getattr(torch, case.dtype):  # the float64 truth of a case in another type
+        if weight.dtype != getattr(torch, case.dtype):  # the float64 reference of a case in another type
             self.inputs = self.inputs.to(weight.dtype)
         if self.training and input_gradient:
             self._values(self.inputs).requires_grad_()

@@ -1,6 +1,6 @@
-"""The build backend of pyproject.toml: setuptools', which asks for an nvcc where a driver wants one.
+"""The build backend of pyproject.toml: that of setuptools, which also requests an nvcc from PyPI if one is needed.
 
-With FASTRNN_CUDA=on, or auto on a machine with an NVIDIA driver, and no nvcc, the compiler comes from PyPI.
+It is needed with FASTRNN_CUDA=on, or auto on a machine with an NVIDIA driver, if there is no nvcc.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from cuda_toolkit import driver_version, find_nvcc, mode
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
-# All that nvcc needs to compile and link a program with the static runtime.
+# The packages that nvcc needs to compile and link a program with the static runtime.
 _PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-# The first CUDA whose packages have nvcc itself: those of CUDA 12 (nvidia-cuda-nvcc-cu12) have its parts alone.
+# The first CUDA version whose packages contain nvcc; those of CUDA 12 (nvidia-cuda-nvcc-cu12) only have its parts.
 _FIRST = 13
 
 
 def cuda_requirements() -> list[str]:
-    """Packages with an nvcc that is not newer than the driver; none where one is there or none is wanted."""
+    """Packages with an nvcc that is not newer than the driver; none if there is an nvcc, or none is needed."""
     wanted = mode()
     if wanted == "off" or find_nvcc() is not None:
         return []
@@ -24,7 +24,7 @@ def cuda_requirements() -> list[str]:
     if version is None:
         if wanted == "auto":
             return []
-        version = (_FIRST, 0)  # compiled here, run elsewhere: for every driver that serves CUDA 13
+        version = (_FIRST, 0)  # a build for other machines: runs with every driver for CUDA 13
     major, minor = version
     if major < _FIRST:
         found = f"the NVIDIA driver serves CUDA {major}.{minor}, for which PyPI has no nvcc"
@@ -34,7 +34,7 @@ def cuda_requirements() -> list[str]:
         print(f"fastrnn: no nvcc, and {found}: {instead}; building without CUDA")
         return []
     print(f"fastrnn: no nvcc found: asking PyPI for CUDA {major}.{minor}")
-    # Packages of a toolkit have their own patch numbers, and nvidia-cuda-cccl its own minor ones.
+    # Packages of a toolkit differ in patch numbers, and nvidia-cuda-cccl also in minor numbers.
     return [f"{name}>={major},<{major}.{minor + 1}" for name in _PACKAGES]
 
 

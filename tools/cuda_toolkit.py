@@ -1,4 +1,4 @@
-"""What a build finds of CUDA: the compiler, the driver and its GPUs. Used by setup.py and by build_backend.py."""
+"""Finds the CUDA compiler, the driver and its GPUs for a build; used by setup.py and build_backend.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import shutil
 import sys
 from pathlib import Path
 
-OLDEST = 80  # the oldest architecture that the kernels are written for
+OLDEST = 80  # the oldest architecture that the kernels support
 
-# Attributes 75 and 76 of a device (CUdevice_attribute in cuda.h): its compute capability.
+# The attributes of a device that give its compute capability (CUdevice_attribute in cuda.h).
 _CAPABILITY = (75, 76)
 
 
@@ -41,7 +41,7 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that the NVIDIA driver serves, (13, 0) for example; None without a driver."""
+    """The newest CUDA version that the NVIDIA driver supports, such as (13, 0); None without a driver."""
     driver, version = _driver(), ctypes.c_int()
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) or not version.value:
         return None
@@ -49,7 +49,7 @@ def driver_version() -> tuple[int, int] | None:
 
 
 def architectures() -> list[int]:
-    """Of the GPUs of this machine, each once: 90 for compute capability 9.0. Empty without one."""
+    """The distinct architectures of this machine's GPUs, such as 90 for compute capability 9.0."""
     driver, count = _driver(), ctypes.c_int()
     if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return []
@@ -65,15 +65,15 @@ def architectures() -> list[int]:
 
 
 def targets(cards: list[int]) -> str:
-    """FASTRNN_CUDA_ARCHS for these GPUs: their code and PTX for newer ones; without any, PTX for every card."""
+    """FASTRNN_CUDA_ARCHS for these GPUs: their code, and PTX for newer ones; without GPUs, PTX for every card."""
     served = [card for card in cards if card >= OLDEST]
     if not served:
-        return "80-virtual;90-virtual"  # all that device.cuh tells apart
+        return "80-virtual;90-virtual"  # device.cuh distinguishes only these two
     return ";".join([*map(str, served), f"{90 if max(served) >= 90 else 80}-virtual"])
 
 
 def check_targets(archs: str) -> None:
-    """Refuse a FASTRNN_CUDA_ARCHS that is no list of architectures that the kernels are written for."""
+    """Refuse a FASTRNN_CUDA_ARCHS that is not a list of architectures that the kernels support."""
     names = archs.split(";")
     if all(re.fullmatch(r"\d+(-virtual)?", name) and int(name.split("-")[0]) >= OLDEST for name in names):
         return

@@ -1,1 +1,1 @@
-"""What `python -m benchmarks.gpu_check` runs on a GPU, each as its own process."""
+"""The programs that `python -m benchmarks.gpu_check` runs on a GPU, each in its own process."""

@@ -1,9 +1,9 @@
-"""The speeds to reach beside cuDNN, and how far measured times come; what the plan predicts where nothing was measured.
+"""The speeds to reach relative to cuDNN, whether measured times reach them, and the plan's predictions.
 
 usage: python -m benchmarks.gpu.bars [--card H100]
 
-Without a GPU: for each bar the predicted us a step of its cases (without the input product) and, as cuDNN's times are
-not known, how long cuDNN must take for the bar to be met. gpu_check prints the measured ratios of the same bars.
+Needs no GPU. Prints for each bar the predicted us a step of its cases (without the input product) and, since cuDNN's
+times are not known, how long cuDNN must take for the bar to be met. gpu_check prints the measured ratios of the bars.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .times import Case, cases, planned
 
 @dataclass(frozen=True)
 class Bar:
-    """Least ratio torch.nn's time / fastrnn's that is asked for, and the one hoped for."""
+    """A bar for the ratio of torch.nn's time to fastrnn's: the required minimum, and the value hoped for."""
 
     work: str
     least: float
@@ -40,7 +40,7 @@ BARS = (
 
 
 def bar_of(case: Case) -> Bar | None:
-    """The bar that a case counts for; none for strict float32, which cuDNN's users seldom ask for."""
+    """The bar to which a case belongs; None for strict float32, which is rarely used with cuDNN."""
     if case.dtype == "fp32":
         return None
     if case.projection:
@@ -54,13 +54,13 @@ def bar_of(case: Case) -> Bar | None:
     if case.hidden > 1024:
         return LARGE_STATE if case.batch <= 16 else LARGE_BATCH
     if (case.cell, case.dtype, case.layout) == ("LSTM", "fp16", "one") and case.batch in (16, 64):
-        return NARROW  # all listed sizes are multiples of 128
+        return NARROW  # all sizes in the list are multiples of 128
     return SMALL_BATCH if case.batch <= 16 else MEDIUM_BATCH if case.batch <= 64 else LARGE_BATCH
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Measured ratios of a bar's cases: how many, their geometric mean, the lowest and its case."""
+    """The measured ratios of a bar's cases: their number, geometric mean, lowest value and its case."""
 
     bar: Bar
     count: int
@@ -74,7 +74,7 @@ class Verdict:
 
 
 def verdicts(ratios: dict[str, float]) -> list[Verdict]:
-    """Per bar that has measured cases; `ratios` by the key of the case."""
+    """Verdicts for the bars that have measured cases; `ratios` has the keys of the cases."""
     found = []
     for bar in BARS:
         own = {case.key: ratios[case.key] for case in cases() if bar_of(case) == bar and case.key in ratios}
@@ -86,7 +86,7 @@ def verdicts(ratios: dict[str, float]) -> list[Verdict]:
 
 
 def markdown(found: Iterable[Verdict]) -> list[str]:
-    """Lines of a table of measured ratios."""
+    """The lines of a Markdown table of measured ratios."""
     lines = ["| measured bar | asked | hoped | cases | mean | lowest | of | met |", "|---|---|---|---|---|---|---|---|"]
     for v in found:
         shown = [v.bar.work, f"{v.bar.least:.1f}", f"{v.bar.hoped:.1f}", f"{v.count}", f"{v.mean:.2f}"]
@@ -96,7 +96,7 @@ def markdown(found: Iterable[Verdict]) -> list[str]:
 
 
 def predicted(card: str) -> Iterator[tuple[Bar, Case, str, float]]:
-    """(bar, case, strategy, predicted us a step) of every case that counts for a bar."""
+    """Yields (bar, case, strategy, predicted us a step) for every case that belongs to a bar."""
     seen = set()
     for case in cases():
         bar = bar_of(case)

@@ -1,4 +1,4 @@
-"""The constants of the plan's model (csrc/cuda/plan.cpp) beside what the probe has measured on this card.
+"""Compares the constants of the plan's model (csrc/cuda/plan.cpp) with those that the probe has measured on this card.
 
 usage: python -m benchmarks.gpu.constants PROBE.log OUT.json
 """
@@ -19,7 +19,7 @@ def rows_of(log: str) -> list[dict]:
 
 
 def measured(rows: list[dict]) -> dict[str, float]:
-    """Each constant in the model's units: us, KiB/us an SM, TFLOP/s. What the probe did not reach is missing."""
+    """The measured constants in the model's units: us, KiB/us per SM, TFLOP/s; without those that the probe missed."""
     sms = next((row["sms"] for row in rows if "card" in row), 0)
 
     def least(value: str, **wanted: object) -> float | None:
@@ -46,7 +46,7 @@ def measured(rows: list[dict]) -> dict[str, float]:
 
 
 def assumed() -> dict[str, float]:
-    """The same as the plan takes them for this card."""
+    """The constants that the plan assumes for this card."""
     from fastrnn._extension import _C
     from fastrnn.explain import explain_layer
 

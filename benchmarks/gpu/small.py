@@ -1,4 +1,4 @@
-"""Every strategy, cell, type and option once on the GPU, small, against the CPU core; what compute-sanitizer watches.
+"""Compares every strategy, cell, type and option on the GPU with the CPU core, in small cases for compute-sanitizer.
 
 usage: python -m benchmarks.gpu.small [--quick]
 """
@@ -16,8 +16,8 @@ from fastrnn import _backends
 from fastrnn.cells import CELLS, Parameters, state_dtype
 from fastrnn.functional import layer
 
-# Type, whether products round to TF32, and the largest difference from the CPU core relative to the largest value: a
-# few roundings of the type (of TF32's operands), over 6 steps.
+# Type, whether products round to TF32, and the bound of the difference from the CPU core relative to the largest value:
+# a few roundings of the type (or of TF32's operands) over 6 steps.
 _KINDS = {
     "fp64": (torch.float64, False, 1e-12),
     "fp32": (torch.float32, False, 2e-5),
@@ -30,7 +30,7 @@ _STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
 
 
 def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> list[torch.Tensor]:
-    """Outputs, final states and gradients of both directions, on ``device``."""
+    """Outputs, final states and gradients of both directions, computed on ``device``."""
     torch.manual_seed(0)
     spec, steps, batch, width = CELLS[cell], 6, 5, 9
     projection = max(1, hidden // 2) if spec.projects else 0
@@ -67,7 +67,7 @@ def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> l
 
 
 def choose(strategy: str, tf32: bool, patient: bool) -> None:
-    """Calls on the GPU take this strategy from now on; one that cannot serve a call refuses it."""
+    """Force this strategy for calls on the GPU; a strategy that cannot run a call refuses it."""
     os.environ["FASTRNN_PLAN"] = f"cuda:{strategy}" + ":patient" * patient
     _backends._cuda.cache_clear()
     torch.backends.cudnn.allow_tf32 = tf32
@@ -84,7 +84,7 @@ def main() -> int:
             continue
         want = run(cell, dtype, "cpu", hidden, rows)
         for strategy in _STRATEGIES:
-            choose(strategy, tf32, patient=quick)  # a sanitizer makes blocks wait longer than any deadline
+            choose(strategy, tf32, patient=quick)  # under a sanitizer, blocks would wait longer than any timeout
             case = f"{strategy} {cell} {kind} H={hidden} {rows}"
             try:
                 got = run(cell, dtype, "cuda", hidden, rows)
@@ -92,7 +92,7 @@ def main() -> int:
                 print(f"--   {case}: {refusal}", flush=True)
                 continue
             if cell == "rnn_relu" and kind not in ("fp64", "fp32"):
-                got = got[:2]  # rounding that flips a sign at relu's kink changes a gradient by all of it
+                got = got[:2]  # without gradients: at relu's kink, rounding can change a gradient completely
             error = max(
                 float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in zip(got, want, strict=False)
             )

@@ -1,11 +1,11 @@
-"""Times of one provider on the cases that fastrnn is judged on: torch.nn, fastrnn, or fastrnn held to `step`.
+"""Times one provider on the cases of the bars: torch.nn, fastrnn, or fastrnn with the strategy `step`.
 
 usage: python -m benchmarks.gpu.times torch|fastrnn|step OUT.json --seconds N
 
-Whole module calls, input product included, by CUDA events: queued behind each other (``ms``) and alone on an idle GPU
-(``ms_single``). The most telling cases come first and the run ends cleanly when its seconds are spent. "tf32" and
-"fp32" are float32 with torch's flag for RNNs on and off. Each case's error is the relative L2 distance of the output
-from torch.nn's in float64 with the same weights, over at most 64 steps.
+Measures whole module calls, including the input product, by CUDA events: queued calls (``ms``) and single calls on an
+idle GPU (``ms_single``). The most informative cases come first, and the run ends cleanly when its time is used up.
+"tf32" and "fp32" are float32 with torch's flag for RNNs on and off. The error of a case is the relative L2 distance of
+the output from torch.nn's in float64 with the same weights, over at most 64 steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from ..files import write_whole
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
-_SAMPLE = 0.06  # s of queued calls a sample
+_SAMPLE = 0.06  # s of queued calls per sample
 _CHECKED_STEPS = 64
 
 
@@ -53,7 +53,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The thinned list, most telling first."""
+    """The reduced list of cases, the most informative first."""
     modes = ("forward", "training")
     for mode in modes:
         yield Case("LSTM", "fp16", 1024, 16, 768, mode)
@@ -84,7 +84,7 @@ def set_tf32(case: Case) -> None:
 
 
 class Workload:
-    """Module, input and gradient of a case on the GPU; calling it runs the case once."""
+    """The module, input and gradient of a case on the GPU; a call runs the case once."""
 
     def __init__(self, provider: str, case: Case) -> None:
         torch.manual_seed(0)
@@ -132,7 +132,7 @@ class Workload:
 
 
 def timed(run: Callable[[], None]) -> tuple[float, float]:
-    """(ms a call when calls queue behind each other, ms of one call on an idle GPU, launch latency included)."""
+    """(ms per call for queued calls, ms of a single call on an idle GPU, including launch latency)."""
     for _ in range(2):
         run()
     torch.cuda.synchronize()
@@ -144,7 +144,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     def span(calls: int, queued: bool) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if queued:
-            torch.cuda._sleep(2_000_000)  # about 1 ms of GPU time, so that the calls are queued before they start
+            torch.cuda._sleep(2_000_000)  # about 1 ms of GPU time, so that all calls are queued before the first starts
         begin.record()
         for _ in range(calls):
             run()
@@ -158,7 +158,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def planned(case: Case, card: str = "cuda:0") -> tuple[str, float]:
-    """The plan's strategy on a card and the predicted us a step, without the input product."""
+    """The plan's strategy on a card, and the predicted us a step without the input product."""
     from fastrnn.explain import explain_layer
 
     kind = "lstm_projected" if case.projection else case.cell.lower()
@@ -204,7 +204,7 @@ def main() -> None:
             if options.provider == "fastrnn":
                 row["strategy"], row["predicted_us_per_step"] = planned(case)
             del workload
-        except Exception as error:  # a case that cannot run must not end the list
+        except Exception as error:  # a case that fails must not end the list
             row["failure"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         rows.append(row)
         print(json.dumps(row), flush=True)
