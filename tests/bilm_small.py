@@ -1,4 +1,4 @@
-"""A small corpus, model and run that the tests of biLM training share."""
+"""A small corpus, model and run for the tests of biLM training."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def command(corpus: Path, folder: Path, *more: str, batch: int = 2) -> list[str]
 
 
 def run_program(program: str, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    # With as many threads as this process: the order in which torch's products add up depends on them.
+    # With the number of threads of this process, because the order of sums in torch's products depends on it.
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **environment},

@@ -1,5 +1,5 @@
-"""Lists that tests run over, and the random layer calls they describe. A new cell or option adds a line here, no test
-file."""
+"""Lists over which tests run, and the random layer calls that they describe. A new cell or option needs a line here
+but no test file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastrnn.cells import ALL_CELLS, CELLS, Parameters
 from fastrnn.reference import reference_layer
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# T, B, I, H, P: one of everything, odd ones, and some past a vector's or a block's width.
+# T, B, I, H, P: all one, odd sizes, and sizes beyond the width of a vector or a block.
 SHAPES = ((1, 1, 1, 1, 1), (7, 3, 5, 9, 4), (5, 17, 33, 65, 31), (11, 2, 16, 32, 8))
 
 BOTH = (False, True)
@@ -69,7 +69,7 @@ OPTIONS: dict[str, dict] = {
 
 
 def options_of(cell: str) -> list[str]:
-    """Names of the options that mean something for a cell."""
+    """Names of the options that a cell supports."""
     spec = CELLS[cell]
     without = set() if spec.cells else {"all_states"}
     without |= {"heads"} if spec.projects or not spec.multiplies else set()
@@ -87,10 +87,10 @@ def _name(value: object) -> str:
 
 
 def spread(others: Sequence, share: int) -> list:
-    """Cells and options, each with each of ``others``: (cell, option, other).
+    """All combinations of a cell and option with one of ``others``: (cell, option, other).
 
-    The ordinary run takes ``share`` of the others for a cell and option, and different ones for the next; the rest
-    carries the mark ``full``.
+    The ordinary run takes ``share`` of the others for each cell and option, different ones for the next; the rest have
+    the mark ``full``.
     """
     count, cases = len(others), []
     for first, (cell, option) in enumerate(COMBINATIONS):
@@ -137,13 +137,13 @@ class Call:
         return self.map(lambda t: t.detach().to(dtype or t.dtype).clone().requires_grad_())
 
     def run(self, layer: Callable) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """output and final states from ``layer``; with all_states those of every step come after the final ones."""
+        """Output and final states from ``layer``; with all_states, the cell states of every step follow."""
         inputs = self.inputs[0] if len(self.inputs) == 1 else self.inputs
         output, final, *cells = layer(self.cell, inputs, self.initial, self.parameters, **self.options)
         return output, (*final, *cells)
 
     def reference(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """output and final states from the step loop."""
+        """Output and final states from the step loop."""
         options = {k: v for k, v in self.options.items() if k != "recompute"}
         return replace(self, options=options).run(reference_layer)
 
@@ -207,7 +207,7 @@ def make_call(
 
 
 def weighted_sum(output: Tensor, final: tuple[Tensor, ...]) -> Tensor:
-    """A scalar that gives every element of the results another gradient."""
+    """A scalar that gives each element of the results a different gradient."""
     total = output.new_zeros((), dtype=torch.float64)
     for index, t in enumerate((output, *final)):
         weights = torch.linspace(-1, 1.3, max(t.numel(), 1), dtype=torch.float64, device=t.device)[: t.numel()]

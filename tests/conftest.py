@@ -1,4 +1,4 @@
-"""Options and fixtures that all tests share."""
+"""Options and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# The compiled programs' tests run beside these (.ci/run). OpenMP threads that spin while they wait take their cores,
-# and make these tests five times as long. Read once, when torch loads OpenMP.
+# The tests of compiled programs run at the same time (.ci/run). OpenMP threads that spin while they wait would take
+# their cores and make these tests five times as long. OpenMP reads this once, when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import kernel_programs
@@ -31,14 +31,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _set_emulation() -> None:
-    """Name the library of emulated kernels to fastrnn (fastrnn/_emulation.py), built if need be."""
+    """Set the path of the library of emulated kernels for fastrnn (fastrnn/_emulation.py); build it if necessary."""
     if "FASTRNN_EMULATION" not in os.environ:
         os.environ["FASTRNN_EMULATION"] = str(kernel_programs.library())
 
 
 @pytest.fixture(scope="session")
 def emulated_kernels() -> None:
-    """The emulated kernels can be called."""
+    """Makes the emulated kernels available."""
     if kernel_programs.CXX is None:
         pytest.skip("no C++ compiler")
     _set_emulation()
@@ -55,7 +55,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def test_data() -> Path:
-    """The folder of real data, named by FASTRNN_TEST_DATA."""
+    """The folder of real data that FASTRNN_TEST_DATA names."""
     folder = os.environ.get("FASTRNN_TEST_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("FASTRNN_TEST_DATA does not name a folder of test data")
@@ -70,7 +70,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def outcomes(programs, tmp_path_factory, request):
-    """A test's `job` -> future of job.outcome(): two at a time, in the order of the tests and ahead of them."""
+    """Maps each test's `job` to a future of job.outcome(); two run at a time, in the order of the tests."""
     asked = [item.callspec.params["job"] for item in request.session.items if "outcomes" in item.fixturenames]
     with ThreadPoolExecutor(2) as pool:
         yield {job: pool.submit(job.outcome, programs, tmp_path_factory.mktemp("run")) for job in asked}

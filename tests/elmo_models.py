@@ -1,4 +1,4 @@
-"""Small biLMs that the ELMo tests make, and the awkward sentences they read."""
+"""Small biLMs for the ELMo tests, and awkward sentences for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SENTENCES = [["The", "cat", "sat", "."], [], ["naïve", "中华" * 9, "<S>", "�
 
 
 def make_model(seed: int = 1, **changes) -> BiLanguageModel:
-    """A small model whose clips fire and whose biases are not zero."""
+    """A small model whose clips act and whose biases are not zero."""
     torch.manual_seed(seed)
     options = {"hidden": 24, "projection": 8, "layers": 2, "characters": TINY, "cell_clip": 0.4, "proj_clip": 0.3}
     model = BiLanguageModel(BiLMOptions(**{**options, **changes}))

@@ -1,6 +1,6 @@
-"""An independent biLM in NumPy float64, read straight from the original's two files: the truth for tests' models.
+"""An independent biLM in NumPy float64, read directly from the original's two files: the reference for tests.
 
-Follows the published formulas position by position; shares nothing with the package but the files.
+Follows the published formulas position by position, and shares only the files with the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 class ReferenceBiLM:
-    """The model of options.json and an hdf5 file; `layers` gives everything it computes for a batch."""
+    """The model of options.json and an hdf5 file; `layers` computes everything for a batch."""
 
     def __init__(self, options: Path, weights: Path) -> None:
         self.options = json.loads(Path(options).read_text())
@@ -69,7 +69,7 @@ class ReferenceBiLM:
         return c, h
 
     def layers(self, sentences: list[list[str]]) -> list[np.ndarray]:
-        """[L + 1, N + 2, 2P] of each sentence, sentence marks included; rows carry their state from call to call."""
+        """[L + 1, N + 2, 2P] for each sentence, including the marks; rows carry their state from call to call."""
         results = []
         for row, sentence in enumerate(sentences):
             x = np.stack([self.token(token) for token in ("<S>", *sentence, "</S>")])

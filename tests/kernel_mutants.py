@@ -1,4 +1,4 @@
-"""Ways to break the shipped kernels, each of which the emulated nets must catch; found in the sources by exact text."""
+"""Faults for the shipped kernels, each of which the emulated tests must catch; placed in the sources by exact text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """One way to break the shipped kernel, the build that must catch it, and what it must say."""
+    """A fault in a shipped kernel, the build that must catch it, and the message that it must give."""
 
     file: str
     old: str
     new: str
     kind: str
     message: str
-    instance: str = "step_fp64"  # the one that is compiled anew
-    runs: tuple[tuple[str, ...], ...] = ()  # arguments of the test program; none: those of the instance
+    instance: str = "step_fp64"  # the instance to compile with the fault
+    runs: tuple[tuple[str, ...], ...] = ()  # arguments of the test program; empty: those of the instance
 
     @property
     def program(self) -> str:
@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
         return "emulation_persistent_test" if persistent else "emulation_step_test"
 
     def arguments(self) -> list[list[str]]:
-        """One list of arguments for each run; the first run that says the message is enough."""
+        """A list of arguments for each run; one run that gives the message is enough."""
         races = ["races"] if self.kind == "thread" and self.program == "emulation_persistent_test" else []
         return [[*run, *races, "1"] for run in self.runs or RUNS[self.instance]]
 

@@ -1,6 +1,6 @@
-"""The CUDA kernels emulated: C++ test programs in three builds, and the library behind FASTRNN_PLAN=emulate:STRATEGY.
+"""Emulated CUDA kernels: C++ test programs in three builds, and the library for FASTRNN_PLAN=emulate:STRATEGY.
 
-All are built by plain compiler commands. ``python tests/kernel_programs.py`` builds the library and prints its path.
+Plain compiler commands build everything. ``python tests/kernel_programs.py`` builds the library and prints its path.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ CCACHE = [found] if (found := shutil.which("ccache")) else []
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
 CPU_CORE = tuple(sorted(path.stem for path in (CSRC / "cpu").glob("*.cpp") if "avx" not in path.stem))
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
-# Unoptimised, the kernels compile fastest under AddressSanitizer; ThreadSanitizer's reports need -O1 to stay quick.
+# Under AddressSanitizer, the kernels compile fastest without optimisation; ThreadSanitizer needs -O1 to run quickly.
 LEVEL = {"plain": "-O1", "address": "-O0", "thread": "-O1"}
 FLAGS = ["-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas"]
 ENVIRONMENT = {
     **os.environ,
-    "ASAN_OPTIONS": "detect_leaks=0",  # a fiber abandoned by a fault leaves what is on its stack
+    "ASAN_OPTIONS": "detect_leaks=0",  # a fiber that a fault abandons leaks what is on its stack
     "UBSAN_OPTIONS": "halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1 exitcode=66",
 }
 
 
 def compile_all(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
-    """Compile {object name: arguments}, two at a time; the objects."""
+    """Compile {object name: arguments}, two at a time. Returns the objects."""
     running: list[tuple[str, subprocess.Popen]] = []
 
     def finish() -> None:
@@ -51,7 +51,7 @@ def compile_all(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
 
 
 def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str]]:
-    """Compile jobs for the sources of these names; all but the scheduler and the collectives are sanitized."""
+    """Compile jobs for the sources with these names; all except the scheduler and the collectives are sanitized."""
     jobs = {}
     for name in names:
         tested = [LEVEL[kind], *SANITIZERS[kind]]
@@ -59,7 +59,7 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
             jobs[f"{name}.o"] = ["-O1", "-c", str(csrc / "emulation" / f"{name}.cpp")]
         elif name in ("rnn_emulated", "library"):
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
-        elif name in CPU_CORE:  # what the kernels are compared with
+        elif name in CPU_CORE:  # the kernels are compared with it
             jobs[f"{name}.o"] = ["-std=c++20", "-O1", "-I", str(csrc), "-c", str(csrc / "cpu" / f"{name}.cpp")]
         elif name in ("step", "persistent"):
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / f"{name}.cpp")]
@@ -94,9 +94,9 @@ SOURCES = {
 
 
 def library() -> Path:
-    """The library of emulated kernels; its folder has the objects of the plain build.
+    """The library of emulated kernels; its folder also has the objects of the plain build.
 
-    Built once for these sources, under a lock, so that several processes may ask at once.
+    It is built once for these sources, under a lock, so that several processes may ask for it at once.
     """
     sources = [CSRC / "rnn.h", *(path for name in ("cells", "cuda", "emulation") for path in (CSRC / name).rglob("*"))]
     digest = hashlib.sha256(repr((CXX, FLAGS, LEVEL["plain"])).encode())
@@ -118,7 +118,7 @@ def library() -> Path:
 
 
 class Programs:
-    """(kind, test name) -> (program, its object files by name), built on first use, by one thread."""
+    """Maps (kind, test name) to (program, its object files by name); builds on first use, in one thread."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

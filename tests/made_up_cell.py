@@ -1,6 +1,6 @@
 """Adds a cell to a copy of the tree as README's "Adding a cell" says, builds the copy and runs its tests over cells.
 
-The cell has what none of the others has: weights of a unit, and two cell states. Run by test_made_up_cell.py, or alone:
+The cell combines unit weights with two cell states, which no other cell does. test_made_up_cell.py runs this; by hand,
 ``python tests/made_up_cell.py FOLDER`` makes, builds and tests the copy in FOLDER.
 """
 
@@ -117,7 +117,7 @@ assert "leaky" in str(fastrnn.explain(layer, x[..., :3]))
 
 
 def _insert(path: Path, marker: str, text: str) -> None:
-    """Put the text before the marker, or at the end if there is none."""
+    """Insert the text before the marker, or at the end if no marker is given."""
     before, found, after = path.read_text().partition(marker) if marker else (path.read_text(), "", "")
     assert not marker or found, f"{path} has no {marker!r}"
     path.write_text(before + text + found + after)

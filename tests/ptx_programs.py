@@ -1,4 +1,4 @@
-"""The programs of kernel_programs.py with nvcc's PTX of the kernels in place of their host builds (tests/ptx)."""
+"""The programs of kernel_programs.py with nvcc's PTX of the kernels instead of their host builds (tests/ptx)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ptx.translate import Kernel, translate
 
 NVCC = shutil.which("nvcc")
 RUNTIME = ROOT / "tests" / "ptx"
-# -Og compiles translated PTX in half the time of -O1, and runs it a little slower. Integers wrap around in PTX.
+# -Og compiles translated PTX in half the time of -O1 and runs it slightly slower. Integers wrap around in PTX.
 FLAGS = ["-std=c++20", "-fwrapv", "-ffp-contract=off", "-Wno-unused", "-I", str(RUNTIME)]
 LEVEL = {"plain": "-Og", "address": "-Og", "thread": "-O1"}
 
 
 def make_ptx(source: Path, architecture: str) -> str:
-    """nvcc's PTX of a .cu file for sm_80 or sm_90, made as CMake makes it, with source lines."""
+    """nvcc's PTX of a .cu file for sm_80 or sm_90, made as in CMake, with source lines."""
     flags = ["-std=c++17", "-O3", "-ptx", "-lineinfo", f"-arch=compute_{architecture[3:]}"]
     done = subprocess.run([NVCC, *flags, str(source), "-o", "-"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def make_ptx(source: Path, architecture: str) -> str:
 
 
 def some_kernels(names: tuple[str, ...], header: Path, architecture: str) -> tuple[Kernel, ...]:
-    """Kernels, such as PersistentKernel<Bf16Math, 1, false> of persistent.cuh, made alone, which takes seconds."""
+    """Only these kernels, such as PersistentKernel<Bf16Math, 1, false> of persistent.cuh, which takes seconds."""
     source = header.with_name(f"some_of_{header.stem}.cu")
     asked = [f"template __global__ void entry<{name}>(const __grid_constant__ {name}::Params);" for name in names]
     lines = [f'#include "{header.name}"', "namespace fr::gpu {", *asked, "}", ""]
@@ -39,14 +39,14 @@ def some_kernels(names: tuple[str, ...], header: Path, architecture: str) -> tup
 
 
 class PtxPrograms:
-    """Test programs whose kernels are PTX; every part is made once, and what sm_80 and sm_90 share is shared."""
+    """Test programs whose kernels are PTX; every part is made once, including parts common to sm_80 and sm_90."""
 
     def __init__(self, programs: Programs, root: Path, counting: bool = False) -> None:
-        self._counting = counting  # how often threads run each basic block
+        self._counting = counting  # count how often threads run each basic block
         self._programs = programs
         self._root = root
         self._ptx: dict[tuple[str, str], list[Kernel]] = {}
-        self._objects: dict[str, str] = {}  # by what was compiled
+        self._objects: dict[str, str] = {}  # by digest of the source
         self._lock = threading.Lock()
 
     def kernels(self, instance: str, architecture: str) -> list[Kernel]:
@@ -56,7 +56,7 @@ class PtxPrograms:
         return self._ptx[instance, architecture]
 
     def compiled(self, kind: str, kernels: list[Kernel]) -> list[str]:
-        """An object file for each."""
+        """An object file for each kernel."""
         level = [*FLAGS, LEVEL[kind], *SANITIZERS[kind]]
         jobs, keys = {}, []
         for text in (kernel.text() for kernel in kernels):
@@ -78,15 +78,15 @@ class PtxPrograms:
 
     def __call__(self, test: str, instances: tuple[str, ...], architecture: str, kind: str = "plain",
                  changed: tuple[Kernel, ...] = ()) -> Path:  # fmt: skip
-        """The program; `changed` kernels, built as `kind` says, take the places of those of their names.
+        """The program, in which `changed` kernels, built as `kind`, replace those of the same names.
 
-        Nothing else is sanitized: only the kernels are looked at.
+        Nothing else is sanitized, since only the kernels are tested.
         """
         parts = [*self._programs("plain", test)[1].values()]
         return self._linked(test, parts, instances, architecture, kind, changed)
 
     def library(self, instances: tuple[str, ...], architecture: str) -> Path:
-        """The library of kernel_programs.library with these kernels' PTX: for FASTRNN_EMULATION."""
+        """The library of kernel_programs.library with these kernels' PTX, for FASTRNN_EMULATION."""
         made = kernel_programs.library()
         parts = [*map(str, made.parent.glob("*.o")), "-shared"]
         return self._linked("libptx.so", parts, instances, architecture)
@@ -106,7 +106,7 @@ class PtxPrograms:
 
 
 def library(architecture: str) -> Path:
-    """The library of all kernels' PTX, made once for these sources, which takes minutes."""
+    """The library with the PTX of all kernels, made once for these sources; this takes minutes."""
     host = kernel_programs.library()
     made_of = [host, NVCC, architecture, *(path.read_bytes() for path in sorted(RUNTIME.glob("[rt]*")))]
     folder = host.parent / f"ptx_{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}"

@@ -1,5 +1,5 @@
-"""Autograd beyond one backward: gradcheck, double backward, retain_graph, in-place changes, checkpointing, memory
-kept."""
+"""Autograd beyond one backward: gradcheck, double backward, retain_graph, in-place changes, checkpointing, saved
+memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = (3, 2, 2, 3, 2)
 
 
 def as_function(call, layer=functional.layer):
-    """(function, inputs) for gradcheck: a function of all floating tensors."""
+    """(function, inputs) for gradcheck, where the function takes all floating tensors."""
     count, states = len(call.inputs), len(call.initial or ())
 
     def function(*tensors):
@@ -33,7 +33,7 @@ def as_function(call, layer=functional.layer):
     return function, tuple(call.tensors().values())
 
 
-# A clipped gradient is not that of the function.
+# A clipped gradient is not the gradient of the function.
 TRUE = [(cell, option) for cell, option in COMBINATIONS if "gradient_clip" not in OPTIONS[option]]
 
 
@@ -45,7 +45,7 @@ def test_gradcheck(cell, option, device):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradcheck_in_full(cell, device):
-    """Every element of every Jacobian, in the hardest option."""
+    """Every element of every Jacobian, with the hardest option."""
     function, tensors = as_function(make_call(cell, "lengths_resets", (3, 2, 1, 2, 1), device=device, seed=1))
     assert torch.autograd.gradcheck(function, tensors, **tol.GRADCHECK)
 
@@ -62,7 +62,7 @@ def test_gradgradcheck(cell, option, device):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_double_backward_when_operands_depend_on_each_other(cell, device):
-    """Partial gradients stay partial: the input is a function of the weights and of h0."""
+    """Gradients of operands are partial ones even if the input is a function of the weights and of h0."""
     first, second = make_call(cell, "plain", SMALL, device=device), make_call(cell, "plain", SMALL, device=device)
     results = []
     for call, run in ((first, lambda c: c.run(functional.layer)), (second, lambda c: c.reference())):
@@ -110,7 +110,7 @@ CHANGES = {
 @pytest.mark.parametrize("option", ["plain", "lengths_resets", "packed_both", "recompute"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_results_changed_in_place(cell, option, change, device):
-    """Output and states are the caller's, as torch.nn's are; the gradients are those of the change out of place."""
+    """As with torch.nn, the caller may change output and states; gradients are those of an out-of-place change."""
     call = make_call(cell, option, device=device)
     tensors, (in_place, out_of_place) = list(call.tensors().values()), CHANGES[change]
     output, final = call.run(functional.layer)
@@ -157,7 +157,7 @@ def test_an_unchanged_output_costs_no_second_forward(device, monkeypatch):
 
 
 def test_an_output_let_go_leaves_no_memory(device):
-    """What watches the output for changes does not keep it: offloading and checkpointing free it."""
+    """The tensor that detects changes of the output does not keep its memory: offloading and checkpointing free it."""
     call = make_call("rnn_tanh", "plain", device=device)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         output, final = call.run(functional.layer)
@@ -171,7 +171,7 @@ def test_an_output_let_go_leaves_no_memory(device):
 @pytest.mark.parametrize("option", ["lengths_resets", "packed_resets", "two_inputs"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_operands_made_under_inference_mode(cell, option, device):
-    """Frozen features, masks and states of another model; torch.nn takes them where it copies them anyway."""
+    """Frozen features, masks and states of another model; torch.nn accepts them wherever it copies them anyway."""
     call = make_call(cell, option, device=device)
     weights = [t for name, t in call.tensors().items() if "weight" in name or "bias" in name]
     expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), weights)
@@ -187,7 +187,7 @@ def test_operands_made_under_inference_mode(cell, option, device):
 @pytest.mark.parametrize("sizes", [(3, 2), (37, 19), (64, 40)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_weight_gradients_of_one_step(sizes, dtype, device):
-    """One row of gates times the input, or the old state: each element is one product, which torch rounds alike."""
+    """One row of gates times the input or the old state: each element is a single product, rounded as in torch."""
     inputs, hidden = sizes
     for kind in (fastrnn.LSTM, fastrnn.GRU, fastrnn.RNN):
         layer = kind(inputs, hidden, device=device, dtype=dtype)
@@ -213,7 +213,7 @@ def test_activation_checkpointing(reentrant, device):
 @pytest.mark.parametrize("option", ["lengths_resets", "packed_both", "recompute"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_saved_tensors_given_back_in_another_layout(cell, option, device):
-    """A hook that keeps saved tensors elsewhere owes their values, not their strides."""
+    """A hook that stores saved tensors elsewhere must return their values, not their strides."""
     call = make_call(cell, option, device=device)
     tensors = list(call.tensors().values())
     expected = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), tensors)
@@ -228,7 +228,7 @@ def test_saved_tensors_given_back_in_another_layout(cell, option, device):
 
 
 def test_gradients_of_lazy_zeros(device):
-    """Zeros without memory, as torch makes where a tangent or a gradient is missing."""
+    """Zeros without memory, which torch makes for missing tangents or gradients."""
     call = make_call("lstm", "bidirectional", device=device)
     output, final = call.run(functional.layer)
     zeros = [torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device) for t in (output, *final)]
@@ -253,7 +253,7 @@ def test_saved_tensors_given_back_with_any_stride_of_a_size_of_1(cell, shape):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_bytes_kept_for_backward(cell, recompute, device):
-    """The saved tensors beyond the operands are what layer's docstring says."""
+    """The saved tensors besides the operands have the size that the docstring of `layer` gives."""
     shape = (6, 4, 3, 8, 5)
     steps, batch, _, hidden, _ = shape
     call = make_call(cell, dict(recompute=recompute), shape, torch.bfloat16, device)
@@ -284,7 +284,7 @@ def test_gradients_reach_only_what_requires_them(device):
 
 
 def test_no_gradient_through_a_reset(device):
-    """Before a reset nothing depends on what comes after it, and the other way round."""
+    """Nothing before a reset depends on what comes after it, and vice versa."""
     call = make_call("gru", dict(resets=True), device=device)
     call.options["resets"][:] = False
     call.options["resets"][3] = True
@@ -294,7 +294,7 @@ def test_no_gradient_through_a_reset(device):
 
 
 def test_batched_gradients(device):
-    """is_grads_batched runs backward under vmap, where the kernels cannot."""
+    """is_grads_batched runs backward under vmap, which the kernels do not support."""
     call = make_call("gru", "lengths_resets", SMALL, device=device)
     output, _ = call.run(functional.layer)
     vectors = torch.randn(3, *output.shape, dtype=torch.float64, device=device)

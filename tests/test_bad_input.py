@@ -1,4 +1,4 @@
-"""Bad numbers and files of other programs end in one line, as people met them."""
+"""Bad numbers and files of other programs end in a one-line error; the cases come from practice."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_hdf5_with_values_or_links_that_cannot_be(place: Path, kind: str) -> Non
 
 
 def test_a_learning_rate_that_ends_in_nan_leaves_the_last_good_checkpoint(place: Path) -> None:  # noqa: F811
-    """Steps are made with a good rate first; the next one's loss is finite, and its parameters are not."""
+    """The first steps have a good rate; then a step has a finite loss but leaves parameters that are not finite."""
     train = ["train-bilm", "--train", "shard0.txt", "--vocab", "vocab.txt", "--out", "out", "--dim", "12"]
     train += ["--projection", "6", "--filters", "1:4", "--batch", "2", "--unroll", "4", "--checkpoint-every", "1"]
     code, said = run([*train, "--keep", "1", "--steps", "2", "--learning-rate", "1e30"])
@@ -150,7 +150,7 @@ def test_a_learning_rate_that_ends_in_nan_leaves_the_last_good_checkpoint(place:
 
 
 class Largest(TorchDispatchMode):
-    """How many elements the largest tensor with memory has that is made."""
+    """Records the number of elements of the largest new tensor with memory."""
 
     elements = 0
 
@@ -162,7 +162,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-# Refused by the shapes in the file, before any memory of those sizes is asked for.
+# Refused because of the shapes in the file, before memory of those sizes is allocated.
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

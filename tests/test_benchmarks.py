@@ -1,4 +1,4 @@
-"""The benchmark command: cases, the float64 truth, files, options. Nothing here depends on how long anything takes."""
+"""The benchmark command: cases, the float64 reference, files, options. Nothing here depends on times."""
 
 import csv
 import importlib.util
@@ -40,7 +40,7 @@ TINY = ["--time", "4", "--batch", "3", "--input", "5", "--hidden", "6", "--repea
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Samples of one call and a small matrix product: these tests look at results, not at times."""
+    """Short samples and a small matrix product, since these tests check results, not times."""
     monkeypatch.setattr(timing, "_SHORTEST_SAMPLE", 0.0)
     monkeypatch.setattr(peak, "_SIZES", {"cpu": 64, "cuda": 64})
 
@@ -128,7 +128,7 @@ def test_providers_agree_with_the_float64_loop(options, packed):
         except providers.Unsupported:
             continue
         names.append(provider.name)
-        # a formula that differs anywhere is far off; rounding in float64 is far below one rounding in float32
+        # a wrong formula is far off, while float64 rounding is far below one rounding in float32
         assert max(error.output, error.gradient) < torch.finfo(torch.float32).eps, provider.name
     assert {"fastrnn", "step loop"} <= set(names)
     assert ("torch.nn" in names) == (case.cell in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -142,7 +142,7 @@ def test_providers_agree_with_the_float64_loop(options, packed):
      ("torch-int8", ("lstm", "gru"), 0.1), ("frozen-int8", ("lstm", "rnn_relu"), 0.1)],
 )  # fmt: skip
 def test_deployed_providers(name, cells, error):
-    """In a process of its own: the same numbers, its own times, and what it cannot compute said by it."""
+    """In its own process: the same results, its own times, and errors for what it cannot compute."""
     for package in DEPLOYED[name]:
         pytest.importorskip(package)
     for cell in cells:
@@ -499,7 +499,7 @@ assert fastrnn.convert.__module__ == "fastrnn.convert" and fastrnn.LSTM(2, 3).hi
         ("vocab", {}, "PASSIVE"),
         ("vocab", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
         ("vocab", {"GOMP_SPINCOUNT": "1000"}, None),
-        ("bench", {}, None),  # times what a program has that sets nothing
+        ("bench", {}, None),  # measures under the defaults of a program
     ],
 )
 def test_waiting_threads_sleep_unless_the_user_chose(command, chosen, wanted):
@@ -517,7 +517,7 @@ main()
 
 
 def test_options_have_one_spelling():
-    """Where several commands have an option, it has one name."""
+    """An option of several commands has the same name in all of them."""
 
     def options(group: click.Group, context: click.Context):
         for name in group.list_commands(context):
@@ -527,7 +527,7 @@ def test_options_have_one_spelling():
             yield from (option for parameter in found.params for option in parameter.opts if option.startswith("--"))
 
     others = {"--proj", "--proj-size", "--vocabulary", "--batch-size", "--lr", "--rate", "--epoch", "--unroll-steps"}
-    promised = {"--batch-size"}  # of embed, beside --batch: the README of an earlier version has it
+    promised = {"--batch-size"}  # embed has it besides --batch, because an earlier README documented it
     assert others & set(options(main, click.Context(main))) <= promised
 
 
@@ -553,7 +553,7 @@ def test_char_lm_curves_agree(tmp_path, cell):
     losses = {name: curve["losses"] for name, curve in content["curves"].items()}
     assert set(losses) == {"torch.nn", "fastrnn"} and len(losses["fastrnn"]) == 30
     assert sum(losses["fastrnn"][-5:]) < sum(losses["fastrnn"][:5])
-    # training multiplies rounding: the square root of float32's epsilon is what 30 steps may make of it
+    # training amplifies rounding errors: 30 steps may bring them to the square root of float32's epsilon
     assert content["summary"]["largest_difference"] < torch.finfo(torch.float32).eps ** 0.5
     assert (tmp_path / "lm.png").read_bytes().startswith(b"\x89PNG")
     assert "tokens per second" in outcome.output and "writes one stream" in outcome.output

@@ -1,4 +1,4 @@
-"""What the biLM benchmarks compute: entity F1, n-gram baselines, sentences of running text, and that they run."""
+"""The biLM benchmarks: entity F1, n-gram baselines, sentences of running text, and that the commands run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ngram_probabilities() -> None:
         for before in range(len(vocabulary)):
             total = sum(model.probability(before, word) for word in range(len(vocabulary)) if word != vocabulary.begin)
             assert abs(total - 1) < tolerances.SAME_FLOAT64
-    # 12 words of the text and 5 </S>; one added to each of 6 words: "a" stands four times
+    # 12 words and 5 </S>, with one added for each of 6 words; "a" occurs four times
     assert abs(Unigram(vocabulary, text).probability(0, 3) - 5 / 23) < tolerances.SAME_FLOAT64
     assert perplexity(Bigram(vocabulary, text), vocabulary, text) < perplexity(
         Unigram(vocabulary, text), vocabulary, text

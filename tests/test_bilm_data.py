@@ -71,7 +71,7 @@ def test_directions_read_different_text(tmp_path: Path) -> None:
 
 
 def test_same_rows_whatever_the_division(tmp_path: Path) -> None:
-    """Rows of a batch made for two processes are those of one process's batch."""
+    """The rows of a batch for two processes are those of one process's batch."""
     text = "".join(f"a w{number} b\n" for number in range(30))
     shards = shards_of(tmp_path, text)
     whole, divided = (TrainingData(shards, Vocabulary(WORDS), batch=4, steps=3, seed=1) for _ in range(2))
@@ -87,7 +87,7 @@ def test_same_rows_whatever_the_division(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 10, 17, 24])
 def test_position_is_restored(tmp_path: Path, stop: int) -> None:
-    # Shards of unequal length: the two directions then change shards at different times.
+    # Shards of unequal length, so that the two directions change shards at different times.
     texts = ["".join(f"a x{shard}_{number} b c\n" for number in range(4 + 3 * shard)) for shard in range(3)]
     shards = shards_of(tmp_path, *texts)
     straight, resumed = (TrainingData(shards, Vocabulary(WORDS), batch=2, steps=5, seed=7) for _ in range(2))
@@ -106,7 +106,7 @@ def test_words_outside_the_vocabulary_are_forgotten(tmp_path: Path) -> None:
     data = TrainingData(shards_of(tmp_path, *texts), Vocabulary(WORDS), batch=1, steps=10, seed=0)
     for _ in range(200):
         next(data)
-    # Two directions with a shard each, and at most one more each until the next window forgets the old one.
+    # A shard for each of the two directions, and at most one more each until the next window drops the old one.
     assert len(data.table) <= len(WORDS) + 400 + 2
 
 

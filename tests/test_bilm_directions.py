@@ -1,4 +1,4 @@
-"""Language models of one direction (bilm-tf's `bidirectional: false`): the forward half of a biLM, in every use."""
+"""Language models with one direction (bilm-tf's `bidirectional: false`): the forward half of a biLM, in all uses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_training_resumes_bit_for_bit(trained: tuple[LanguageModel, Path], corpu
 
 
 def test_is_the_forward_half() -> None:
-    """Of a biLM with the same weights, whole, in pieces, with the state carried, and in an Embedder."""
+    """It equals that half of a biLM with the same weights: whole, in chunks, with carried state, and in an Embedder."""
     torch.manual_seed(0)
     both = BiLanguageModel(MODEL)
     one = BiLanguageModel(FORWARD)
@@ -69,7 +69,7 @@ def test_is_the_forward_half() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_official_files(tmp_path: Path, layers: int) -> None:
-    """Under the names that dump_weights gives such a model, and as a checkpoint whose options say nothing."""
+    """With the names that dump_weights gives such a model, and as a checkpoint whose options lack `bidirectional`."""
     model = BiLanguageModel(replace(FORWARD, layers=layers))
     options, weights = tmp_path / "options.json", tmp_path / "weights.hdf5"
     official.save(model, options, weights)

@@ -1,4 +1,4 @@
-"""Perplexity, scores and generation, and the commands around them."""
+"""Perplexity, scores and generation, and their commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_model(kind: str = "full") -> LanguageModel:
     options = BiLMOptions(hidden=12, projection=6, layers=2, characters=characters)
     torch.manual_seed(0)
     model = new_language_model(options, kind, Vocabulary(WORDS), sparse=False)
-    with torch.no_grad():  # far from uniform, so that every token has its own probability
+    with torch.no_grad():  # far from uniform, so that all tokens have different probabilities
         for parameter in model.head.parameters():
             parameter.normal_()
     model.warm_up([["a", "stranger"], [], ["c"]])
@@ -43,7 +43,7 @@ def make_model(kind: str = "full") -> LanguageModel:
 
 
 def log_probabilities(model: LanguageModel, sentence: list[str]) -> tuple[Tensor, Tensor]:
-    """Both directions of one sentence by the model's own inference, which adds the boundaries."""
+    """Both directions of a sentence by the model's own inference, which adds the boundaries."""
     ids = batch_to_ids([sentence], 10) if sentence else torch.zeros(1, 0, 10, dtype=torch.int64)
     top = model.bilm(ids, model.start).layers[-1][:, 0]
     numbers = [0, *(model.vocabulary.index.get(word, 2) for word in sentence), 1]
@@ -80,7 +80,7 @@ def test_perplexity_does_not_depend_on_the_batch(model: LanguageModel) -> None:
 
 
 def test_probabilities_of_the_next_word_add_up(model: LanguageModel) -> None:
-    """Over all words w, P(w | a b) is a distribution, and a word outside the vocabulary has that of <UNK>."""
+    """P(w | a b) sums to 1 over all words w, and a word outside the vocabulary has the probability of <UNK>."""
     ends = [[*"ab", word] for word in [*WORDS[3:], "stranger"]]
     scores = [score.forward[2] for score in score_sentences(model, ends)]
     last, stop = (float(next(score_sentences(model, [tokens])).forward[2]) for tokens in ([*"ab", "<S>"], [*"ab"]))
@@ -104,7 +104,7 @@ def test_greedy_generation_takes_the_most_probable(model: LanguageModel) -> None
 
 
 def test_generation_is_drawn_from_the_model() -> None:
-    """First words come as often as their probabilities say, <UNK> and <S> left out."""
+    """First words occur in proportion to their probabilities, without <UNK> and <S>."""
     model = make_model()
     count = 4000
     sentences = generate(model, count=count, max_tokens=1, seed=1)
@@ -260,7 +260,7 @@ def test_errors_are_one_line(
 
 
 def test_start_is_the_state_behind_the_text() -> None:
-    """After warming up on some sentences, a sentence scores as it does behind them in one stream, both ways."""
+    """After a warm-up on some sentences, a sentence scores as it does after them in one stream, in both directions."""
     model = make_model()
     opening, sentence = [["a", "stranger"], [], ["c"]], ["d", "e"]
     (found,) = score_sentences(model, [sentence])

@@ -1,4 +1,4 @@
-"""Where models are found: folders, archives and single files, for every command; and what is refused."""
+"""Finding models in folders, archives and single files, for every command; and what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pack(folder: Path, archive: Path, inside: str = "") -> Path:
 
 @pytest.fixture
 def places(tmp_path) -> dict[str, Path]:
-    """One model as others lay it out."""
+    """One model in the layouts of other programs."""
     model = make_model()
     for name, weights, options in (
         ("trained", "weights.hdf5", "options.json"),
@@ -109,7 +109,7 @@ def test_a_trained_model_of_every_kind(tmp_path):
 
 
 def test_a_converted_softmax_knows_its_words(tmp_path):
-    """The file that convert-bilm writes says with which words the softmax was trained, as its source does."""
+    """A file from convert-bilm records the words of the softmax's training, like its source."""
     words = ["<S>", "</S>", "<UNK>", "cat", "sat"]
     for name in ("model", "other"):
         (tmp_path / name).mkdir()
@@ -123,7 +123,7 @@ def test_a_converted_softmax_knows_its_words(tmp_path):
 
 
 def test_a_packed_vocabulary_beside_nlpls_weights(tmp_path):
-    """NLPL's folders and archives may hold vocab.txt.gz; other gzip files are refused as before."""
+    """NLPL's folders and archives may contain vocab.txt.gz; other gzip files are refused."""
     words = ["<S>", "</S>", "<UNK>", "cat", "sat", "中华"]
     options = replace(MODEL, characters=None, vocabulary_size=len(words))
     model = BiLanguageModel(options)

@@ -1,4 +1,4 @@
-"""Runs in a folder: what they leave there, what they show, and what can go wrong."""
+"""Runs in a folder: the files that they leave, their output, and what can go wrong."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_steps_follow_from_the_text(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_folder_of_a_finished_run(corpus: Path, tmp_path: Path) -> None:
-    """The official files hold the trained weights; the same command does nothing; more steps go on."""
+    """The official files hold the trained weights; the same command does nothing more; more steps continue."""
     model = train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET)
     assert_same_parameters(official.load(tmp_path / "options.json", tmp_path / "weights.hdf5"), model.bilm)
     loaded = LanguageModel.load(tmp_path)
@@ -70,7 +70,7 @@ def test_folder_of_a_finished_run(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_other_settings_are_named(corpus: Path, tmp_path: Path) -> None:
-    """A folder started with other options: every one with its old and its new value, and what to do."""
+    """For a folder with other options, the error gives the old and new value of each, and what to do."""
     run = new_run(corpus, tmp_path / "model")
     train(run, MODEL, OPTIONS, QUIET)
     (tmp_path / "words.txt").write_text((corpus / "vocab.txt").read_text() + "more\n")
@@ -102,7 +102,7 @@ def test_other_settings_are_named(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_start_from_keeps_the_model(corpus: Path, tmp_path: Path) -> None:
-    """Sizes, softmax and optimiser of a run's folder; without its checkpoints no optimiser; of hdf5 no softmax."""
+    """Sizes, softmax and optimiser of a run's folder; no optimiser without its checkpoints; no softmax from hdf5."""
     adaptive = replace(OPTIONS, softmax="adaptive", optimizer="adamw")
     for options in (OPTIONS, adaptive):
         folder = tmp_path / options.softmax
@@ -131,7 +131,7 @@ def test_start_from_keeps_the_model(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_start_from_with_other_words(corpus: Path, tmp_path: Path) -> None:
-    """Rows go by word; new words share the probability of <UNK>, and nothing changes for the others."""
+    """Rows are matched by word; new words share the probability of <UNK>, and nothing changes for the others."""
     source = train(new_run(corpus, tmp_path / "source"), MODEL, OPTIONS, QUIET)
     words = (corpus / "vocab.txt").read_text().split()
     new = ["<UNK>", "w10", words[5], "</S>", "<S>", "w11", *words[6:], words[4]]  # w0 is dropped, two are new
@@ -185,7 +185,7 @@ def test_start_from_refuses_what_contradicts(corpus: Path, tmp_path: Path) -> No
 
 
 def test_more_epochs_without_the_options(corpus: Path, tmp_path: Path) -> None:
-    """A finished run goes on with nothing but the text named again, and other options are refused as before."""
+    """A finished run continues if only the text is named again; other options are still refused."""
     first = CliRunner().invoke(main, command(corpus, tmp_path / "a"), catch_exceptions=False)
     assert first.exit_code == 0, first.output
     more = ["train-bilm", "--train", str(corpus / "shard*"), "--out", str(tmp_path / "a"), "--steps", "16"]
@@ -199,7 +199,7 @@ def test_more_epochs_without_the_options(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_defaults_of_the_command_are_the_settings(tmp_path: Path) -> None:
-    """What --help shows is what a new run gets that leaves it out."""
+    """The defaults that --help shows are those of a new run."""
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
     begun = begin(tmp_path, None, str(tmp_path / "vocab.txt"), {})
     shown = train_bilm.make_context("train-bilm", ["--train", "text", "--out", "out"]).params
@@ -207,7 +207,7 @@ def test_defaults_of_the_command_are_the_settings(tmp_path: Path) -> None:
 
 
 def test_gru(corpus: Path, tmp_path: Path) -> None:
-    """A GRU biLM trains; the official format cannot hold it, our own does."""
+    """A GRU biLM trains; our format can hold it, the official one cannot."""
     options = replace(MODEL, hidden=6, cell="gru", projected=False)
     model = train(new_run(corpus, tmp_path), options, OPTIONS, QUIET)
     assert not (tmp_path / "weights.hdf5").exists()
@@ -255,7 +255,7 @@ def test_sampled_loss_is_never_called_a_perplexity(corpus: Path, tmp_path: Path)
 def test_precision_that_a_processor_lacks(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
 ) -> None:
-    """One line, where there are no instructions for it."""
+    """A one-line warning if the processor has no instructions for it."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": has, "avx512_fp16": has})
     console = Console(record=True, width=200)
     train(new_run(corpus, tmp_path), MODEL, replace(OPTIONS, precision="bfloat16"), console)
@@ -308,7 +308,7 @@ def test_shard_that_changes_stops_the_run(corpus: Path, tmp_path: Path, monkeypa
 
 
 def test_full_disk(corpus: Path, tmp_path: Path) -> None:
-    """A checkpoint that does not fit leaves the one before untouched and nothing half-written."""
+    """A checkpoint that does not fit on the disk leaves the previous one untouched and no incomplete file."""
     good = save_checkpoint(tmp_path, 1, {"value": torch.ones(10)}, keep=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -331,7 +331,7 @@ def test_full_disk_at_the_export(corpus: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match="cannot write the model .*No space left.*step 12 is good"):
         train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET)
     monkeypatch.undo()
-    model = train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET)  # goes on, which is to export
+    model = train(new_run(corpus, tmp_path), MODEL, OPTIONS, QUIET)  # continues, and only the export is left
     assert_same_parameters(official.load(tmp_path / "options.json", tmp_path / "weights.hdf5"), model.bilm)
 
 

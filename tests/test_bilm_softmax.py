@@ -23,7 +23,7 @@ def example() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("words", "samples"), [(50, 10), (50, 49), (1000, 300)])
 def test_draws_until_enough_distinct_words(words: int, samples: int) -> None:
-    """The vectorised sampler gives the words and the number of tries of TensorFlow's loop over single draws."""
+    """The vectorised sampler gives the same words and number of tries as TensorFlow's loop over single draws."""
     sampler = LogUniformSampler(words, samples, seed=5)
     uniform = np.random.default_rng(5)
     found = sampler.draw()
@@ -39,7 +39,7 @@ def test_draws_until_enough_distinct_words(words: int, samples: int) -> None:
 
 
 def test_frequencies_are_the_expected_counts() -> None:
-    """Over many draws each word occurs as often as its expected count says, for the tries that were made."""
+    """Over many draws, the frequency of each word agrees with its expected count for the number of tries."""
     sampler = LogUniformSampler(WORDS, 8, seed=0)
     words = torch.arange(WORDS)
     draws = 4000
@@ -93,7 +93,7 @@ def test_sampled_loss_is_tensorflows(sparse: bool) -> None:
     hidden, targets = example()
     hidden.requires_grad_()
     negatives = LogUniformSampler(WORDS, 20, seed=2).draw()
-    targets[:2] = negatives.words[[0, -1]]  # accidental hits, at both ends of the sample too
+    targets[:2] = negatives.words[[0, -1]]  # accidental hits, including both ends of the sample
     loss = head.loss(hidden, targets, negatives)
     found = torch.autograd.grad(loss, [hidden, head.weight, head.bias])
     truth = tensorflow_loss(head, hidden, targets, negatives)
@@ -133,7 +133,7 @@ def test_unknown_kind() -> None:
 
 
 def test_sparse_steps_are_the_dense_ones() -> None:
-    """Clip and Adagrad give the same parameters from sparse gradients, with repeated rows, as from dense ones."""
+    """Clip and Adagrad give the same parameters from sparse gradients with repeated rows as from dense ones."""
     heads = []
     for sparse in (False, True):
         torch.manual_seed(3)
@@ -154,7 +154,7 @@ def test_sparse_steps_are_the_dense_ones() -> None:
 
 
 def test_clip_is_tensorflows() -> None:
-    """Gradients within the bound are left as they are, others scaled to it; without a bound nothing happens."""
+    """Gradients within the bound stay unchanged, others are scaled to it; without a bound nothing happens."""
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (3, 2, 1)]
 
     def clipped(bound: float) -> tuple[float, list[list[float]]]:

@@ -1,4 +1,4 @@
-"""Checkpoints of bilm-tf: names and shapes as its graph has them, written by TensorFlow where it is installed."""
+"""Checkpoints of bilm-tf with the names and shapes of its graph, written by TensorFlow if it is installed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fastrnn.bilm.run import train
 from fastrnn.cli import main
 from fastrnn.text_models.files import WeightsError
 
-# bilm-tf's variables (bilm/training.py, all in the scope "lm"; the cells' names are those of TensorFlow's LSTMCell) and
-# the datasets of its dump_weights.
+# bilm-tf's variables (bilm/training.py, all in the scope "lm", with the names of TensorFlow's LSTMCell) and the
+# datasets of its dump_weights.
 CELLS = {
     f"lm/RNN_{direction}/rnn/multi_rnn_cell/cell_{layer}/lstm_cell/{name}": (
         f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{dataset}"
@@ -48,7 +48,7 @@ def write_with_tensorflow(path: Path, variables: dict[str, np.ndarray], monkeypa
 
 
 def stand_in(path: Path, variables: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader with the two methods that are used, over a file that is only named."""
+    """Replaces TensorFlow's reader by one with the two methods that are used; the file itself is empty."""
     reader = types.SimpleNamespace(
         get_variable_to_shape_map=lambda: {name: list(value.shape) for name, value in variables.items()},
         get_tensor=variables.__getitem__,
@@ -61,7 +61,7 @@ def stand_in(path: Path, variables: dict[str, np.ndarray], monkeypatch: pytest.M
 @pytest.mark.parametrize("write", [stand_in, write_with_tensorflow])
 @pytest.mark.parametrize("kind", ["characters", "words", "shared"])
 def test_checkpoint_with_its_softmax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write, kind: str) -> None:
-    """It is the model that the hdf5 gives, and predicts; training goes on with it."""
+    """It is the same model as from hdf5, it predicts, and training can continue with it."""
     import h5py
 
     corpus = write_corpus(tmp_path)

@@ -48,7 +48,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda changes: "-".join(map(str, changes.values())) or "default",
 )
 def test_resume_is_bit_for_bit(corpus: Path, tmp_path: Path, changes: dict[str, object]) -> None:
-    """A new trainer with the saved state goes on exactly as the one that was not stopped, from every step."""
+    """From every step, a new trainer with the saved state continues exactly like the uninterrupted one."""
     options = replace(OPTIONS, **changes)
     straight = new_trainer(corpus, options)
     paths = []
@@ -57,7 +57,7 @@ def test_resume_is_bit_for_bit(corpus: Path, tmp_path: Path, changes: dict[str, 
         straight.step()
     for path in paths:
         resumed = new_trainer(corpus, options)
-        torch.manual_seed(99)  # a fresh process has another random state
+        torch.manual_seed(99)  # a new process has another random state
         resumed.restore(load_checkpoint(path))
         while resumed.done < 9:
             resumed.step()
@@ -67,7 +67,7 @@ def test_resume_is_bit_for_bit(corpus: Path, tmp_path: Path, changes: dict[str, 
 def test_float16_scales_its_loss(corpus: Path) -> None:
     trainer = new_trainer(corpus, replace(OPTIONS, precision="float16"))
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    for _ in range(20):  # the first steps may overflow while the scaler finds its factor
+    for _ in range(20):  # the first steps may overflow until the scaler has found its factor
         trainer.step()
     after = trainer.model.state_dict()
     assert all(value.isfinite().all() for value in after.values())
@@ -83,7 +83,7 @@ def test_accumulated_step_is_the_larger_batch(corpus: Path) -> None:
 
 
 def test_state_goes_on_across_windows(corpus: Path) -> None:
-    """With one row and no learning, two windows of four steps see what one of eight sees."""
+    """With one row and no learning, two windows of four steps give the same losses as one of eight."""
     losses = []
     for unroll, windows in ((8, 1), (4, 2)):
         options = replace(OPTIONS, batch=1, unroll=unroll, softmax="full", dropout=0.0, learning_rate=0.0)
@@ -93,7 +93,7 @@ def test_state_goes_on_across_windows(corpus: Path) -> None:
 
 
 def test_gradient_is_of_the_loss_times_the_window(corpus: Path) -> None:
-    """The norm that is clipped is that of 4 * (forward + backward) / 2."""
+    """The clip applies to the gradient norm of 4 * (forward + backward) / 2."""
     trainer = new_trainer(corpus, replace(OPTIONS, dropout=0.0, softmax="full", clip=0.0))
     model = new_trainer(corpus, replace(OPTIONS, dropout=0.0, softmax="full")).model
     batch = trainer.data.spell(*next(trainer.data))
@@ -117,7 +117,7 @@ def test_dropout_draws_anew(corpus: Path) -> None:
 
 
 def test_killed_run_ends_with_the_same_bits(corpus: Path, tmp_path: Path) -> None:
-    """SIGKILL at some step, then the same command again, against a run that was left alone."""
+    """SIGKILL at some step, then the same command again, compared with an uninterrupted run."""
     train(new_run(corpus, tmp_path / "straight"), MODEL, OPTIONS, QUIET)
     killed = tmp_path / "killed"
     program = (
@@ -132,7 +132,7 @@ def test_killed_run_ends_with_the_same_bits(corpus: Path, tmp_path: Path) -> Non
     )
     for stop in (*np.random.default_rng(int.from_bytes(os.urandom(4))).integers(1, 12, 2).tolist(), 0):
         done = run_program(program, command(corpus, killed), STOP=str(stop))
-        # The second stop may lie behind the checkpoint that the run goes on from; then it ends well.
+        # The second stop may be before the checkpoint from which the run continues; then the run completes.
         assert done.returncode in (0, -signal.SIGKILL), (stop, done.stderr)
     assert done.returncode == 0, done.stderr
     wanted, found = (load_checkpoint(list_checkpoints(tmp_path / name)[-1][1]) for name in ("straight", "killed"))
@@ -150,7 +150,7 @@ def test_two_processes_train_as_one_with_the_doubled_batch(corpus: Path, tmp_pat
         "--standalone", "--nproc-per-node", "2", str(script),
         *command(corpus, tmp_path / "two", "--dropout", "0", "--held-out", str(corpus / "shard0.txt"), batch=2),
     ]  # fmt: skip
-    # Half of the run, then the rest from the checkpoint: a distributed run resumes too.
+    # Half of the run, then the rest from the checkpoint, to test that a distributed run resumes.
     start = "from torch.distributed.run import main; main()"
     for steps in ("6", "12"):
         done = run_program(start, [*launcher, "--steps", steps], PYTHONPATH=os.pathsep.join(sys.path))

@@ -1,4 +1,4 @@
-"""Models that read words: trained, resumed, read again and used as those that read characters."""
+"""Models that read words are trained, resumed, loaded and used like those that read characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIVEN = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Also a vocabulary whose marks do not stand first."""
+    """A corpus with a vocabulary in which the marks are not first."""
     folder = write_corpus(tmp_path_factory.mktemp("corpus"))
     words = (folder / "vocab.txt").read_text().split()
     (folder / "vocab.txt").write_text("\n".join([*words[2:], "</S>", "<S>"]) + "\n")
@@ -50,7 +50,7 @@ def test_training_resumes_bit_for_bit_and_is_read_again(corpus: Path, tmp_path: 
     again = official.load(*files, boundary_ids=loaded.bilm.options.boundary_ids)
     assert_same_parameters(again, whole.bilm)
     assert again.options == loaded.bilm.options
-    # A biLM's own forward, which takes numbers of words, agrees with what is scored.
+    # A biLM's own forward, which takes word numbers, agrees with the scores.
     sentence = ["w3", "w11", "w0"]  # w11 is not in the vocabulary
     numbers = [words.index(word) if word in words else words.index("<UNK>") for word in sentence]
     (score,) = score_sentences(loaded, [sentence])
@@ -94,7 +94,7 @@ def test_commands_on_a_word_model(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_going_on_with_other_words(corpus: Path, tmp_path: Path, shared: bool) -> None:
-    """Input vectors and softmax go by word; a new word reads as <UNK> did, and shares its probability."""
+    """Input vectors and softmax rows are matched by word; a new word reads like <UNK> and shares its probability."""
     given = GIVEN | {"share_softmax": shared}
     source = train(new_run(corpus, tmp_path / "source"), given=given, console=QUIET)
     words = (corpus / "vocab.txt").read_text().split()
@@ -110,7 +110,7 @@ def test_going_on_with_other_words(corpus: Path, tmp_path: Path, shared: bool) -
     wanted = torch.from_numpy(old.forward) - third
     tolerances.assert_close(torch.from_numpy(now.forward), wanted, bound, relative=True)
     assert not now.unknown.any()
-    # hdf5 has no words: --vocab says them, and must fit the table
+    # hdf5 has no words, so --vocab must give them and fit the table
     run = replace(run, folder=str(tmp_path / "x"), start_from=str(tmp_path / "w.hdf5"))
     for name, new_name in (("options.json", "options.json"), ("weights.hdf5", "w.hdf5")):
         (tmp_path / new_name).write_bytes((tmp_path / "source" / name).read_bytes())
@@ -125,7 +125,7 @@ def test_going_on_with_other_words(corpus: Path, tmp_path: Path, shared: bool) -
 
 
 def test_shared_softmax_is_one_table(corpus: Path, tmp_path: Path) -> None:
-    """Its gradient is the sum of both uses'."""
+    """Its gradient is the sum over both uses."""
     options = replace(OPTIONS, share_softmax=True, softmax="full")
     vocabulary = Vocabulary.load(corpus / "vocab.txt")
     sizes = BiLMOptions(hidden=12, projection=6, layers=1, characters=None, vocabulary_size=12, boundary_ids=(12, 11))

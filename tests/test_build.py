@@ -1,4 +1,4 @@
-"""What a build asks for and makes, by what it finds of CUDA; nothing is built here."""
+"""What a build requires and makes, depending on the CUDA installation that it finds; nothing is built here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-r
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine: (FASTRNN_CUDA, an nvcc or None, the driver's version or None)."""
+    """Simulates a machine with (FASTRNN_CUDA, an nvcc or None, the driver's version or None)."""
 
     def set_up(mode, nvcc, driver):
         monkeypatch.setenv("FASTRNN_CUDA", mode)

@@ -72,7 +72,7 @@ def test_compile_training(name, backend):
 
 
 def test_compiled_calls_of_what_was_made_under_inference_mode():
-    """As of torch.nn's layers: read without gradients; with them torch says what to do, for it cannot save them."""
+    """As with torch.nn's layers: they work without gradients; with gradients torch's error says what to do."""
     module = MODULES["lstm"]()
     with torch.inference_mode():
         frozen = arguments(module)
@@ -90,7 +90,7 @@ def test_compile_inference_with_dynamic_sizes(name):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
-        for steps, batch in ((7, 6), (5, 9), (9, 5)):  # no size equal to another first, they would share a symbol
+        for steps, batch in ((7, 6), (5, 9), (9, 5)):  # the first sizes differ, since equal ones would share a symbol
             given = arguments(module, steps, batch, given_states=True)
             for a, b in zip(flat(compiled(module, *given)), flat(call(module, *given)), strict=True):
                 assert torch.equal(a, b)
@@ -175,7 +175,7 @@ def test_export_dynamic_sizes():
 CHECKED = ["plain", "lengths_resets", "packed_both", "recompute", "no_initial", "all_states_packed", "zoneout"]
 CHECKED += ["state_dropped", "gradient_bounded"]
 CHECKS = [(cell, option) for cell in CELLS for option in CHECKED if option in options_of(cell)]
-# The ordinary run takes every third, other options for the next cell.
+# The ordinary run takes every third, which gives different options for each cell.
 CHECKS = [pytest.param(*check, marks=() if place % 3 == 0 else pytest.mark.full) for place, check in enumerate(CHECKS)]
 
 
@@ -200,7 +200,7 @@ def test_opcheck(cell, option):
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", MODULES)
 def test_compiled_output_changed_in_place(name, inside):
-    """Within the graph, and outside where the output is the graph's."""
+    """Within the graph, and outside it if the layer's output is a graph output."""
     module = MODULES[name]().eval()
     x, *rest = arguments(module)
 

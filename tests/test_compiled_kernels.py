@@ -1,4 +1,4 @@
-"""What nvcc makes of the CUDA kernels: registers, spills, instructions, size and time of the build."""
+"""The CUDA kernels as compiled by nvcc: registers, spills, instructions, size of the build."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fastrnn.cells import STORAGE_CODES
 NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 
-# The oldest and the newest, whose registers and instructions differ most; those between are compiled from sm_120's PTX.
+# The oldest and the newest architecture, whose registers and instructions differ most, and those in between, which are
+# compiled from the same PTX as sm_120.
 ENDS, MIDDLE = ("80", "120"), ("90", "100")
 ARCHITECTURES = [ENDS, pytest.param(MIDDLE, marks=pytest.mark.full)]
 EACH = [*((ENDS, arch) for arch in ENDS), *(pytest.param(MIDDLE, arch, marks=pytest.mark.full) for arch in MIDDLE)]
-# The kernels of fp16 are those of bf16 with another mma instruction and other conversions.
+# The fp16 kernels are the bf16 kernels with another mma instruction and other conversions.
 ORDINARY = [name for name in INSTANCES if not name.endswith("fp16")]
 NAMES = [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.full) for name in INSTANCES]
-REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80, "elementwise": 64}  # of kernels without weights
+REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80, "elementwise": 64}  # for kernels without weights
 MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32": (torch.float32, True),
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
 # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
@@ -34,7 +35,7 @@ MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32"
 KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3, "elementwise": 8}
 for _math in ("bf16", "fp16", "fp32", "tf32"):
     KERNELS[f"persistent_{_math}"], KERNELS[f"projected_{_math}"] = 6, 2
-BYTES_BUDGET = {ENDS: 22 << 20, MIDDLE: 18 << 20}  # with the PTX, which comes with the newest; 40 MiB together
+BYTES_BUDGET = {ENDS: 22 << 20, MIDDLE: 18 << 20}  # including the PTX, which ENDS contains; 40 MiB in total
 
 INSTRUCTIONS = {
     "step_bf16": "HMMA.16816.F32.BF16",
@@ -57,8 +58,8 @@ INSTRUCTIONS = {
 
 
 def planned_registers(name: str, kernel: str) -> int:
-    """Registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices, backward>;
-    PersistentKernel<Math, gates, backward> and ProjectedKernel<Math, backward> serve grid and streaming."""
+    """Number of registers that the plan allows a kernel: StepKernel<Math, gates>, BlockKernel<Math, gates, slices,
+    backward>; grid and streaming share PersistentKernel<Math, gates, backward> and ProjectedKernel<Math, backward>."""
     if name in REGISTER_BUDGET:
         return REGISTER_BUDGET[name]
     plain = subprocess.run(["c++filt", kernel], capture_output=True, text=True, check=True).stdout
@@ -74,10 +75,10 @@ def planned_registers(name: str, kernel: str) -> int:
 
 
 class Compiled:
-    """One inst/*.cu for some architectures, with the PTX that comes with the newest: object file and ptxas' words."""
+    """One inst/*.cu compiled for some architectures, with PTX if sm_120 is among them: object file, ptxas' output."""
 
     def __init__(self, name: str, architectures: tuple[str, ...], folder: Path) -> None:
-        # As CMake has it.
+        # As in CMake.
         codes = [f"-gencode=arch=compute_{80 if a == '80' else 90},code=sm_{a}" for a in architectures]
         if "120" in architectures:
             codes.append("-gencode=arch=compute_90,code=compute_90")
@@ -124,8 +125,8 @@ def test_ptxas(compiled, name, architectures):
 
 @pytest.mark.parametrize("architectures", ARCHITECTURES, ids="-".join)
 def test_size_budget(compiled, architectures):
-    # Their number (test_ptxas) and their size, not nvcc's seconds: an older processor takes twice as many.
-    names = [name.replace("fp16", "bf16") for name in INSTANCES]  # fp16's are as large
+    # Their number (test_ptxas) and size, not nvcc's time, which doubles on an older processor.
+    names = [name.replace("fp16", "bf16") for name in INSTANCES]  # the fp16 kernels have the same size
     assert sum(compiled(name, architectures).path.stat().st_size for name in names) < BYTES_BUDGET[architectures]
 
 
@@ -137,7 +138,7 @@ def disassemble(path: Path, arch: str) -> str:
         if not found:
             pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
         tool = str(found[0])
-    folder = str(Path(tool).parent)  # it calls nvdisasm, which lies beside it
+    folder = str(Path(tool).parent)  # it calls nvdisasm, which is in the same folder
     environment = {**os.environ, "PATH": folder + os.pathsep + os.environ["PATH"]}
     done = subprocess.run(
         [tool, "-sass", "-arch", f"sm_{arch}", str(path)], capture_output=True, text=True, env=environment

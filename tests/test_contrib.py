@@ -1,4 +1,4 @@
-"""The adapters for torchrl, sb3-contrib and opacus against these packages' own results; skipped without them."""
+"""The adapters for torchrl, sb3-contrib and opacus, compared with these packages' own results; skipped without them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestTorchrl:
         return getattr(self.torchrl, f"{kind}Module")(**options).double()
 
     def rollouts(self, module, shape, share, states=True):
-        """Steps of which a share begins a trajectory, with states that are not zero there."""
+        """Steps of which a share start a trajectory, with nonzero states at these."""
         layer = module.lstm if hasattr(module, "lstm") else module.gru
         count = layer.num_layers * (2 if layer.bidirectional else 1)
         data = {"obs": torch.randn(*shape, 3, dtype=torch.float64), "is_init": torch.rand(*shape, 1) < share}
@@ -84,7 +84,7 @@ class TestTorchrl:
 
     @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
     def test_training_in_place_of_torchrl(self, kind):
-        """The adapter's own constructor, the whole update, and back again."""
+        """The adapter's own constructor, a whole update, and revert."""
         torch.manual_seed(1)
         theirs = self.module(kind)
         torch.manual_seed(1)
@@ -196,7 +196,7 @@ class TestSb3:
             close(torch.from_numpy(found), torch.from_numpy(truth), tol.SAME_FLOAT32)
 
     def test_starts_in_the_middle(self):
-        """A batch with episodes that begin anywhere: values, states and gradients."""
+        """A batch with episodes that start anywhere: values, states and gradients."""
         theirs = self.algorithm("MlpLstmPolicy").policy
         mine = copy.deepcopy(theirs)
         self.adapters.convert(mine)
@@ -244,12 +244,12 @@ class TestOpacus:
         torch.manual_seed(0)
 
     def loss(self, output, final):
-        """Of output and every final state, so that each counts."""
+        """A loss that depends on the output and every final state."""
         states = final if isinstance(final, tuple) else (final,)
         return output.square().sum() + sum((state.sin() * (i + 1)).sum() for i, state in enumerate(states))
 
     def one_by_one(self, layer, loss, rows):
-        """Gradients of ``loss(row)`` for each row alone, without opacus."""
+        """Gradients of ``loss(row)`` for each row separately, without opacus."""
         parameters = [*layer.parameters()]
         gradients = [torch.autograd.grad(loss(row), parameters) for row in range(rows)]
         return [torch.stack(parts) for parts in zip(*gradients, strict=True)]
@@ -268,7 +268,7 @@ class TestOpacus:
     @pytest.mark.parametrize("batch_first", [True, False])
     @pytest.mark.parametrize("name", PRIVATE)
     def test_each_row(self, name, batch_first, reduction):
-        """As each row alone: with lengths and resets, initial states and a loss of all results."""
+        """Like each row alone, with lengths, resets, initial states and a loss of all results."""
         layer = PRIVATE[name](batch_first=batch_first, dtype=torch.float64)
         plain = copy.deepcopy(layer)
         private = self.opacus.GradSampleModule(layer, batch_first=batch_first, loss_reduction=reduction)
@@ -286,7 +286,7 @@ class TestOpacus:
     @pytest.mark.parametrize("in_order", [True, False])
     @pytest.mark.parametrize("name", PRIVATE)
     def test_packed(self, name, in_order):
-        """Samples count in the order given; gradients of input and initial state are torch's."""
+        """Samples are in the given order; gradients of input and initial state equal torch's."""
         layer = PRIVATE[name](dtype=torch.float64)
         plain = copy.deepcopy(layer)
         private = self.opacus.GradSampleModule(layer, loss_reduction="sum")
@@ -324,7 +324,7 @@ class TestOpacus:
             tol.assert_close(parameter.grad_sample, samples[name].grad_sample, tol.SAME_FLOAT64, name, relative=True)
 
     def test_several_calls_and_passes(self):
-        """Calls before one backward pass add up; each pass has its own gradients; evaluation has none."""
+        """Several calls before one backward pass are summed; each pass has its own gradients; evaluation has none."""
         layer = fastrnn.GRU(3, 4, batch_first=True, dtype=torch.float64)
         plain = copy.deepcopy(layer)
         private = self.opacus.GradSampleModule(layer, loss_reduction="sum")
@@ -387,7 +387,7 @@ class TestOpacus:
     @pytest.mark.parametrize("norm", [1e6, 0.1])
     @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
     def test_private_training(self, mode, norm):
-        """Without noise, steps of clipped gradients of each sample; with a large bound, the ordinary ones."""
+        """Without noise, steps use the clipped gradients of each sample; with a large bound, the ordinary ones."""
         model = self.Classifier()
         assert fastrnn.convert(model).swapped == ["rnn"]
         assert self.opacus.validators.ModuleValidator.is_valid(model)
@@ -412,7 +412,7 @@ class TestOpacus:
             tol.assert_close(found, truth, tol.SAME_FLOAT32)
 
     def test_swapping_before_and_after(self):
-        """convert and revert leave layers with opacus' hooks; afterwards nothing of these is left."""
+        """convert and revert leave layers with opacus' hooks; after opacus is removed, nothing of it remains."""
         model = self.Classifier()
         late = self.opacus.GradSampleModule(copy.deepcopy(model))
         assert "make_private" in fastrnn.convert(late).left["_module.rnn"]

@@ -83,7 +83,7 @@ def test_the_model_itself_hooks_and_flags():
 
 
 class Own(torch.nn.LSTM):
-    """A subclass with its own idea of the weights."""
+    """A subclass that changes the weights itself."""
 
     def forward(self, input, hx=None):
         self._flat_weights = [2 * weight for weight in self._flat_weights]
@@ -171,7 +171,7 @@ def test_only_modules_can_be_swapped(swap):
 
 
 class Flexible(abc.ABC, torch.nn.RNNBase):
-    """What pytorch-forecasting's layers add to torch.nn's: rows of length zero, states repeated."""
+    """The additions of pytorch-forecasting's layers to torch.nn's: rows of length zero, repeated states."""
 
     @abc.abstractmethod
     def initial(self, x): ...
@@ -210,7 +210,7 @@ class Named(torch.nn.RNN):
 
 
 class Explicit(torch.nn.GRU):
-    """The old way of calling the base, in a function of the class, under a decorator and with a property beside it."""
+    """A forward under a decorator that calls the base in the old way, and a property."""
 
     @property
     def width(self):
@@ -349,7 +349,7 @@ class Noisy(torch.nn.Module):
 
 
 def test_swapping_reads_no_parametrized_weight():
-    """In training the power iteration of spectral_norm, say, would move with every look at the weight."""
+    """Otherwise, in training, every access to the weight would advance the power iteration of spectral_norm."""
     layer = parametrizations.spectral_norm(torch.nn.LSTM(3, 4), "weight_hh_l0")
     parametrize.register_parametrization(layer, "weight_ih_l0", Noisy())
     noisy = layer.parametrizations["weight_ih_l0"][0]
@@ -379,7 +379,7 @@ class LiGRU_Layer(torch.nn.Module):  # noqa: N801
 
 
 class LSTMTagger(torch.nn.Module):
-    """A model named after what it holds."""
+    """A model named after the layer that it contains."""
 
     def __init__(self, layer):
         super().__init__()
@@ -434,7 +434,7 @@ def test_recurrent_layers_of_others_are_named():
 
 
 class Asking(torch.nn.Module):
-    """An owner that looks at the class of its layers, in forward and in a method that initialises."""
+    """An owner that tests the class of its layers, in forward and in an initialiser."""
 
     def __init__(self, kind, initialised=torch.nn.RNN):
         super().__init__()
@@ -452,7 +452,7 @@ class Asking(torch.nn.Module):
 
 
 def test_owners_that_ask_for_the_class_keep_it():
-    """With another answer forward would return both states; a GRU is no torch.nn.LSTM before and after."""
+    """With another result of the test, forward would return both states; a GRU is not a torch.nn.LSTM either way."""
     model = torch.nn.Sequential(Asking(torch.nn.LSTM), Asking(torch.nn.GRU), Tagger())
     report = fastrnn.convert(model)
     assert set(report.left) == {"0.layers.0"} and "0.initialised" in report.swapped and "1.layers.0" in report.swapped
@@ -463,7 +463,7 @@ def test_owners_that_ask_for_the_class_keep_it():
 
 
 class Filling(torch.nn.Module):
-    """An owner that drops weights where torch.nn's layer, and no other, takes them from."""
+    """An owner that drops weights in the list that only torch.nn's layer reads."""
 
     def __init__(self):
         super().__init__()
@@ -492,7 +492,7 @@ def test_reading_torchs_list_of_weights_is_no_reason():
 
 
 def owner(module, name, attribute):
-    """A module of another library's class, by name, that holds one layer."""
+    """A module with the class name of another library that contains one layer."""
 
     def construct(self):
         torch.nn.Module.__init__(self)

@@ -23,17 +23,17 @@ SIMD_TESTS = {  # and the instruction set that each needs
         ("", SIMD_TESTS),
         ("address,undefined", ["cpu_test"]),
         ("thread", ["cpu_test"]),
-        pytest.param("", ["cpu_test"], marks=pytest.mark.full),  # what the core computes without them, Python tests see
+        pytest.param("", ["cpu_test"], marks=pytest.mark.full),  # Python tests cover the core without sanitizers
     ],
 )
 def test_cpp(sanitizers: str, tests: Iterable[str], tmp_path: Path) -> None:
-    """cpu_test: all ways of sharing work give the same, right bits. simd_test: errors of the vector functions."""
+    """cpu_test: every division of the work gives the same correct bits. simd_test: errors of the vector functions."""
     if not (shutil.which("cmake") and shutil.which("ninja")):
         pytest.skip("cmake and ninja are needed to build the C++ tests")
     configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja"]
     configure += ["-DFASTRNN_BUILD_TESTS=ON", "-DFASTRNN_BUILD_MODULE=OFF"]
     if sanitizers:
-        # Optimisation kept low: what is sought is in the sources, and these builds run ten times slower anyway.
+        # Low optimisation, since faults are in the sources, and these builds run ten times slower anyway.
         configure += [f"-DFASTRNN_SANITIZE={sanitizers}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
     if CCACHE:
         configure += [f"-DCMAKE_CXX_COMPILER_LAUNCHER={CCACHE[0]}"]
@@ -48,7 +48,7 @@ def test_cpp(sanitizers: str, tests: Iterable[str], tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_arm64(tmp_path: Path) -> None:
-    """NEON's code, by a cross compiler and an emulator (Debian: g++-aarch64-linux-gnu, qemu-user)."""
+    """The NEON code, with a cross compiler and an emulator (Debian: g++-aarch64-linux-gnu, qemu-user)."""
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
     if not (compiler and emulator and shutil.which("cmake") and shutil.which("ninja")):
         pytest.skip("aarch64-linux-gnu-g++, qemu-aarch64, cmake and ninja are needed")
@@ -77,7 +77,7 @@ def test_clang_understands_the_core(target: str) -> None:
 
 
 def _runs_here(test: str) -> bool:
-    """simd_test_X uses instruction set X outright; cpu_test asks the machine itself."""
+    """Whether a test runs here: simd_test_X needs instruction set X, while cpu_test checks the machine itself."""
     from fastrnn._extension import _C
 
     try:

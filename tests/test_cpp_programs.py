@@ -1,4 +1,4 @@
-"""Programs without Python: the installed core and examples/cpp, whose numbers are those of Python."""
+"""Programs without Python: the installed core and examples/cpp, whose results equal those of Python."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_operator_of_programs_without_python_is_the_operator():
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory) -> Path:
-    """Where the core is installed, by the README's commands."""
+    """The folder where the core is installed with the README's commands."""
     if not shutil.which("cmake"):
         pytest.skip("needs cmake")
     folder = tmp_path_factory.mktemp("core")
@@ -100,7 +100,7 @@ def test_serve(prefix, tmp_path):
 
 @pytest.mark.builds
 def test_package(prefix, tmp_path):
-    """A package of AOTInductor: in a fresh process of Python after `import fastrnn`, and in C++ beside ops.cpp."""
+    """A package of AOTInductor: in a new Python process after `import fastrnn`, and in C++ with ops.cpp."""
     package, expected = tmp_path / "model.pt2", tmp_path / "expected.pt"
     run(sys.executable, "-c", MODEL + WRITE, package, expected)
     run(sys.executable, "-c", LOAD, package, expected)

@@ -15,14 +15,14 @@ from fastrnn.functional import linear_cross_entropy
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor]
 REDUCTIONS = ("mean", "sum", "none")
-# Rows, words and depth around the sizes of tiles, blocks and pieces.
+# Rows, words and depth near the sizes of tiles, blocks and chunks.
 SIZES = [(1, 1, 1), (5, 3, 7), (49, 65, 16), (131, 1000, 33), (300, 515, 257)]
 ROUTES = ["core", "core in pieces", "torch"]
 
 
 @pytest.fixture(params=ROUTES)
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The core with all words at once or in pieces of a few panels, and what serves other devices."""
+    """The core with all words at once, or in chunks of a few panels, and the code for other devices."""
     if request.param != "core":
         monkeypatch.setattr(_cross_entropy, "PIECE_BYTES", 40 << 10)
     if request.param == "torch":
@@ -73,7 +73,7 @@ def test_is_torchs(route: str, size: tuple[int, int, int], dtype: torch.dtype, r
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_over_a_sample(route: str, reduction: str) -> None:
-    """The label's own logit beside drawn words, among which it does not count again."""
+    """The label's own logit and sampled words, among which the label is not counted again."""
     rows, words, depth = 131, 700, 20
     x, weight, bias, place = example(rows, words, depth)
     place[place < 0] = -1
@@ -91,7 +91,7 @@ def test_over_a_sample(route: str, reduction: str) -> None:
 
 
 def test_extreme_logits(route: str) -> None:
-    """Neither large logits nor words that a bias of -inf rules out spoil anything; NaN and inf come through."""
+    """Large logits and words with a bias of -inf do no harm; NaN and inf are propagated."""
     x, weight, bias, target = example(60, 130, 8)
     with torch.no_grad():
         x *= 300
@@ -122,7 +122,7 @@ def test_nothing_takes_part(route: str) -> None:
 
 
 def test_bits_do_not_depend_on_threads_or_other_rows() -> None:
-    """Nor on how many rows a piece has, nor on where the operands' rows lie."""
+    """Nor on the number of rows of a chunk, nor on the strides of the operands."""
     x, weight, bias, target = operands = example(400, 1000, 24)
     threads, alone = torch.get_num_threads(), None
     try:
@@ -156,7 +156,7 @@ def test_every_instruction_set(name: str) -> None:
 
 
 def test_memory_is_that_of_a_piece() -> None:
-    """No buffer of all rows and words: 64 MiB stay free of 256 MiB of logits."""
+    """There is no buffer for all rows and words: 64 MiB are enough, although all logits would take 256 MiB."""
     import resource
 
     rows, words = 4096, 16384
@@ -170,7 +170,7 @@ def test_memory_is_that_of_a_piece() -> None:
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_operator(reduction: str) -> None:
-    """Fakes, registration and gradients of the operator, and the whole function in a compiled graph."""
+    """Fake kernels, registration and gradients of the operator, and the whole function in a compiled graph."""
     x, weight, bias, target = operands = example(6, 11, 4)
     needs = [True, True, True, False]
     torch.library.opcheck(

@@ -1,6 +1,6 @@
-"""The device backends on the emulated GPU: the CUDA kernels' own sources behind the public functions, on CPU tensors.
+"""The device backends on the emulated GPU: public functions run the CUDA kernels' own sources on CPU tensors.
 
-Any other test file can be pointed at them as well: FASTRNN_PLAN=emulate:step pytest tests/test_layer.py
+Any other test file can use them too: FASTRNN_PLAN=emulate:step pytest tests/test_layer.py
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def test_every_cell_and_option(cell, option):
 
 @pytest.mark.parametrize("cell, option, where", spread(LAUNCHES, 1))
 def test_one_launch(cell, option, where, monkeypatch):
-    """The strategies with the whole sequence in one launch; what they do not serve runs step by step."""
+    """The strategies that run the whole sequence in one launch; calls that they do not serve run step by step."""
     dtype, strategy = where
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     shape = SHAPES[1] if strategy == "block" else (5, 9, 4, 40, 24)
-    # Values for which no kink (test_layer.check) lies so near that rounding decides on its side.
+    # Values that are not so close to a kink (test_layer.check) that rounding decides on which side they are.
     seed = 1 if cell in ("rnn_relu", "indrnn_relu", "slstm") else 0
     check(make_call(cell, option, shape, dtype, seed=seed), dtype, shape[0], shape[2] + shape[3] + 2)
 
@@ -66,7 +66,7 @@ def test_every_cell_and_type(cell, dtype):
 @pytest.mark.parametrize("option", ["plain", "bidirectional", "lengths_resets", "packed_resets", "packed_both"])
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "lstm_projected"])
 def test_pieces_of_steps(cell, option, strategy, monkeypatch):
-    """The input product in pieces of one or a few steps gives bit for bit what it gives at once."""
+    """The input product in ranges of one or a few steps gives the same bits as the whole."""
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     call = make_call(cell, option, (7, 4, 5, 9, 4), torch.float32 if strategy == "step" else torch.bfloat16)
     output, final = call.run(functional.layer)
@@ -81,7 +81,7 @@ def test_pieces_of_steps(cell, option, strategy, monkeypatch):
 @pytest.mark.parametrize("hidden", [9, 70, 200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch):
-    """Bit for bit the same alone, among few and among many rows, which the plan gives other tiles."""
+    """The same bits alone, among few rows and among many, for which the plan chooses different tiles."""
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     call = make_call("lstm", {"initial": False, "reverse": BOTH}, (3, 70, 5, hidden, 1), dtype)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch
 @pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
 @pytest.mark.parametrize("kind", [fastrnn.LSTM, fastrnn.GRU])
 def test_a_rows_gradient_does_not_depend_on_its_batch(kind, strategy, monkeypatch):
-    """Likewise backward, where grid gives a warp one or two tiles of units: by the number of rows."""
+    """Likewise backward, where in grid the number of rows determines whether a warp has one or two tiles of units."""
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     layer = kind(5, 136).bfloat16()
     x, d_output = torch.randn(3, 100, 5).bfloat16(), torch.randn(3, 100, 136).bfloat16()
@@ -115,7 +115,7 @@ def test_a_rows_gradient_does_not_depend_on_its_batch(kind, strategy, monkeypatc
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("strategy", ["step", "cluster", "grid"])
 def test_gates_are_rebuilt_for_all_steps_at_once(cell, option, strategy, monkeypatch):
-    """More launches, a number that does not grow with the steps; by step the gradients are the same bits."""
+    """The number of additional launches does not grow with the steps; with step, gradients have the same bits."""
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
     options, more = OPTIONS[option], set()
     for steps in (4, 9):
@@ -138,7 +138,7 @@ def test_gates_are_rebuilt_for_all_steps_at_once(cell, option, strategy, monkeyp
 
 @pytest.mark.parametrize("cell, storage, state", [("lstm", 10, 5), ("gru", 10, 3), ("gru_reset_before", 10, 4)])
 def test_ranges_count_what_rebuilds_gates(cell, storage, state, monkeypatch):
-    """Values a row and unit: bfloat16 gradients, operands and gates; float32 input part, cells and carried values."""
+    """Values per row and unit: bfloat16 gradients, operands and gates; float32 input part, cells, carried values."""
     hidden, batch, seen, backward = 8, 2, [], Emulated.backward
     bytes_of_step = batch * ((storage * hidden + 3) * 2 + state * hidden * 4)
 
@@ -157,12 +157,12 @@ def test_ranges_count_what_rebuilds_gates(cell, storage, state, monkeypatch):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_block_that_never_comes(training, monkeypatch):
-    """The others give up at their deadline: NaN, the next call raises and says who waited, the one after it works."""
+    """The others abort after a timeout: results are NaN, the next call raises and says who waited, then calls work."""
     backend = Emulated("grid", SEED)
     monkeypatch.setattr(_backends, "_CPU", backend)
     layer, x = fastrnn.GRU(5, 136).bfloat16(), torch.randn(4, 3, 5).bfloat16().requires_grad_(training)
     truth, _ = layer(x)
-    backend.stall = None if training else (1, 0, 0, 1)  # block 1 of 3 stands still after a step
+    backend.stall = None if training else (1, 0, 0, 1)  # block 1 of 3 stalls after a step
     output, final = layer(x)
     if training:
         backend.stall = (0, 0, 0, 1)
@@ -251,12 +251,12 @@ def test_tf32_follows_torch():
             assert rnn_allows_tf32() == allowed
         if not hasattr(cudnn, "rnn"):  # torch before 2.9 has one setting
             return
-        cudnn.conv.fp32_precision = "tf32"  # now no one value of allow_tf32 says what holds, and reading it raises
+        cudnn.conv.fp32_precision = "tf32"  # no single value of allow_tf32 is correct now, and reading it raises
         assert not rnn_allows_tf32()
         cudnn.rnn.fp32_precision = "tf32"
         assert rnn_allows_tf32()
         cudnn.rnn.fp32_precision = "none"
-        for precision in ("ieee", "tf32"):  # of all
+        for precision in ("ieee", "tf32"):  # the setting for all operators
             cudnn.fp32_precision = precision
             assert rnn_allows_tf32() == (precision == "tf32")
     finally:
@@ -267,7 +267,7 @@ def test_tf32_follows_torch():
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_input_product_follows_the_setting_for_rnns(allowed, monkeypatch):
-    """torch's own setting for matrix products is another one, and is left as it was."""
+    """torch's setting for matrix products is separate, and is left unchanged."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
     matmul, seen = torch.backends.cuda.matmul, []
     name = "fp32_precision" if hasattr(torch.backends.cudnn, "rnn") else "allow_tf32"
@@ -283,7 +283,7 @@ def test_input_product_follows_the_setting_for_rnns(allowed, monkeypatch):
     wanted = ("tf32" if allowed else "ieee") if name == "fp32_precision" else allowed
     assert seen == [wanted] and getattr(matmul, name) == before
     for dtype, inside in ((torch.float32, wanted), (torch.bfloat16, before), (torch.float64, before)):
-        with Cuda.__new__(Cuda).precision(dtype):  # of the gradients' products
+        with Cuda.__new__(Cuda).precision(dtype):  # for the products of the gradients
             assert getattr(matmul, name) == inside
         assert getattr(matmul, name) == before
 

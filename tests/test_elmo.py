@@ -1,4 +1,4 @@
-"""ELMo's numbers: against the original programs' outputs (FASTRNN_TEST_DATA) and against NumPy on models made here."""
+"""ELMo's results, compared with the original programs' outputs (FASTRNN_TEST_DATA), and with NumPy on small models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETS = {"allennlp": ("allennlp", "sentences.json"), "bilm_tf": ("bilm_tf/model",
 
 @pytest.fixture(autouse=True)
 def _exact_float32(device):
-    """TF32 off: the bounds are float32's."""
+    """TF32 is off, since the bounds are for float32."""
     with torch.backends.cudnn.flags(allow_tf32=False):
         yield
 
@@ -39,7 +39,7 @@ def elmo_data(test_data) -> Path:
 
 
 def load(folder: Path, name: str, device) -> tuple[BiLanguageModel, list[list[list[str]]]]:
-    """The model of a fixture, and its ten batches of three sentences."""
+    """The model of a test set, and its ten batches of three sentences."""
     place, sentences = SETS[name]
     model = official.load(folder / place / "options.json", folder / place / "lm_weights.hdf5").to(device)
     lists = json.loads((folder / place / sentences).read_text())
@@ -160,7 +160,7 @@ def test_other_options_files_load(elmo_data):
     assert model.forward_layers[1].bias_ih[hidden : 2 * hidden].eq(1).all()
 
 
-# Models made here.
+# Small models.
 
 
 def test_character_ids():
@@ -245,7 +245,7 @@ def test_unique_rows_survives_equal_hashes(monkeypatch):
     rows = torch.tensor([[1, 2], [2, 1], [1, 2], [3, 3]])
     plain, inverse = unique_rows(rows)
     assert len(plain) == 3 and torch.equal(plain[inverse], rows)
-    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(2, dtype=torch.int64))  # all hashes: row sums
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(2, dtype=torch.int64))  # hashes are row sums
     plain, inverse = unique_rows(rows)
     assert len(plain) == 3 and torch.equal(plain[inverse], rows)
 

@@ -1,4 +1,4 @@
-"""`fastrnn bench elmo` in small: that the providers compute one thing, and what the command prints and writes."""
+"""`fastrnn bench elmo` with small sizes: the providers compute the same, and the command prints and writes results."""
 
 from __future__ import annotations
 

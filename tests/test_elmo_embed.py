@@ -31,7 +31,7 @@ LINES = TEXT.split("\n")
 
 @pytest.fixture
 def files(tmp_path) -> list[str]:
-    """Arguments that all calls share; the model's clips fire."""
+    """Arguments of all calls; the model's clips act."""
     official.save(make_model(), tmp_path / "options.json", tmp_path / "weights.hdf5")
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     return [f"--options={tmp_path / 'options.json'}", f"--weights={tmp_path / 'weights.hdf5'}"]
@@ -58,7 +58,7 @@ def assert_same(found: Path, truth: Path, bound: float) -> None:
 
 @torch.no_grad()
 def expected(stateful: bool = False, batch_size: int = 64) -> list[np.ndarray]:
-    """All layers of every line, by the model itself."""
+    """All layers of every line, computed by the model itself."""
     model = make_model()
     elmos = [Elmo(model, stateful=stateful, dropout=0, mix_softmax=False, mix_weights=w) for w in torch.eye(3).tolist()]
     arrays = []
@@ -303,7 +303,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, files, monkeypatch):
 
 
 def test_a_disk_without_room_is_met_before_the_work(tmp_path, files):
-    """A real limit on file sizes, in a process of its own."""
+    """With a real limit on file sizes, in its own process."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000));"
         "from fastrnn.bilm import embed_command; embed_command.embed(sys.argv[1:])"
@@ -414,7 +414,7 @@ print(peaks[1] - peaks[0])
 
 @pytest.mark.parametrize("layers", ["all", "average"])
 def test_memory_does_not_grow_with_a_document(layers):
-    """90,000 tokens more: their two layers would take 46 MB, their gates 184 MB; their text takes 6 MB."""
+    """For 90,000 more tokens, two layers would take 46 MB and the gates 184 MB; the text takes 6 MB."""
     result = subprocess.run([sys.executable, "-c", MEASURE, ":".join(sys.path), layers], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) < 25e6

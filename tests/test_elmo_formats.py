@@ -120,7 +120,7 @@ def test_allennlp_round_trip(tmp_path, name):
 
 
 def test_allennlp_names_and_layout():
-    """The layout that ELMO.md gives: forget bias with the 1, gates i f g o, the highway gate's sign turned."""
+    """The layout that ELMO.md describes: forget bias with the 1, gates i f g o, negated highway gate."""
     elmo = Elmo(make_model())
     state = allennlp.to_state_dict(elmo)
     inner = "_elmo_lstm._token_embedder."
@@ -143,7 +143,7 @@ def test_allennlp_without_options_takes_the_released_models_settings():
 
 @pytest.mark.parametrize("folder", ["allennlp", "bilm_tf/model"])
 def test_the_originals_file_is_written_again(tmp_path, test_data, folder):
-    """Every dataset of a file that the original program wrote, by name, shape and value."""
+    """Writes every dataset of a file of the original program, with the same name, shape and values."""
     place = test_data / "elmo_fixtures" / folder
     if not place.is_dir():
         pytest.skip("FASTRNN_TEST_DATA has no elmo_fixtures")
@@ -245,7 +245,7 @@ def test_cache_command(tmp_path):
     assert "table already" in command(*given, tmp_path / "w.txt", *weights, code=1)
 
 
-# Broken files. Each message must name the file, and the dataset or key with what was expected and found.
+# Damaged files. Each message must name the file, and the dataset or key with what was expected and found.
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_broken_native_files_are_named(tmp_path):
     path = tmp_path / "w.safetensors"
     native.save(path, make_model())
     data, head = path.read_bytes(), native.read_metadata(path)
-    tensors = {name: value.clone() for name, value in load_file(path).items()}  # not the file's own pages
+    tensors = {name: value.clone() for name, value in load_file(path).items()}  # not mapped from the file
     for share in (0, 5, len(data) // 2):
         path.write_bytes(data[:share])
         with pytest.raises(WeightsError, match="w.safetensors: not a readable"):
@@ -379,7 +379,7 @@ def test_broken_native_files_are_named(tmp_path):
 
 
 class _Attack:
-    """What a hostile checkpoint runs when it is unpickled."""
+    """Runs code when it is unpickled, as in a hostile checkpoint."""
 
     def __reduce__(self):
         return sys.exit, (3,)

@@ -1,4 +1,4 @@
-"""Elmo as a layer: state, sentence marks, mixes, freezing, the vocabulary cache, long sequences in pieces."""
+"""Elmo as a layer: state, sentence marks, mixes, freezing, the vocabulary cache, long sequences in chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOP = {"mix_weights": [0, 0, 1], "mix_softmax": False, "dropout": 0}
 
 @pytest.fixture(autouse=True)
 def _exact_float32(device):
-    """TF32 off: the bounds are float32's."""
+    """TF32 is off, since the bounds are for float32."""
     with torch.backends.cudnn.flags(allow_tf32=False):
         yield
 
@@ -216,7 +216,7 @@ def test_frozen_by_default_with_trainable_mixes(device):
 @pytest.mark.parametrize("changes", [{}, {"skip_connections": False}, GRU])
 def test_fine_tuning_reaches_every_parameter(device, changes):
     elmo = Elmo(make_model(**changes), fine_tune=True, dropout=0).to(device)
-    for _ in range(2):  # the carried state must not tie two calls together
+    for _ in range(2):  # the carried state must not connect the graphs of two calls
         (found,), _ = elmo(SENTENCES)
         found.square().sum().backward()
     for name, parameter in elmo.named_parameters():
@@ -288,7 +288,7 @@ def test_only_unknown_tokens_are_encoded(device, monkeypatch):
     assert encoded == ["c", "d"]
 
 
-# Long sequences in pieces.
+# Long sequences in chunks.
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 12])

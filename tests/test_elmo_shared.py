@@ -1,4 +1,4 @@
-"""What callers share: an Elmo among threads, a cache under changing weights and modes, input that is read once."""
+"""Shared use: an Elmo among threads, a cache under changing weights and modes, input that can be read only once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = [[f"w{number}.{place}" for place in range(3 + number % 7)] + ["the"] for 
 
 @pytest.fixture(autouse=True)
 def eager_threads():
-    """Threads change places as often as they can."""
+    """Makes threads switch as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -75,7 +75,7 @@ def test_threads_share_an_elmo(remember):
 
 
 def test_threads_grow_one_cache():
-    """Many small tables: each add makes a larger one while others read."""
+    """Many small tables: each addition makes a larger one while other threads read."""
     encoder = make_model().encoder.requires_grad_(False)
     cache = TokenVectors(encoder, remember=300)
     random = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_threads_grow_one_cache():
 
 
 def test_a_thread_that_waits_for_weights_keeps_nothing_old(monkeypatch):
-    """Vectors of old weights that come late are not kept among those of the new ones."""
+    """Late vectors of old weights are not kept among those of new weights."""
     encoder = make_model().encoder.requires_grad_(False)
     cache = TokenVectors(encoder, remember=10)
     cache.lookup(["a"])
@@ -134,7 +134,7 @@ def test_a_stateful_one_refuses_a_second_thread(kind, monkeypatch):
             shared.carried.reset()
         leave.set()
         first.result()
-    call([["The", "cat"]])  # one after the other is fine
+    call([["The", "cat"]])  # calls in sequence are allowed
     shared.carried.reset()
 
 
@@ -223,7 +223,7 @@ def test_a_write_behind_torchs_back_that_the_samples_miss_needs_clear():
     encoder = make_model().encoder.requires_grad_(False)
     cache = TokenVectors(encoder, ["cat"])
     cache.lookup(["cat"])
-    encoder.embedding.data[98:101] += 1  # b"abc" and the offset of 1, where no sample lies
+    encoder.embedding.data[98:101] += 1  # b"abc" with the offset of 1, which contains no sample
     cache.clear()
     assert_vectors(cache.lookup(["cat"]), encoder, ["cat"])
 
@@ -273,7 +273,7 @@ def test_copies_share_no_vectors(copied):
     assert not torch.equal(elmo([["The", "cat", "sat"]]).representations[0], truth)
 
 
-# Input that is read once, and strings.
+# Input that can be read only once, and strings.
 
 LINES = ["The cat sat .", "", "a dog"]
 READERS = {

@@ -1,4 +1,4 @@
-"""Models that read words: their vocabulary says what the rows of the table are, and must fit it, for every command."""
+"""Models that read words: for every command, the vocabulary determines the rows of the table and must fit it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(*arguments: object, code: int = 0) -> str:
 
 @pytest.fixture
 def place(tmp_path) -> Path:
-    """A folder in the original's format, which does not hold the places of <S> and </S>."""
+    """A folder in the original's format, which does not contain the places of <S> and </S>."""
     folder = tmp_path / "model"
     folder.mkdir()
     official.save(word_model(), folder / "options.json", folder / "weights.hdf5")

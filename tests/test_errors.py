@@ -1,4 +1,4 @@
-"""Every refusal: the same type and words as torch.nn where it has them, a sentence that names the culprit elsewhere."""
+"""Errors: the type and message of torch.nn if it has them, else a sentence that names the wrong argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def caught(function):
 
 
 def outcome(function):
-    """What it raises, or None."""
+    """The type and message of the error that the function raises, or None."""
     try:
         function()
     except Exception as error:
@@ -56,8 +56,8 @@ def test_constructors_refuse_as_torch_does(kind, what):
     build = CONSTRUCTORS[what]
     ours = outcome(lambda: build(getattr(fastrnn, kind)))
     theirs = outcome(lambda: build(getattr(torch.nn, kind)))
-    if theirs is not None:  # older versions of torch take some
-        # torch.nn's constructors take anything and name the base class that then refuses it.
+    if theirs is not None:  # older versions of torch accept some of these
+        # torch.nn's constructors accept anything; the error then names the base class.
         theirs = (theirs[0], theirs[1].replace("RNNBase.__init__", f"{kind}.__init__"))
     assert ours == theirs
 
@@ -106,12 +106,12 @@ def test_calls_refuse_as_torch_does(kind, what):
     hx = (hx, hx) if kind == "LSTM" and hx is not None else hx
     ours = caught(lambda: getattr(fastrnn, kind)(3, 4)(x, hx))
     if kind == "LSTM" and what.startswith("packed"):
-        # torch.nn.LSTM forgets to check here and fails somewhere inside; its sister has the words.
+        # torch.nn.LSTM does not check this and fails somewhere inside; torch.nn.GRU has the message.
         words = caught(lambda: torch.nn.GRU(3, 4)(x, hx if hx is None else hx[0]))
         theirs = words[0], words[1].replace("hidden size", "hidden[0] size")
     else:
         theirs = caught(lambda: getattr(torch.nn, kind)(3, 4)(x, hx))
-    if theirs[1].startswith("input must have the type"):  # torch before it named both types
+    if theirs[1].startswith("input must have the type"):  # older versions of torch do not name both types
         theirs = theirs[0], ours[1]
     assert ours == theirs
 
@@ -240,7 +240,7 @@ def test_own_errors_name_the_culprit(what):
 @pytest.mark.parametrize("name", list(make_call("lstm_projected").tensors()))
 @pytest.mark.parametrize("how", ["shape", "dtype", "device"])
 def test_an_operand_that_does_not_fit_is_named(name, how):
-    """A wrong operand must be refused before an address is read."""
+    """A wrong operand is refused before any address is read."""
     call = make_call("lstm_projected", "plain")
     change = {
         "shape": lambda t: torch.cat([t, t]),
@@ -269,7 +269,7 @@ def test_batch_sizes_that_cannot_be(sizes):
     "sizes", [[3, 2, 1], torch.tensor([3, 2, 1], dtype=torch.int32), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([[6]])]
 )
 def test_batch_sizes_of_the_wrong_kind(sizes):
-    """Others than int64 would be read beyond their end."""
+    """Other types than int64 would be read beyond their end."""
     call = make_call("gru", dict(initial=False))
     x = call.inputs[0].flatten(0, 1)[:6]
     with pytest.raises((TypeError, ValueError), match=r"batch_sizes must be (a tensor|int64 of shape \(T,\) on)"):

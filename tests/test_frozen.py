@@ -1,4 +1,4 @@
-"""fastrnn.freeze: layers with prepared weights in every form, their steps, their buffers and what they refuse."""
+"""fastrnn.freeze: layers with prepared weights in every form, their steps, their buffers, and what they refuse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import fastrnn
 from fastrnn import _C, frozen
 
 FORMS = tuple(frozen.FORMS)
-# Odd sizes, sizes of whole panels, one of everything; two layers, both directions, every cell.
+# Odd sizes, sizes of whole panels, all sizes one; two layers, both directions, every cell.
 LAYERS = {
     "lstm": lambda: fastrnn.LSTM(33, 65, num_layers=2, bidirectional=True, cell_clip=0.5),
     "lstm_panels": lambda: fastrnn.LSTM(64, 64, bias=False),
@@ -56,7 +56,7 @@ def tensors(result: tuple) -> list[torch.Tensor]:
 
 
 def as_prepared(layer: torch.nn.Module, form: str) -> torch.nn.Module:
-    """The layer in float64 with the weights that the form makes of its own."""
+    """The layer in float64 with its weights as the form represents them."""
     rounded = copy.deepcopy(layer).double()
     for name, weight in rounded.named_parameters():
         if name.startswith("weight"):
@@ -97,7 +97,7 @@ def test_other_forms_are_the_layer_with_rounded_weights(kind, form):
 
 @pytest.mark.parametrize("name", SETS)
 def test_instruction_sets(name):
-    """Each reads what another prepared, and few rows and many give the same bits."""
+    """Each instruction set can read buffers of another one, and few rows and many give the same bits."""
     layer, made = make("lstm"), {}
     call, _ = arguments(layer, "plain")
     for form in FORMS:
@@ -121,7 +121,7 @@ def test_instruction_sets(name):
 
 @pytest.mark.parametrize("name", SETS)
 def test_int8_sums_are_exact(name):
-    """At the largest numbers, whose sums come near 2^31 and whose pairs pass 16 bits, and at others."""
+    """For the largest numbers, whose sums are close to 2^31 and whose pairs exceed 16 bits, and for others."""
     try:
         _C.cpu_choose_instruction_set(name)
     except ValueError as error:
@@ -143,7 +143,7 @@ def test_int8_sums_are_exact(name):
                 assert kind == "random" or sums.max() == depth * most * 127
                 expected = (sums.float() * (size / most * scale)).relu()
                 found = fastrnn.freeze(layer, "int8")(x)[0]
-            # Three roundings to float and no more.
+            # At most three roundings to float.
             tol.assert_close(found, expected, 4 * tol.roundoff(torch.float32), f"{name} {kind}", relative=True)
     finally:
         _C.cpu_choose_instruction_set("")
@@ -152,7 +152,7 @@ def test_int8_sums_are_exact(name):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_steps_and_threads(form, threads):
-    """Steps give the sequence's bits, whatever the number of threads; few units and many."""
+    """Steps give the same bits as the sequence for any number of threads, with few units and many."""
     before = torch.get_num_threads()
     torch.manual_seed(0)
     for layer in (fastrnn.GRU(24, 700, num_layers=2).eval(), fastrnn.LSTM(9, 33, proj_size=7).eval()):
@@ -201,7 +201,7 @@ def test_copies(form, tmp_path):
 
 
 def test_buffers_of_another_instruction_set_load():
-    """Those of 4 lanes are shorter than those of more."""
+    """Buffers for 4 lanes are shorter than those for more."""
     layer = make("lstm_projected")
     own = fastrnn.freeze(layer)
     try:

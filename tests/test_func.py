@@ -128,7 +128,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("transform", COMPILED)
 def test_transforms_inside_compile(transform, device):
-    """torch.compile traces transforms with wrapped tensors, which an operator would take as ordinary ones."""
+    """torch.compile traces transforms with wrapped tensors, which an operator would treat as ordinary ones."""
     module = fastrnn.GRU(3, 4, dtype=torch.float64, device=device)
     x, _, _ = inputs(device)
 
@@ -142,7 +142,7 @@ def test_transforms_inside_compile(transform, device):
 
 
 def test_dual_tensors_in_a_graph_compiled_without_them(device):
-    """No silent loss of tangents: what was compiled outside of a dual level refuses to run inside it."""
+    """Tangents are not lost silently: a graph compiled outside a dual level refuses to run inside it."""
     module = fastrnn.GRU(3, 4, device=device).requires_grad_(False)
     x = torch.randn(5, 2, 3, device=device)
     torch.compiler.reset()

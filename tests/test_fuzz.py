@@ -1,7 +1,7 @@
-"""Whatever a command's files and numbers hold: it ends with status 0, 1 or 2, one sentence, and nothing half written.
+"""For any content of its files and numbers, a command ends with status 0, 1 or 2, one sentence, no incomplete file.
 
 Each command runs in this process on a tiny model. The gate makes a few hundred runs; `pytest tests/test_fuzz.py
---fuzz-seconds 600` goes on for that long with a seed of its own.
+--fuzz-seconds 600` continues for that time with a new seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRAIN = [
     "--batch", "2", "--unroll", "4", "--device", "cpu",
 ]  # fmt: skip
 OFFICIAL = ["--options", "model/options.json", "--weights", "model/weights.hdf5"]
-# name -> (arguments, the files that it reads, what it may write)
+# name -> (arguments, the files that it reads)
 COMMANDS = {
     "vocab": (["vocab", "shard0.txt", "--out", "out"], ["shard0.txt"]),
     "embed": (["embed", "shard0.txt", "out", *OFFICIAL], ["shard0.txt", "model/options.json", "model/weights.hdf5"]),
@@ -83,7 +83,7 @@ COMMANDS = {
     "ner": (["bench", "ner", "data", "--model", "model", "--seeds", "1", "--epochs", "1"],
             [f"data/{name}" for name in NER_FILES]),
 }  # fmt: skip
-# Sizes for which a run is long or large, as it is meant to be: only numbers beyond all bounds are tried with them.
+# Sizes whose large values make a run long or large, as intended: only numbers beyond all bounds are tried for them.
 _WORK = {
     "epochs", "steps", "batch", "dim", "projection", "layers", "char_dim", "highways", "max_characters", "unroll",
     "accumulate", "negatives", "count", "max_tokens", "seeds", "bilm_epochs", "hidden", "embedding", "window",
@@ -95,7 +95,7 @@ _NUMBERS = (
     str(2**64), "1" * 5000, "١",
 )  # fmt: skip
 _BEYOND = ("0", "-1", "1", "2", "", "x", "nan", str(2**31), "9" * 19, str(2**63), str(2**64), "9" * 40, "1" * 5000)
-_VALUES = (b"0", b"-1", b"1e999", b"NaN", b"2.5", b"null", b"[]", b'"a"', b"{}", b"9" * 25, b"true")  # of a JSON text
+_VALUES = (b"0", b"-1", b"1e999", b"NaN", b"2.5", b"null", b"[]", b'"a"', b"{}", b"9" * 25, b"true")  # for JSON
 _PIECES = (
     b"\0", b"\xff", b"\xef\xbb\xbf", b"\r", b"\n\n", b"\t", b" ", b"{", b"}", b"[", b'"', b":", b",", b"null", b"true",
     b"NaN", b"1e999", b"-1", b"0", b"99999999999999999999", b"\x1f\x8b\x08", b"PK\x03\x04", b"\xed\xa0\x80", b"<S>",
@@ -105,7 +105,7 @@ _PIECES = (
 
 @pytest.fixture(scope="module")
 def files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """All files that the commands read, valid: never written to."""
+    """Valid files for all commands; never written to."""
     from fastrnn.bilm import embed
 
     folder = tmp_path_factory.mktemp("files") / "valid"
@@ -138,7 +138,7 @@ def files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
 
 
 def mutated(content: bytes, pick: random.Random) -> bytes:
-    """A file's bytes, damaged as files are: cut, overwritten, filled, doubled, or another kind of file altogether."""
+    """A file's bytes with damage: truncated, overwritten, filled, doubled, or another kind of file."""
     kind = pick.randrange(9)
     if kind == 0:
         return b""
@@ -155,7 +155,7 @@ def mutated(content: bytes, pick: random.Random) -> bytes:
         return content[:place] + bytes(pick.randrange(1, 64)) + content[place + pick.randrange(64) :]
     if kind == 6:
         return content + content[place:]
-    if kind == 7 and content[:1] in b"{[":  # a number of a JSON text for another
+    if kind == 7 and content[:1] in b"{[":  # replace a number in a JSON text
         numbers = list(re.finditer(rb"-?\d+(?:\.\d+)?|true|false|null", content))
         if numbers:
             found = pick.choice(numbers)
@@ -180,7 +180,7 @@ def numbers_of(name: str) -> list[click.Parameter]:
 
 
 def attempt(files: Path, folder: Path, name: str, pick: random.Random) -> str:
-    """Runs a command once with something wrong or strange; what is amiss with how it ended, or nothing."""
+    """Runs a command once with something wrong or strange. Returns what is wrong with how it ended, or nothing."""
     arguments, reads = COMMANDS[name]
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(files, folder)

@@ -1,4 +1,4 @@
-"""The GPU command, as far as a machine without a GPU allows: stages, budgets, failures, the comparison."""
+"""The GPU check, as far as possible without a GPU: stages, budgets, failures, the comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_without_gpu(monkeypatch, tmp_path, capsys):
 
 
 def test_small_cases_are_of_all_kinds():
-    """Packed input has other shapes than padded, and what is masked other numbers."""
+    """Packed input has other shapes than padded input, and masked input gives other results."""
     plain, packed, masked = (small.run("gru", torch.float32, "cpu", 5, rows) for rows in ("plain", "packed", "masked"))
     assert plain[0].shape == (6, 5, 10) and packed[0].shape == (18, 10) and masked[0].shape == (6, 5, 10)
     assert not torch.allclose(plain[0], masked[0])
@@ -107,7 +107,7 @@ def test_comparison(tmp_path):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.parametrize("arch", ["80", "90"])
 def test_probe_without_gpu(arch, tmp_path):
-    """It compiles for every architecture and ends cleanly where there is no GPU."""
+    """It compiles for every architecture and ends cleanly without a GPU."""
     compiler, program = gpu_check._compile_and_run(gpu_check._PROBE, "probe", "-O1")(tmp_path, arch)
     subprocess.run(compiler, check=True)
     run = subprocess.run(program, capture_output=True, text=True)
@@ -149,7 +149,7 @@ def test_cases_begin_with_the_most_telling():
 
 
 def test_every_case_counts_for_a_bar():
-    """All but strict float32; and every bar has cases."""
+    """Every case except strict float32; and every bar has cases."""
     found = {case.key: bars.bar_of(case) for case in cases()}
     assert {bar for bar in found.values() if bar} == set(bars.BARS)
     assert all(bar or " fp32 " in key for key, bar in found.items())

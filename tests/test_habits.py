@@ -1,4 +1,4 @@
-"""What users and tools do to a layer of torch.nn and then to ours: tracing by torch.fx and torch.jit, counting of
+"""Things that users and tools do with torch.nn's layers, done with ours: tracing by torch.fx and torch.jit, counting
 operations, per-sample gradients."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def flops(module, x, hx):
     ],
 )
 def test_operations_are_counted_as_torch_counts_its_own(kind, options, wanted):
-    """In float64, where torch's LSTM is no single operator without a formula."""
+    """In float64, where torch's LSTM is not a single operator without a formula."""
     counts = []
     for library in (torch.nn, fastrnn):
         module = getattr(library, kind)(3, 4, dtype=torch.float64, **options)

@@ -1,6 +1,6 @@
-"""What programs do to a layer: odd addresses, NaN, long sequences, graphs, several streams and devices, full memory.
+"""Hard conditions: odd addresses, NaN, long sequences, graphs, several streams and devices, full memory.
 
-Where the condition has a meaning on a CPU the test runs there too; those of a GPU alone need ``--device cuda``, and are
+If a condition makes sense on a CPU, its test runs there too. Tests only for a GPU need ``--device cuda`` and are
 repeated for every strategy that serves the case.
 """
 
@@ -31,7 +31,7 @@ def gpu(device):
 
 @pytest.fixture(params=("", *STRATEGIES), ids=("chosen", *STRATEGIES))
 def strategy(request, gpu, monkeypatch):
-    """Runs the test with each strategy asked for; `serves` skips what one cannot do."""
+    """Runs the test with each strategy; `serves` skips cases that a strategy does not support."""
     if request.param:
         monkeypatch.setenv("FASTRNN_PLAN", f"cuda:{request.param}")
     _backends._cuda.cache_clear()
@@ -40,7 +40,7 @@ def strategy(request, gpu, monkeypatch):
 
 
 def serves(strategy: str, cell: str, hidden: int, batch: int, steps: int) -> None:
-    """Skip where the plan refuses the strategy."""
+    """Skip if the plan refuses the strategy."""
     sizes = dict(hidden=hidden, batch=batch, steps=steps, dtype=torch.bfloat16, training=True)
     try:
         explain_layer(cell, **sizes, card="cuda:0", strategy=strategy)
@@ -60,7 +60,7 @@ def module_and_input(cell: str, hidden: int, batch: int, steps: int, device, dty
 @pytest.mark.parametrize("hidden", [16, 70, 200])
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "rnn_tanh"])
 def test_misaligned_operands(cell, hidden, dtype, device):
-    """Every operand starts one element after an aligned address, and rows of weights lie oddly apart."""
+    """Every operand starts one element after an aligned address, and weights have odd strides."""
     call = make_call(cell, "lengths_resets", (4, 5, 24, hidden, 1), dtype, device)
 
     def shift(t):
@@ -86,7 +86,7 @@ def test_misaligned_operands(cell, hidden, dtype, device):
 @pytest.mark.parametrize("hidden", [16, 70, 200])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "gru_reset_before", "rnn_tanh", "lstm_projected"])
 def test_nan_and_infinity_stay_in_their_row(cell, hidden, bad, device):
-    """A bad input of one row and step shows from that step on, as in torch, and in no other row."""
+    """A bad input of one row and step affects that row from that step on, as in torch, and no other row."""
     call = make_call(cell, {"initial": False}, (5, 4, 8, hidden, 9), torch.bfloat16, device)
     with torch.no_grad():
         clean, _ = call.run(functional.layer)
@@ -103,7 +103,7 @@ def test_nan_and_infinity_stay_in_their_row(cell, hidden, bad, device):
 @pytest.mark.parametrize("hidden", [32, 300])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_hundred_thousand_steps(cell, hidden, device):
-    """A sequence that is reset in its middle is bit for bit its two halves."""
+    """A sequence with a reset in the middle gives the same bits as its two halves."""
     steps = 100_000 if device.type == "cuda" or hidden == 32 else 5_000
     if os.environ.get("FASTRNN_PLAN", "").startswith("emulate"):
         steps = 100
@@ -126,7 +126,7 @@ GPU_SHAPES = [("lstm", 96, 5, 30), ("lstm", 512, 20, 30), ("gru", 1024, 3, 30)]
 
 @pytest.mark.parametrize("cell, hidden, batch, steps", GPU_SHAPES)
 def test_graph_capture_and_replay(cell, hidden, batch, steps, strategy, device):
-    """Inference and training in a CUDA graph, replayed on other values, give what eager calls give."""
+    """Inference and training in a CUDA graph, replayed with other values, give the results of eager calls."""
     serves(strategy, cell, hidden, batch, steps)
     module, x = module_and_input(cell, hidden, batch, steps, device)
     static, weights = torch.zeros_like(x, requires_grad=True), list(module.parameters())
@@ -152,14 +152,14 @@ def test_graph_capture_and_replay(cell, hidden, batch, steps, strategy, device):
         replayed = [t.clone() for t in (inferred, output, *gradients)]
         expected, expected_gradients = train()
         assert torch.equal(replayed[0], expected) and torch.equal(replayed[1], expected)
-        bound = tol.gradient(x.dtype, steps, 24 + hidden + 2)  # torch's products may take another way in a graph
+        bound = tol.gradient(x.dtype, steps, 24 + hidden + 2)  # torch's products may run other code in a graph
         for a, b in zip(replayed[2:], expected_gradients, strict=True):
             tol.assert_close(a, b, bound, relative=True)
 
 
 @pytest.mark.parametrize("cell, hidden, batch, steps", GPU_SHAPES)
 def test_two_streams_at_once(cell, hidden, batch, steps, strategy, device):
-    """Many calls on two side streams, beside a kernel that holds SMs for long: no deadlock, the right results."""
+    """Many calls on two side streams while another kernel occupies SMs for long: no deadlock, correct results."""
     serves(strategy, cell, hidden, batch, 4 * steps)
     pairs = [module_and_input(cell, hidden, batch, 4 * steps, device) for _ in range(2)]
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_two_streams_at_once(cell, hidden, batch, steps, strategy, device):
 
 
 def test_another_current_device(gpu):
-    """Tensors of cuda:1 while cuda:0 is current, forward and backward; the current device stays what it was."""
+    """Tensors on cuda:1 while cuda:0 is current, forward and backward; the current device does not change."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     module, x = module_and_input("lstm", 200, 7, 12, "cuda:0")
@@ -195,11 +195,11 @@ def test_another_current_device(gpu):
 
 
 def check_beyond(device, steps: int, batch: int, hidden: int, training: bool) -> None:
-    """Rows of a batch so large that element indices pass 2^31 are what they are in a batch of few."""
+    """Rows of a batch so large that element indices exceed 2^31 are the same as in a small batch."""
     module, x = module_and_input("lstm", hidden, batch, steps, device)
     rows, segment, terms = [0, batch // 2, batch - 1], 50, 24 + hidden + 2
     resets = torch.zeros(steps, batch, dtype=torch.bool, device=device)
-    resets[::segment] = True  # errors do not add up over more
+    resets[::segment] = True  # limits the accumulation of errors
     x.requires_grad_(training)
     few = x.detach()[:, rows].clone().requires_grad_(training)
     with torch.set_grad_enabled(training):
@@ -219,12 +219,12 @@ def check_beyond(device, steps: int, batch: int, hidden: int, training: bool) ->
 @pytest.mark.parametrize("hidden", [64, 512])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_products_of_sizes_past_two_to_the_31(training, hidden, device):
-    """Elements of the output (of the gates, 4 times as many, in training) are more than an int can count."""
+    """The output (in training the gates, which have 4 times as many elements) exceeds the range of an int."""
     if device.type != "cuda":
         return check_beyond(device, 59, 7, hidden, training)
     batch, elements = 4096, 2**31
     steps = elements // (batch * hidden * (4 if training else 1)) + 1
-    # In 16 bit: input, output; in training also gates, cells in float, and as much again for gradients.
+    # In a 16-bit type: input, output; in training also gates, cells in float, and as much again for gradients.
     needed = 2 * steps * batch * hidden * (1 + (4 + 2) * 2.5 * training) + 4 * steps * batch * 24 * 2 + (2 << 30)
     free, _ = torch.cuda.mem_get_info()
     if free < needed:

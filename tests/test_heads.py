@@ -1,5 +1,5 @@
-"""Heads: equality with a dense layer whose weight_hh is block-diagonal, on the CPU and in every emulated strategy, and
-what modules, convert, explain and bad input make of them. The float64 step loop judges them in test_layer.py."""
+"""Heads: equality with a dense layer whose weight_hh is block-diagonal, on the CPU and in every emulated strategy;
+heads in modules, convert and explain; bad input. test_layer.py compares them with the float64 step loop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gradients(call, layer):
 
 
 def compare(call, dtype, steps, terms):
-    """Heads beside the dense layer, whose gradients reach the heads through the blocks."""
+    """Compare heads with the dense layer, whose gradients reach the heads through the blocks."""
     names = list(call.tensors())
     found, found_gradients = gradients(call, functional.layer)
     results = dense(call).run(functional.layer)
@@ -79,7 +79,7 @@ def test_empty_input(shape):
 
 @pytest.mark.parametrize("heads, threads", [(4, 2), (3, 2), (5, 3), (2, 4), (6, 4)])
 def test_threads_do_not_change_the_bits(heads, threads):
-    """Threads take heads whole, or share each where that does not come out even."""
+    """Threads take whole heads, or share each head if the number does not divide evenly."""
     call = make_call("gru", dict(heads=heads, reverse=(False, True)), (5, 24, 40, 60, 0), torch.float32)
     before = torch.get_num_threads()
     try:
@@ -94,7 +94,7 @@ def test_threads_do_not_change_the_bits(heads, threads):
 
 
 def test_parts_of_every_kind_of_tensor():
-    """Units of a head out of blocks of H units and back, also for cells with several states or weights of a unit."""
+    """Splits blocks of H units into heads and joins them, including cells with several states or unit weights."""
     spec = replace(CELLS["lstm"], cells=2, unit_weights=3)
     config = replace(Config(spec, (False, True), 1, True, True, False, 0.0, 0.0, False), heads=3)
     hidden = 6
@@ -102,7 +102,7 @@ def test_parts_of_every_kind_of_tensor():
     shapes += [*spec.shapes(True, 5, hidden, hidden, 3).values()] * 2
     operands = [torch.randn(shape) for shape in shapes]
     parts = _heads.take_operands(config, operands)
-    own = dict(zip(config.places, parts[3 + 4 * config.weights :], strict=False))  # of the reverse direction's head 1
+    own = dict(zip(config.places, parts[3 + 4 * config.weights :], strict=False))  # head 1 of the reverse direction
     of = {name: operands[config.place(name, 1)] for name in config.places}
     for name, blocks in {"weight_ih": 4, "bias_ih": 4, "bias_hh": 4}.items():
         assert torch.equal(own[name].unflatten(0, (blocks, 2)), of[name].unflatten(0, (blocks, hidden))[:, 2:4])
@@ -112,7 +112,7 @@ def test_parts_of_every_kind_of_tensor():
     assert torch.equal(parts[1][4], operands[1][1, :, 2:4])
     assert torch.equal(parts[2][4].unflatten(1, (2, 2)), operands[2][1].unflatten(1, (2, hidden))[..., 2:4])
     assert all(map(torch.equal, _heads.put_gradients(config, parts), operands))
-    cells = torch.randn(7, 2 * 2 * hidden)  # of every step: directions, states, units
+    cells = torch.randn(7, 2 * 2 * hidden)  # for every step: directions, states, units
     of_heads = _heads.take_cells(config, cells)
     assert torch.equal(of_heads.view(7, 2, 3, 2, 2)[:, 1, 1], cells.view(7, 2, 2, hidden)[:, 1, :, 2:4])
     assert torch.equal(_heads.put_cells(config, of_heads), cells)
@@ -122,7 +122,7 @@ def test_parts_of_every_kind_of_tensor():
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("cell", WITH_HEADS)
 def test_every_emulated_strategy(cell, strategy, dtype, monkeypatch, emulated_kernels):
-    """Three heads of a direction: one launch of two, and one of one."""
+    """Three heads of a direction: a launch with two, and one with one."""
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
     for option in (dict(heads=3, lengths=True), dict(heads=2, reverse=(False, True), recompute=True, resets=True)):
         shape = (3, 3, 5, 18 if "lengths" in option else 20, 0)
@@ -130,7 +130,7 @@ def test_every_emulated_strategy(cell, strategy, dtype, monkeypatch, emulated_ke
 
 
 def test_weights_that_lie_apart(device):
-    """Rows with gaps, and heads of one unit, whose rows do not say how far apart they are."""
+    """Rows with gaps, and heads of one unit, whose stride between rows is not determined."""
     for hidden in (6, 3):
         call = make_call("gru", dict(heads=3), (3, 2, 4, hidden, 0), torch.float64, device)
         own = call.parameters[0]
@@ -144,7 +144,7 @@ def test_weights_that_lie_apart(device):
 
 
 def test_ranges(monkeypatch):
-    """Both ways of several heads share the input's gradient over ranges of steps, in 16 bit too."""
+    """Several heads in both directions share the input's gradient over ranges of steps, also in a 16-bit type."""
     for name in ("RANGE_BYTES", "CORE_RANGE_BYTES"):
         monkeypatch.setattr(_backward, name, 8 * 3 * 4 * 70)
     for dtype in (torch.float64, torch.bfloat16):
@@ -248,7 +248,7 @@ def test_convert_and_revert(device):
 
 
 def test_explain():
-    """Four heads of 128 fit one block each, where the whole does not."""
+    """Four heads of 128 units fit one block each, while the whole layer does not."""
     plain = explain_layer("lstm", hidden=512, batch=16, dtype=torch.bfloat16, steps=100)
     heads = explain_layer("lstm", hidden=512, heads=4, batch=16, dtype=torch.bfloat16, steps=100)
     both = explain_layer("lstm", hidden=512, heads=4, batch=16, dtype=torch.bfloat16, steps=100, directions=2)

@@ -1,4 +1,4 @@
-"""An option that cannot act is refused in every command, before anything is read."""
+"""Every command refuses an option without effect, before anything is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels without a GPU: emulated runs in three builds, and faults that these nets must catch.
+"""The CUDA kernels without a GPU: emulated runs in three builds, and faults that these runs must catch.
 
 The C++ programs are tests/cpp/emulation_*.cpp.
 """
@@ -35,8 +35,8 @@ class Run(NamedTuple):
 DEVICES = (
     *("registers", "one_warp", "four_warps", "shared", "only_shared"),
     *("streamed", "only_streamed", "partial_streamed"),
-)  # of emulation_persistent_test, where blocks wait for flags
-WHOLE = [  # and what the ordinary run takes of it: on each device other cases, and so other cells
+)  # arguments of emulation_persistent_test, in which blocks wait for flags
+WHOLE = [  # whole runs, and the parts for the ordinary run: different cases on each device, and so different cells
     (Run("plain", "step", "all; 0; 1; 2"), Run("plain", "step", "all; 0; 1")),
     (Run("plain", "persistent", "partition; 0; 1"), Run("plain", "persistent", "partition; share=8; 0; 1")),
     (Run("address", "persistent", "streamed; 1"), Run("address", "persistent", "streamed; share=8; 1")),
@@ -70,7 +70,7 @@ RUNS = [
 
 @dataclass(frozen=True)
 class Broken:
-    """Runs of the kernels with one of the faults in them; the first that says the message is enough."""
+    """Runs of the kernels with one of the faults; one run that gives the message is enough."""
 
     name: str
 
@@ -149,7 +149,7 @@ def test_overrun_is_reported(programs, name, error):
 
 
 def test_device_words_have_one_home():
-    """Only device.cuh and launch.cuh speak CUDA; everything else goes through the fr:: words and so runs emulated."""
+    """Only device.cuh and launch.cuh use CUDA; everything else uses the fr:: functions and so can be emulated."""
     words = re.compile(
         r"\basm\b|__shfl|__shared__|__syncthreads|__syncwarp|\bthreadIdx\b|\bblockIdx\b|<<<|cooperative_groups"
     )

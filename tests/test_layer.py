@@ -26,8 +26,8 @@ SEVERAL = [
 
 def check(call, dtype, steps, terms, wanted=None):
     """Results and gradients of a call against the float64 loop on the same values."""
-    # Where a clip, relu or sLSTM's stabiliser has its kink, rounding decides which gradient is the right one: there the
-    # truth rounds h as the kernels do. Everywhere else it is float64.
+    # At the kink of a clip, relu or sLSTM's stabiliser, rounding decides which gradient is right, so there the
+    # reference rounds h as the kernels do. Everywhere else it is float64.
     kinked = dtype.itemsize == 2 and (call.cell in ("rnn_relu", "indrnn_relu", "slstm") or "cell_clip" in call.options)
     truth = call.leaves(dtype if kinked else torch.float64)
     true_output, true_final = truth.reference()
@@ -75,14 +75,14 @@ def set_range_bytes(monkeypatch, size):
 
 @pytest.mark.parametrize("cell, option", SEVERAL + [(cell, "resets_to_initial") for cell in CELLS])
 def test_backward_in_ranges(cell, option, device, monkeypatch):
-    """Ranges of a few steps give what one range gives."""
+    """Ranges of a few steps give the same results as one range."""
     shape = (9, 4, 5, 9, 4)
     set_range_bytes(monkeypatch, 8 * 3 * shape[1] * 70)
     check(make_call(cell, option, shape, torch.float64, device), torch.float64, shape[0], shape[2] + shape[3] + 2)
 
 
 def test_gradients_add_up_in_float_over_ranges(device, monkeypatch):
-    """600 ranges of one step, each with gradients of 1: a bfloat16 sum would stop at 256."""
+    """600 ranges of one step, each with gradient 1: a bfloat16 sum would not exceed 256."""
     set_range_bytes(monkeypatch, 1)
     zeros = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16, device=device)  # noqa: E731
     own = Parameters(zeros(1, 1), zeros(1, 1), zeros(1) + 1, zeros(1))
@@ -104,7 +104,7 @@ def test_ranges_are_many_and_cover_all_rows():
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_only_wanted_gradients(cell, device):
-    """Each gradient is right also when it is the only one wanted."""
+    """Each gradient is also right if it is the only one wanted."""
     shape = (4, 3, 2, 3, 2)
     for name in make_call(cell, "lengths_resets", shape).tensors():
         call = make_call(cell, "lengths_resets", shape, torch.float64, device)
@@ -115,7 +115,7 @@ def test_only_wanted_gradients(cell, device):
 
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_gradient_of_one_result_alone(part, device):
-    """Undefined gradients of the other results count as zero."""
+    """Missing gradients of the other results count as zero."""
     call = make_call("lstm", "lengths_resets", device=device)
     truth = call.leaves()
     pick = lambda results: weighted_sum((results[0], *results[1])[part], ())  # noqa: E731
@@ -139,7 +139,7 @@ STRIDED = {
 @pytest.mark.parametrize("option", ["lengths_resets", "packed_both"])
 @pytest.mark.parametrize("cell", ["lstm_projected", "gru"])
 def test_strided_operands(cell, option, view, device):
-    """Inputs, states and weights are read as they lie."""
+    """Inputs, states and weights may have any strides."""
     call = make_call(cell, option, device=device)
 
     def restride(t):
@@ -207,7 +207,7 @@ with torch.no_grad():
 
 
 SMALL = "module, arguments, options = fastrnn.LSTM(64, 128), [torch.randn(20, 20, 64)], {}"
-# States that torch copies, puts together and converts on several threads.
+# States that torch copies, joins and converts on several threads.
 LARGE = """
 module = fastrnn.LSTM(8, 256, num_layers=2, bidirectional=True).to(torch.bfloat16)
 states = [torch.randn(256, 4, 256).bfloat16().transpose(0, 1) for _ in range(2)]
@@ -222,7 +222,7 @@ arguments, options = [torch.randn(3, 256, 8).bfloat16(), states], dict(lengths=t
     ids=["layer", "torch_alone", "large"],
 )
 def test_a_forked_process_computes(layer, warm_up):
-    """A process forked after threads were used, be it by torch alone, has none of them."""
+    """A process forked after threads were used, even if only by torch, has none of them."""
     program = FORKED.replace("LAYER", layer).replace("WARM_UP", warm_up)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -247,20 +247,20 @@ def test_nothing_to_do(cell, option, shape, device):
 
 
 def on_core(device) -> bool:
-    """Whether the CPU core runs, which makes all gradients itself; elsewhere torch multiplies those of the weights."""
+    """Whether the CPU core runs, which computes all gradients; elsewhere torch's products compute those of weights."""
     return select(torch.device(device)).computes_input_gates
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_bit_for_bit(cell, dtype, device):
-    """The same from run to run, for any number of threads, and for a row alone or in any batch."""
+    """Results are the same in every run, for any number of threads, and for a row alone or in any batch."""
     call = make_call(cell, "lengths_resets", (6, 21, 19, 37, 11), dtype, device)
     first, second = (
         torch.autograd.grad(weighted_sum(*call.run(functional.layer)), list(call.tensors().values())) for _ in range(2)
     )
     assert all(map(torch.equal, first, second)), "gradients differ from run to run"
-    if not on_core(device):  # torch's sums of inputs depend on the number of rows and threads: it gets nothing to sum
+    if not on_core(device):  # torch's sums depend on the number of rows and threads, so its products get no sums
         with torch.no_grad():
             for own in call.parameters:
                 own.weight_ih.zero_()
@@ -298,7 +298,7 @@ def test_bit_for_bit(cell, dtype, device):
 @pytest.mark.parametrize("option", ["lengths_resets", "packed", "recompute"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_ranges_do_not_change_a_bit(cell, option, dtype, two_inputs, monkeypatch):
-    """The core's sums go on from range to range in the order of the pass."""
+    """The core's sums continue from range to range in the order of the pass."""
     if not on_core("cpu"):
         pytest.skip("torch's products sum each range by itself")
     options = {**OPTIONS[option], "reverse": BOTH, "two_inputs": two_inputs}
@@ -312,7 +312,7 @@ def test_ranges_do_not_change_a_bit(cell, option, dtype, two_inputs, monkeypatch
 
 @pytest.mark.parametrize("steps, longest", [(191, 100), (163, 90)])
 def test_a_shorter_range_fits_where_a_longer_one_did(steps, longest, monkeypatch):
-    """Ranges of 100 and 91, or 90 and 73 rows: the fewer leave less of a block's bytes unused."""
+    """Ranges of 100 and 91, or 90 and 73 rows: the smaller range leaves fewer bytes of a block unused."""
     if not on_core("cpu"):
         pytest.skip("the core's buffers")
     call = make_call("lstm", "plain", (steps, 1, 500, 320, 1), torch.float32)
@@ -330,7 +330,7 @@ def test_a_shorter_range_fits_where_a_longer_one_did(steps, longest, monkeypatch
 @pytest.mark.parametrize("option", ["lengths_both", "packed_lengths", "recompute"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_padding_is_not_read(cell, option, device):
-    """Values beyond a row's length reach no result, and on the CPU no gradient either, nor do gradients from there."""
+    """Values and gradients beyond a row's length affect no result, and on the CPU no gradient either."""
     call = make_call(cell, option, device=device)
     if call.options.get("resets") is not None:
         call.options["resets"][:] = False
@@ -386,7 +386,7 @@ def test_calls_from_several_threads_at_once():
 
 
 def test_clips_inside_a_device_context():
-    """The context places what torch makes; the bound is no such tensor."""
+    """The device context must not affect the clip's bound."""
     call = make_call("lstm_projected", "clipped", dtype=torch.float32)
     with torch.device("meta"):
         output, _ = call.run(functional.layer)
@@ -416,6 +416,6 @@ print(peak() - before - output.numel() * 4)
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_inference_memory_is_flat_in_steps(kind):
-    """100,000 steps need room for their output and no more than the 64 MiB of a chunk; the gates would take 400 MB."""
+    """100,000 steps need memory for the output and at most 64 MiB for a chunk; the gates would take 400 MB."""
     run = subprocess.run([sys.executable, "-c", MEMORY, kind], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 64 << 20

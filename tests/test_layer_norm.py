@@ -48,7 +48,7 @@ def by_hand(layer, x):
 
 
 def make(kind, *sizes, **options):
-    """A layer whose gains, shifts and biases are none of those that it begins with."""
+    """A layer whose gains, shifts and biases differ from their initial values."""
     layer = KINDS[kind](*sizes, layer_norm=True, **options).double()
     with torch.no_grad():
         for name, own in layer.named_parameters():
@@ -86,13 +86,13 @@ def test_the_core_runs_the_steps_of_ordinary_tensors_alone(kind, monkeypatch):
 def test_every_type(kind, dtype, device):
     options = dict(lengths=True, resets=True, reset_to_initial=True, reverse=BOTH, zoneout=(0.3, 0.3))
     call = make_call(kind, options, (7, 3, 5, 9, 0), dtype, device)
-    for own in call.parameters:  # unlike those drawn, gains are near 1
+    for own in call.parameters:  # gains are near 1, unlike the drawn values
         own.weight_unit.data.add_(1.0)
     output, final = call.run(functional.layer)
     truth, true_final = call.leaves(torch.float64).reference()
     assert output.dtype == dtype
     for mine, true in zip((output, *final), (truth, *true_final), strict=True):
-        tol.assert_close(mine, true, 4 * tol.forward(dtype, 7, 16))  # statistics of few units stretch differences
+        tol.assert_close(mine, true, 4 * tol.forward(dtype, 7, 16))  # statistics over few units amplify differences
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_gradients_with_options(kind, options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_gradients(kind):
-    """Double backward and gradients side by side, which the core does not make."""
+    """Double backward and batched gradients, which the core does not compute."""
     layer = make(kind, 3, 5)
     x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
     results = []
@@ -128,9 +128,9 @@ def test_other_gradients(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_core_step_repeats(kind, monkeypatch):
-    """Bit for bit, whatever the threads, and a row whatever the other rows."""
+    """The same bits for any number of threads, and for a row independently of the others."""
     gates, hidden, batch = ALL_CELLS[kind].gates, 520, 64
-    weight = torch.zeros(gates * hidden, hidden)  # one element a row: its products are exact in any order
+    weight = torch.zeros(gates * hidden, hidden)  # one element per row, so that products are exact in any order
     weight[torch.arange(gates * hidden), torch.randint(hidden, (gates * hidden,))] = 1.0
     unit = torch.rand(ALL_CELLS[kind].unit_weights, hidden).requires_grad_()
     states = [torch.randn(batch, hidden).requires_grad_() for _ in range(ALL_CELLS[kind].states)]

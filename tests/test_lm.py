@@ -52,7 +52,7 @@ def run_of(text: Path, folder: str = "model", **changes) -> Run:
 
 def test_units_of_characters_and_words() -> None:
     units = Units.of_text("characters", "abcab\nba\n", 2)
-    assert units.symbols == ["\n", "<UNK>", "a", "b"]  # by falling frequency, then spelling; c is seen once
+    assert units.symbols == ["\n", "<UNK>", "a", "b"]  # by descending frequency, then alphabet; c occurs once
     assert units.encode("ba\nc<").tolist() == [3, 2, 0, 1, 1]
     assert units.decode([3, 2, 0, 2]) == "ba\na"
     units = Units.of_text("words", "b a a\n\nb c <UNK> a", 1)
@@ -77,18 +77,18 @@ def test_ngrams_by_hand() -> None:
     base = 2 * d / 5 / 4
     wanted = {2: (2 - d) / 5 + base, 3: (3 - d) / 5 + base, 1: base}
     np.testing.assert_allclose(unigram, [float(wanted[unit]) for unit in (2, 3, 1, 3, 3)], rtol=1e-12)
-    # Distinct units in front: a after 0 and b, b after a and b: d = 1 / (1 + 2 * 2), total 4.
+    # Distinct units before: a after 0 and b, b after a and b: d = 1 / (1 + 2 * 2), total 4.
     d = Fraction(1, 5)
     base = 2 * d / 4 / 4
     lower = {2: (2 - d) / 4 + base, 3: (2 - d) / 4 + base, 1: base}
     # Bigrams: 0a 1, ab 2, ba 1, bb 1: n1 = 3, n2 = 1, d = 3/5. After 0: a once; after a: b twice; after b: a, b.
     d = Fraction(3, 5)
     wanted = [
-        (1 - d) / 1 + d * lower[2],  # a behind the boundary
-        (2 - d) / 2 + d / 2 * lower[3],  # b behind a
-        2 * d / 2 * lower[1],  # <UNK> behind b
-        lower[3],  # b behind <UNK>, which was never seen
-        (1 - d) / 2 + 2 * d / 2 * lower[3],  # b behind b
+        (1 - d) / 1 + d * lower[2],  # a after the boundary
+        (2 - d) / 2 + d / 2 * lower[3],  # b after a
+        2 * d / 2 * lower[1],  # <UNK> after b
+        lower[3],  # b after <UNK>, which never occurred
+        (1 - d) / 2 + 2 * d / 2 * lower[3],  # b after b
     ]
     np.testing.assert_allclose(bigram, [float(value) for value in wanted], rtol=1e-12)
 
@@ -115,7 +115,7 @@ def test_ngrams_are_distributions_and_orders_agree(order: int) -> None:
     "sampling", [Sampling(), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(top_p=0.6), Sampling(0.7, 4, 0.9)]
 )
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
-    """Chi-square of 40,000 draws; what must not be drawn never is."""
+    """Chi-square test of 40,000 draws; forbidden units are never drawn."""
     logits = torch.tensor([0.0, 1.5, -1.0, 2.0, 0.5, 1.9, -3.0])
     allowed = logits.clone()
     allowed[4] = -math.inf
@@ -176,7 +176,7 @@ def test_evaluation_is_that_of_single_steps() -> None:
     evaluation = model.evaluate("Fast LSTM\nlayers \0")
     assert (evaluation.units, evaluation.unknown) == (18, 1)
     assert math.isclose(evaluation.bits, -float(found.sum()) / 18 / math.log(2), rel_tol=1e-6)
-    # In rows side by side: the first as if alone, all of them near the one long row.
+    # As parallel rows: the first one as if alone, all of them close to the one long row.
     long = np.tile(ids, 600)
     rows, alone = model.log_probabilities(long), []
     state, inputs = None, torch.from_numpy(np.append(units.boundary, long[:-1]).astype(np.int64))
@@ -300,7 +300,7 @@ def test_early_stop_keeps_the_best_epoch(text: Path, monkeypatch: pytest.MonkeyP
     training = replace(SMALL, optimizer="sgd")
     result = train(run, LanguageModelOptions("rnn", 8), training, QUIET)
     assert (len(result.epochs), result.best, result.held_out.loss) == (4, 1, 2.0)
-    again = train(run, None, None, QUIET)  # as it was; nothing more is done
+    again = train(run, None, None, QUIET)  # unchanged: there is nothing more to do
     assert again.epochs == result.epochs
     assert not torch.equal(again.load().softmax.bias, torch.zeros(()))
     log = [json.loads(line) for line in (Path(run.folder) / "log.jsonl").read_text().splitlines()]
@@ -373,7 +373,7 @@ def test_commands_on_characters(text: Path) -> None:
     corpus = read_corpus(Run([str(text)], "x"))
     wanted = LanguageModel.load(folder / "gru").evaluate(corpus.held_out).loss
     assert math.isclose(content["held out"][1]["nats per character"], wanted, rel_tol=1e-6)
-    # Again: nothing is left to do; with another size it is refused.
+    # Again: nothing is left to do; another size is refused.
     assert "resuming" in run_command("train", text, "--out", folder, "--cell", "rnn,gru,lstm", "--epochs", 2,
                                      "--device", "cpu")  # fmt: skip
     refused = run_command("train", text, "--out", folder, "--cell", "rnn,gru,lstm", "--hidden", 9, fails=1)

@@ -1,4 +1,4 @@
-"""A newcomer's cell: one header, its lines in cells.inc, a reference step and a class are enough."""
+"""Adding a cell takes one header, its lines in cells.inc, a reference step and a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fastrnn.LSTM, GRU and RNN beside torch.nn's: constructor options, layouts, packing, dropout, state, autocast."""
+"""fastrnn.LSTM, GRU and RNN compared with torch.nn's: options, layouts, packing, dropout, state, autocast."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_equals_torch_over_constructor_options(data):
 
 @each_kind
 def test_lengths_equal_packing(kind):
-    """lengths give what pack_padded_sequence gives, without sorting, also with two layers and both directions."""
+    """lengths give the results of pack_padded_sequence without sorting, also with two layers and both directions."""
     theirs, ours = pair(kind, 3, 5, num_layers=2, bidirectional=True, batch_first=True, dtype=torch.float64)
     x, lengths = torch.randn(4, 6, 3, dtype=torch.float64), torch.tensor([2, 6, 1, 4])
     packed, their_states = theirs(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
@@ -201,7 +201,7 @@ def test_state_travels_both_ways(kind):
 
 @each_kind
 def test_signatures_and_docs(kind):
-    """What help(), inspect and editors show: torch.nn's arguments in its order, then our own, each documented."""
+    """help(), inspect and editors show torch.nn's arguments in its order, then our own, each documented."""
     ours, theirs = getattr(fastrnn, kind), inspect.signature(torch.nn.RNNBase.__init__).parameters
     options = inspect.signature(ours).parameters
     positional = [name for name, option in options.items() if option.kind is option.POSITIONAL_OR_KEYWORD]
@@ -246,7 +246,7 @@ def test_repr():
 
 
 def test_weights_in_use_are_the_attributes():
-    """Tied, frozen, replaced, parametrized and weight-normed parameters are what a call uses, with no flattening."""
+    """A call uses tied, frozen, replaced, parametrized and weight-normed parameters, without flattening."""
     x = torch.randn(4, 2, 5)
     tied = fastrnn.GRU(5, 5, num_layers=2)
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
@@ -301,7 +301,7 @@ def test_autocast(kind, given_states):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 results.append(module(x, hx))
         except RuntimeError as error:
-            # oneDNN has no bfloat16 LSTM for processors without AVX-512; torch.nn's float32 numbers judge there.
+            # oneDNN has no bfloat16 LSTM for processors without AVX-512: compare with torch.nn's float32 results there.
             if module is ours or "primitive descriptor" not in str(error):
                 raise
             results.append(module(x, hx))
@@ -309,7 +309,7 @@ def test_autocast(kind, given_states):
         assert module.weight_hh_l0.grad.dtype == torch.float32
     bound = tol.both(torch.bfloat16, 4, 13, 2)
     for a, b in zip(flat(results[0]), flat(results[1]), strict=True):
-        assert a.dtype == torch.bfloat16  # torch.nn.GRU on a CPU alone returns float32 here
+        assert a.dtype == torch.bfloat16  # only torch.nn.GRU on a CPU returns float32 here
         tol.assert_close(a, b, bound)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
         assert ours(x)[0].dtype == torch.float32
@@ -388,7 +388,7 @@ STATEFUL = {
 
 
 def all_states(layer, *given, **options):
-    """output, final states as a tuple, and for each layer its states as a tuple."""
+    """Output, final states as a tuple, and for each layer its states as a tuple."""
     output, final, states = layer(*given, all_states=True, **options)
     plain, plain_final = layer(*given, **options)
     assert torch.equal(getattr(output, "data", output), getattr(plain, "data", plain))
@@ -399,7 +399,7 @@ def all_states(layer, *given, **options):
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_all_states_go_on_from_any_step(kind):
-    """A layer that starts from the states of step 2 gives what follows, gradients through the cut included."""
+    """A layer that starts from the states of step 2 gives the rest of the results, including gradients across it."""
     layer = STATEFUL[kind]().double()
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     output, final, states = all_states(layer, x)
@@ -424,7 +424,7 @@ def test_all_states_lie_as_the_output(kind):
     assert torch.equal(states[-1][0], output) and len(states) == 2
     for own in states:
         assert all((s[2:, 1] == 0).all() for s in own)
-    for i, last in enumerate(final):  # forward ends at a row's last step, the reverse direction at its first
+    for i, last in enumerate(final):  # the forward direction ends at a row's last step, the reverse one at its first
         forward, reverse = states[1][i].chunk(2, -1)
         assert torch.equal(forward[lengths - 1, torch.arange(3)], last[2]) and torch.equal(reverse[0], last[3])
     packed = pack_padded_sequence(x, lengths, enforce_sorted=False)

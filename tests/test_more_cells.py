@@ -1,5 +1,5 @@
-"""Cells that torch.nn does not have: their modules, and their equations by hand. test_layer.py and the others that run
-over CELLS hold their kernels to the reference step."""
+"""Cells that torch.nn does not have: their modules, and their equations by hand. test_layer.py and other files that run
+over CELLS compare their kernels with the reference step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def states_of(final):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name):
-    """Stacked and in both directions, padded and packed; repr, pickle, deepcopy and state_dict keep it."""
+    """Stacked and in both directions, padded and packed; repr, pickle, deepcopy and state_dict preserve it."""
     torch.manual_seed(0)
     layer = MODULES[name](num_layers=2, bidirectional=True).double()
     x = torch.randn(4, 2, 3, dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_revert_refuses(name):
 
 
 def test_peephole_by_hand():
-    """Graves 2013, equations 7 to 11, one unit and one step after another."""
+    """Graves 2013, equations 7 to 11, for one unit, step by step."""
     layer = fastrnn.LSTM(1, 1, peephole=True).double()
     w, u, b = layer.weight_ih_l0[:, 0], layer.weight_hh_l0[:, 0], layer.bias_ih_l0 + layer.bias_hh_l0
     p_i, p_f, p_o = layer.weight_unit_l0[:, 0]
@@ -102,7 +102,7 @@ def test_indrnn_by_hand():
 
 
 def slstm_without_stabiliser(layer, x):
-    """Beck et al. 2024, equations 8 to 14, with the forget gate's sigmoid, as they stand."""
+    """Beck et al. 2024, equations 8 to 14, with a sigmoid forget gate, without the stabiliser."""
     h = c = n = x.new_zeros(x.shape[1], layer.hidden_size)
     outputs = []
     for step in x:
@@ -130,8 +130,8 @@ def test_slstm_is_its_equations_without_the_stabiliser():
 @pytest.mark.parametrize("size", [80.0, 300.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_slstm_with_large_gates(dtype, size):
-    """Gates of +-80 (exp(80) is past float16's range and its square past float32's), and beyond: h stays an average of
-    tanh(z), and so do gradients stay finite."""
+    """Gates of +-80 (exp(80) exceeds float16's range and its square float32's), and beyond: h stays an average of
+    tanh(z), and gradients stay finite."""
     layer = fastrnn.SLSTM(1, 16).to(dtype)
     signs = torch.tensor([[a, b] for a in (1, -1) for b in (1, -1)], dtype=dtype).repeat(4, 1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The kinds of dropout of the modules: their masks, rates and gradients, off in evaluation, and what is refused."""
+"""The modules' kinds of dropout: their masks, rates and gradients, their absence in evaluation, and what is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WITH_WEIGHT_HH = [kind for kind in MODULES if kind != "IndRNN"]
 
 
 def probabilities(kind):
-    """Those that a kind of layer has."""
+    """The probabilities that a kind of layer has."""
     return {name: p for name, p in PROBABILITIES.items() if name != "weight_dropout" or kind in WITH_WEIGHT_HH}
 
 
@@ -44,7 +44,7 @@ def make(kind, **options):
 
 @pytest.mark.parametrize("kind", WITH_WEIGHT_HH)
 def test_weight_dropout_is_a_dropped_weight(kind):
-    """Outputs and gradients are those of a layer whose recurrent weights went through torch's dropout, once a call."""
+    """Results equal those of a layer whose recurrent weights pass through torch's dropout once per call."""
     layer = make(kind, weight_dropout=0.5, bidirectional=True)
     plain = make(kind, bidirectional=True)
     x = torch.randn(5, 3, 6)
@@ -68,7 +68,7 @@ def test_weight_dropout_is_a_dropped_weight(kind):
 
 @pytest.mark.parametrize("name", ["input_dropout", "output_dropout"])
 def test_variational_masks_are_the_same_at_all_steps(name):
-    """One mask a row: a feature of a row is zero at all steps or scaled at all of them, and rows differ."""
+    """With one mask per row, a feature of a row is zero at all steps or scaled at all of them, and rows differ."""
     layer = make("LSTM", **{name: 0.4})
     x = torch.randn(9, 40, 6, requires_grad=True)
     output, _ = layer(x)
@@ -181,7 +181,7 @@ def test_philox_gives_the_known_answers(counter, key, words):
 
 
 def kept_units(p, seed, shape=(40, 20, 33), **options):
-    """Where an RNN's units kept their state: [T-1, B, H]."""
+    """Whether each unit of an RNN kept its state: [T-1, B, H]."""
     steps, batch, hidden = shape
     call = make_call("rnn_tanh", dict(zoneout=(p, 0.0)), (steps, batch, 7, hidden, 1), **options)
     call.options["seed"] = torch.tensor([seed])
@@ -201,14 +201,14 @@ def test_rate_of_the_masks(p):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
 def test_cpu_and_kernels_draw_the_same_masks(strategy, dtype, monkeypatch, emulated_kernels):
-    """Bit for bit, whatever the type, and as the step loop's."""
+    """Bit for bit, for all types, and the same as in the step loop."""
     kept = kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype)
     monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
     assert torch.equal(kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype), kept)
     noise = StateNoise((0.4, 0.0), 0.0, 0.0, torch.tensor([-(2**63) + 12345]), 0)
     noise.draw(6, 9, 37, 37, torch.empty(0))
     mask = noise.kept[0][1:]
-    # In 16 bits a unit may come to its old value by itself.
+    # In 16-bit types, a unit's new value may equal its old one by chance.
     assert kept[mask].all() and (dtype.itemsize == 2 or torch.equal(mask, kept))
 
 
@@ -237,7 +237,7 @@ def test_emulated(cell, option, strategy, monkeypatch, emulated_kernels):
 
 @pytest.mark.parametrize("option", ["zoneout", "heads_noise"])
 def test_kernels_of_some_directions_draw_as_all(option, monkeypatch, emulated_kernels):
-    """Heads go two at a time, and in backward directions one by one where there are several ranges of steps."""
+    """Heads run two at a time, and with several ranges of steps backward runs directions one by one."""
     monkeypatch.setattr(_backends, "_CPU", Emulated("step"))
     monkeypatch.setattr(_backward, "RANGE_BYTES", 8 * 3 * 4 * 70)
     shape = (9, 4, 5, 9, 4)
@@ -246,7 +246,7 @@ def test_kernels_of_some_directions_draw_as_all(option, monkeypatch, emulated_ke
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.95])
 def test_state_masks(p):
-    """Their rate and scale; a row's does not depend on how many there are, and no two directions have the same."""
+    """Their rate and scale; a row's mask does not depend on the number of rows, and directions differ."""
     masks = [state_masks(p, torch.tensor([-7]), range(3), rows, 33, torch.empty(0)) for rows in (500, 20)]
     zero = masks[0] == 0
     for share in (zero.double().mean((0, 1)), zero.double().mean((1, 2))):
@@ -256,7 +256,7 @@ def test_state_masks(p):
 
 
 def test_dropout_of_the_state_is_one_mask_a_row():
-    """Unit 0 hears of another unit at all steps or at none, while what the other gives out is never zero."""
+    """Unit 0 depends on another unit at all steps or at none, while the other's output is never zero."""
     layer, x = fastrnn.RNN(1, 40, bias=False, state_dropout=0.5), torch.randn(5, 3, 1)
     for row in range(3):
         heard = []
@@ -335,7 +335,7 @@ def test_modules_repeat_with_torchs_seed(kind):
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_evaluation_takes_the_expectation(kind):
-    """h is linear in its mask, so the mean over many draws of one step tends to what evaluation gives."""
+    """h is linear in its mask, so the mean over many draws of one step tends to the result of evaluation."""
     layer = make(kind, zoneout=0.3).double()
     one = {
         "LSTM": fastrnn.LSTM(6, 8), "LSTM projected": fastrnn.LSTM(6, 8, proj_size=5), "GRU": fastrnn.GRU(6, 8),
@@ -371,7 +371,7 @@ def test_checkpoint_and_change_in_place_repeat_the_masks():
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU reset-before"])
 def test_compiled_with_noise_in_the_state(kind):
-    """The seed is drawn anew in each call of the compiled graph."""
+    """Each call of the compiled graph draws a new seed."""
     layer = make(kind, zoneout=0.3, recurrent_dropout=0.3, state_dropout=0.3)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     x = torch.randn(5, 3, 6)
@@ -419,6 +419,6 @@ def test_noise_that_cannot_be_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("cell", [name for name, spec in CELLS.items() if spec.cells])
 def test_zoneout_of_a_clipped_cell(cell, dtype, device):
-    """Not in 16 bit: rounding may decide on which side of the clip a cell lies, and zoneout passes that on."""
+    """Not in 16-bit types: rounding may move a cell across the clip, and zoneout propagates that."""
     shape, options = SHAPES[1], dict(zoneout=(0.4, 0.3), packed=True, recompute=True, cell_clip=0.2, reverse=BOTH)
     check(make_call(cell, options, shape, dtype, device), dtype, shape[0], shape[2] + shape[3] + 2)

@@ -1,6 +1,6 @@
-"""Faults planted in dropout of the state and the clipped gradient, of the emulated kernels: a comparison must see each.
+"""Faults planted in the emulated kernels' state dropout and clipped gradient, each of which a comparison must detect.
 
-The C++ test programs have no such options (kernel_mutants.py), so the layer runs over a library with the fault.
+The C++ test programs (kernel_mutants.py) lack these options, so the layer runs with a library that has the fault.
 """
 
 from __future__ import annotations

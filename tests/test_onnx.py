@@ -1,4 +1,4 @@
-"""fastrnn.onnx.export: ONNX Runtime's numbers against the step loop in float64; skipped without the extra `onnx`."""
+"""fastrnn.onnx.export: ONNX Runtime's results against the step loop in float64; skipped without the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OPTIONS = {
 WRITTEN = {
     cell: [o for c, o in COMBINATIONS if c == cell and o in OPTIONS] for cell in CELLS if cell.split("_")[0] in KINDS
 }
-SHARE = 2  # of a cell's options in the ordinary run, different ones for the next cell
+SHARE = 2  # number of a cell's options in the ordinary run, different ones for the next cell
 
 
 class Calls(torch.nn.Module):
-    """Several calls of fastrnn.functional.layer; its inputs are theirs, its weights are parameters."""
+    """Several calls of fastrnn.functional.layer; takes their inputs, and has their weights as parameters."""
 
     def __init__(self, calls: list[Call]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Calls(torch.nn.Module):
 
 
 def run(program, given):
-    """ONNX Runtime's results for the tensors of ``given``, in their order."""
+    """ONNX Runtime's results for the tensors of ``given``, in order."""
     session = runtime.InferenceSession(program.model_proto.SerializeToString())
     tensors = [t.detach().numpy() for t in torch.utils._pytree.tree_leaves(given) if t is not None]
     names = [i.name for i in session.get_inputs()]
@@ -68,7 +68,7 @@ def run(program, given):
 
 
 def check(calls, dtype, export=fastrnn.onnx.export):
-    """All in one model, for an export takes a second however small it is."""
+    """Checks all calls in one model, because even a small export takes a second."""
     model = Calls(calls).eval()
     program = export(model, (model.given(),))
     kinds = [n.op_type for n in program.model.graph if n.op_type.lower() in KINDS]
@@ -120,7 +120,7 @@ class Stack(torch.nn.Module):
 
 
 def test_stacked_modules_of_any_length_and_batch(tmp_path):
-    """Weights too large for torch.onnx.export's own folding of constants."""
+    """With weights too large for torch.onnx.export's own constant folding."""
     size = 600
     model = Stack(size)
 
@@ -162,7 +162,7 @@ REFUSED = [
 
 
 def test_what_onnx_does_not_have_is_refused():
-    """Of a program traced once, each layer's operator by itself."""
+    """Checks each layer's operator of a program that is traced once."""
     calls = [make_call(cell, option, dtype=torch.float32) for cell, option, _ in REFUSED]
     del calls[3].options["resets"]
     model = Calls(calls).eval()

@@ -1,4 +1,4 @@
-"""No command writes over what it reads, nor over what it did not make; what is replaced is replaced as a whole."""
+"""No command overwrites a file that it reads, or one that it did not make; files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# arguments; what says that the command would write over a file that it reads
+# arguments; the message that the command would overwrite a file that it reads
 READ = [
     (["vocab", "read", "--out", "read"], "is read as TEXT"),
     (["vocab", "re*", "--out", "sub/../read"], "is read as TEXT"),
@@ -98,7 +98,7 @@ def test_what_is_there_is_replaced_only_when_asked(place: Path, arguments: list[
 
 
 def test_a_run_keeps_what_no_run_made(place: Path) -> None:  # noqa: F811
-    """A folder with a downloaded model, a foreign log, other words; and one that is both read and written."""
+    """A folder with a downloaded model, another program's log, other words; and one that is both read and written."""
     out = Path("out")
     out.mkdir()
     for name in ("options.json", "weights.hdf5", "model.safetensors"):
@@ -130,14 +130,14 @@ def test_a_run_keeps_what_no_run_made(place: Path) -> None:  # noqa: F811
 
 
 def test_a_run_writes_no_vocabulary_over_its_own(place: Path) -> None:  # noqa: F811
-    """The vocabulary may lie where the run puts its files, in whatever way it is written."""
+    """The vocabulary may be in the run's own folder, in any notation of the same words."""
     Path("out").mkdir()
     words = Path("vocab.txt").read_text().replace("\n", "\r\n").encode()
     Path("out/vocab.txt").write_bytes(words)
     arguments = [*TRAIN, "--vocab", "out/vocab.txt"]
     code, said = run(arguments)
     assert code == 0 and Path("out/vocab.txt").read_bytes() == words, said
-    assert run(arguments)[0] == 0  # and a run's own files are its own
+    assert run(arguments)[0] == 0  # a run may overwrite its own files
     Path("out/checkpoint-000000001.pt").unlink()
     assert run(arguments)[0] == 0
 
@@ -182,7 +182,7 @@ FULL = {
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_full_disk_leaves_the_old_file(place: Path, name: str) -> None:  # noqa: F811
-    """A real limit on file sizes; the message names the file that could not be written."""
+    """With a real limit on file sizes, the message names the file that could not be written."""
     arguments, limit, file = FULL[name]
     Path("read").write_text("w1\nw2\nw3\nw4\nw5\nw6\n")
     if name != "log":

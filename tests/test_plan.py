@@ -1,4 +1,4 @@
-"""The launch plan: every plan of thousands of shapes and all cards is legal, resident and the same when asked again."""
+"""The launch plan: for thousands of shapes and all cards, every plan is legal, resident and reproducible."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_plan_is_legal(card):
             if c["strategy"] in (
                 "grid",
                 "streaming",
-            ):  # blocks that wait for each other must all be on the device at once
+            ):  # blocks that wait for each other must all be resident
                 assert c["blocks"] <= limits["sms"], (shape, c)
             if c["strategy"] != "streaming":
                 assert c["streamed_bytes"] == 0
@@ -89,14 +89,14 @@ def test_every_plan_is_legal(card):
 
 
 def _orders(partition: list[str]) -> list[tuple[str, str]]:
-    """What decides the order of a row's sums, per product: warps that share the depth, and slices a warp."""
+    """What determines the order of a row's sums, per product: warps that share the depth, and slices per warp."""
     words = r"x (\d+) warps .*, (\d+) slices of the depth a warp"
     return [re.search(words, line).groups() for line in partition[1:]]
 
 
 @pytest.mark.parametrize("card", CARDS)
 def test_the_choice_and_the_order_of_sums_do_not_depend_on_the_batch(card):
-    """A row's result is the same in any batch: same strategies, and the same slices of the depth for each warp."""
+    """A row's result is the same in any batch, because strategies and each warp's slices of the depth are the same."""
     for shape in _shapes(card + " again"):
         first, second = (_plan(**{**shape, "batch": batch}, card=card) for batch in (1, 77))
         for key in ("strategy", "backward_strategy"):
@@ -108,7 +108,7 @@ def test_the_choice_and_the_order_of_sums_do_not_depend_on_the_batch(card):
 
 
 def test_the_choice_does_not_depend_on_what_was_asked_before():
-    """The plan keeps its last answers; they are those that it would give anew."""
+    """The plan caches its last answers, and they equal new ones."""
     shapes = [shape for card in CARDS for shape in _shapes(card)][:400]
     cards = list(CARDS)
     once = [[_plan(**shape, card=card)["strategy"] for card in cards] for shape in shapes]
@@ -118,7 +118,7 @@ def test_the_choice_does_not_depend_on_what_was_asked_before():
 
 @pytest.mark.parametrize("hidden", [5, 64, 512, 2048])
 def test_tile_does_not_depend_on_the_batch_in_its_sums(hidden):
-    """The depth is split by H alone, so that a row's result is the same in any batch (step_tile in step.cpp)."""
+    """Only H determines how the depth is split, so a row's result is the same in any batch (step_tile in step.cpp)."""
     threads = {}
     for batch in (1, 16, 33, 64, 65, 256):
         step = _plan("lstm", 2, False, batch, hidden, 0, 1, False, "H100")["candidates"][0]
@@ -135,12 +135,12 @@ def test_forced_plan_that_cannot_run(strategy):
 
 
 def test_the_choice_is_the_same_whatever_the_batch():
-    """A row's result must not depend on how many rows come with it, so the choice does not either."""
+    """A row's result must not depend on the number of rows, so neither does the choice."""
     for batch in (1, 16, 4096):
         assert _plan("lstm", 2, False, batch, 128, 0, 1, False, "H100")["strategy"] == "block"
         assert _plan("lstm", 2, False, batch, 136, 0, 1, False, "H100")["strategy"] == "cluster"
         assert _plan("lstm", 0, False, batch, 136, 0, 1, False, "H100")["strategy"] == "cluster"
-        assert _plan("lstm", 0, False, batch, 64, 0, 1, False, "A100")["strategy"] == "cluster"  # of one block
+        assert _plan("lstm", 0, False, batch, 64, 0, 1, False, "A100")["strategy"] == "cluster"  # with one block
         assert _plan("lstm", 0, False, batch, 8192, 0, 2, True, "H100")["backward_strategy"] == "step"
         assert _plan("lstm", 1, False, batch, 64, 0, 1, False, "H100")["strategy"] == "step"
         assert _plan("lstm", 0, True, batch, 64, 0, 1, False, "A100")["strategy"] == "block"
@@ -171,7 +171,7 @@ def test_forced_plan_says_the_limit():
 
 
 def test_weights_that_fit_are_found_resident():
-    """The table of sizes that fit: one SM to H=128, a cluster to 512, the grid to 2048 in 16 bit on an H100."""
+    """Sizes that fit on an H100 in a 16-bit type: one SM up to H=128, a cluster up to 512, the grid up to 2048."""
 
     def fits(hidden: int, dtype: int = 2) -> list[str]:
         plan = _plan("lstm", dtype, True, 16, hidden, 0, 1, False, "H100")
@@ -216,7 +216,7 @@ def test_explain_command():
     [(0, True, 2048, ("forward", "backward")), (2, False, 2048, ("forward",)), (2, False, 1024, ())],
 )
 def test_directions_run_apart_where_that_is_faster(dtype, tf32, hidden, apart, batch):
-    """Whatever the batch, for the order of sums may follow from it; at the price of two launches of one direction."""
+    """For any batch, since the order of sums may depend on it; the cost is that of two launches of one direction."""
     plans = [_plan("lstm", dtype, tf32, batch, hidden, 0, directions, True, "H100") for directions in (1, 2)]
     for phase, strategy in zip(
         ("forward", "backward"), (plans[1]["strategy"], plans[1]["backward_strategy"]), strict=True

@@ -1,4 +1,4 @@
-"""The experiments of fastrnn.probe: their measures against hand-made ones, and the commands end to end."""
+"""The experiments of fastrnn.probe: their measures compared with hand-made ones, and the commands end to end."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def test_gradient_norms_of_a_plain_rnn_are_products_of_its_jacobians():
     x = torch.randn(times, 1, 2, dtype=torch.float64)
     output = layer(x)[0][:, 0]
     found = probe.gradient_norms(layer, x, lambda h: h.sum(-1))["h"]
-    # d h_t / d h_(t-1) = diag(1 - h_t^2) W, so a gradient moves a step back by its transpose.
+    # d h_t / d h_(t-1) = diag(1 - h_t^2) W, so its transpose takes a gradient one step back.
     gradient = torch.ones(3, dtype=torch.float64)
     for distance in range(times):
         assert math.isclose(found[distance], gradient.norm().item(), rel_tol=1e-12)
@@ -78,7 +78,7 @@ def test_a_cell_learns_to_copy_over_a_short_distance_and_repeats():
 
 
 def test_a_cell_that_counts_is_found_to_count():
-    """An LSTM made by hand: it adds tanh(1) for each a, takes it off for each b, and says b while it is positive."""
+    """An LSTM made by hand adds tanh(1) for each a, subtracts it for each b, and predicts b while it is positive."""
     from fastrnn.probe.counting import Readout, _right_strings, trace_cells
 
     model = Readout("lstm", 3, 1, 3)
@@ -88,7 +88,7 @@ def test_a_cell_that_counts_is_found_to_count():
         layer = model.layer
         layer.bias_ih_l0.copy_(torch.tensor([50.0, 50.0, 0.0, 50.0]))  # gates open
         layer.weight_ih_l0[2] = torch.tensor([0.0, 1.0, -1.0])  # candidate: tanh(+-1)
-        layer.weight_ih_l0[0, 0] = -100.0  # nothing is added at the begin
+        layer.weight_ih_l0[0, 0] = -100.0  # nothing is added at the start
         # h = tanh(c), c = n tanh(1) after the a's: b while it is positive, then the end.
         model.linear.weight.copy_(torch.tensor([[-10.0], [0.0], [10.0]]))
         model.linear.bias.copy_(torch.tensor([2.0, -50.0, -2.0]))

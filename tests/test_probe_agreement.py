@@ -1,4 +1,4 @@
-"""fastrnn probe agreement: items of both files, scores and ablation against loops, the grammar, the command."""
+"""fastrnn probe agreement: items in both formats, scores and ablation against loops, the grammar, the command."""
 
 import json
 from dataclasses import replace
@@ -135,7 +135,7 @@ def test_ablation_finds_the_unit_that_was_made_to_count():
     model, items = small_model(layers=1), random_items()
     with torch.no_grad():
         model.softmax.weight.zero_()
-        for item in items[:2]:  # unit 4 alone says which form
+        for item in items[:2]:  # unit 4 alone determines the form
             model.softmax.weight[model.units.index[item.right], 4] = 1.0
     margins = Sentences(model.units, items).margins(model).tolist()
     items = [

@@ -16,8 +16,8 @@ from fastrnn.probe.cells import auc, find_units, passage, properties, trace_unit
 from fastrnn.probe.coloured import write_page
 from fastrnn.text_models.units import Units
 
-# Beside each line its properties: the last digit of the value behind each character and the line's end, a question mark
-# where the text so far does not tell.
+# Each line with its properties: the last digit of the value after each character and the line's end, or a question mark
+# where the text so far does not determine it.
 CODE = [
     ("def f(x):", {"brackets": "0000011000", "beginning": "1111111111"}),
     ('    # a "note', {"comments": "00001111111110", "indentation": "????444444444?", "beginning": "11111111110001"}),
@@ -92,7 +92,7 @@ def test_the_search_finds_units_made_by_hand_and_holds_them_out():
     values = random.normal(size=(2, size, 3)).astype(np.float32) * 0.1
     values[0, :, 2] -= 0.4 * quotes  # falls as the property rises
     values[1, :, 1] = np.tanh(position / 40)
-    values[1, : size // 2, 0] = quotes[: size // 2]  # on the first half better than any, on the second nothing
+    values[1, : size // 2, 0] = quotes[: size // 2]  # best of all on the first half, useless on the second
     brackets = np.full(size, np.nan, np.float32)
     found = {
         own.property: own for own in find_units(values, {"quotes": quotes, "position": position, "brackets": brackets})
@@ -148,7 +148,7 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
         "position", "beginning", "quotes", "comments", "if", "brackets", "indentation",
     }  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr("fastrnn.probe.cells.find_units", None)  # which is not searched for again
+        patch.setattr("fastrnn.probe.cells.find_units", None)  # the search is not repeated
         assert run(source, *models, "--json", results).output == first.output
     shown = run(source, *models[:2], "--unit", "1:5", "--html", page, "--lines", 2)
     assert shown.exit_code == 0 and "layer 1, unit 5" in shown.output and "\u21b5" in shown.output

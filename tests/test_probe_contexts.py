@@ -93,7 +93,7 @@ def test_layers_end_to_end(folder, tmp_path, monkeypatch):
     assert first.exit_code == 0, first.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     parts = json.loads(results.read_text())["parts"]
-    assert len(parts) == 3 and parts[f"{folder}, layer 0"] > 0.7  # the words tell the tags
+    assert len(parts) == 3 and parts[f"{folder}, layer 0"] > 0.7  # the words determine the tags
     monkeypatch.setattr("fastrnn.probe.contexts.LinearProbe", None)
     assert run(*arguments).output == first.output
 

@@ -1,7 +1,7 @@
-"""The kernels that ship, as nvcc's PTX, run on the host: against the CPU core, and with faults in them.
+"""nvcc's PTX of the shipped kernels runs on the host, is compared with the CPU core, and must expose planted faults.
 
-Only here do the CUDA bodies of device.cuh run, and the parameters, shared addresses and vector accesses that nvcc makes
-of the kernels. tests/ptx has the translator and what it checks at every access.
+Only these tests run the CUDA bodies of device.cuh, and the parameters, shared addresses and vector accesses that nvcc
+generates. tests/ptx has the translator and the checks of every access.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "tf32", "fp32": "float32
 
 
 def ptx_programs(programs: Programs, root: Path) -> PtxPrograms:
-    """The one of this session."""
+    """The PtxPrograms of this test session."""
     if not hasattr(programs, "ptx"):
         root.mkdir(exist_ok=True)
         programs.ptx = PtxPrograms(programs, root)
@@ -31,16 +31,16 @@ def ptx_programs(programs: Programs, root: Path) -> PtxPrograms:
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a test program (arguments separated by "; ") with the kernels' PTX, one of which may be made anew."""
+    """A run of a test program (arguments separated by "; ") with the kernels' PTX, some of which may be changed."""
 
     program: str
     arguments: str
     architecture: str = "sm_90"
-    math: str = "bf16"  # whose kernels are run; "": all, "none": none
-    kernels: tuple[str, ...] = ()  # made anew, as `kind`
-    header: str = ""  # where they are
+    math: str = "bf16"  # type of the kernels; "": all, "none": none
+    kernels: tuple[str, ...] = ()  # kernels to make again, as `kind`
+    header: str = ""  # their header
     kind: str = "plain"
-    old: str = ""  # of device.cuh
+    old: str = ""  # text in device.cuh, to be replaced by `new`
     new: str = ""
 
     def __str__(self) -> str:
@@ -66,13 +66,13 @@ class Job:
 
 
 def instances_of(math: str) -> tuple[str, ...]:
-    """The files whose kernels calls in a type launch; "": all."""
+    """The files with the kernels that calls in a type launch; "": all."""
     common = ("prepare", "rebuild", "transpose")
     return tuple(name for name in INSTANCES if name.endswith(math) or name in common) if math != "none" else ()
 
 
 def against_the_core(math: str, architecture: str, seeds: str) -> list[Job]:
-    """What a type has kernels for, each strategy; clusters from sm_90 on."""
+    """Runs of each strategy for which a type has kernels; clusters from sm_90 on."""
     strategies = {"fp64": ["step"], "fp32": ["step", "grid", "streaming"]}.get(
         math, ["step", "block", "grid", "streaming"]
     )
@@ -105,7 +105,7 @@ _ON_STEP = {"program": "emulation_cpu_test", "arguments": "step; rnn_tanh bfloat
 _ON_GRID = {"program": "emulation_cpu_test", "arguments": "grid; rnn_tanh bfloat16; 1", **_FORWARD}
 _ON_WORDS = {"program": "ptx_words_test", "arguments": "", "math": "none", **_WORDS}
 _WRONG = r"FAIL .*: \w+ differs by"
-# Faults in the CUDA bodies of device.cuh, which no host build compiles: where, old, new, what is said.
+# Faults in the CUDA bodies of device.cuh, which no host build compiles: where, old, new, message.
 FAULTS = {
     "mma: A's rows for its columns": (_ON_STEP, _BF16, _BF16.replace("%5, %6", "%6, %5"), _WRONG),
     "mma: B's halves exchanged": (_ON_STEP, _BF16, _BF16.replace("%8, %9", "%9, %8"), _WRONG),

@@ -1,4 +1,4 @@
-"""The README: its commands and options exist, its layout table names what is there."""
+"""The README: its commands and options exist, and its layout table names existing files."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_equals_torch(cell, packed, bias):
 
 
 def run_alone(call, d, x, states):
-    """One direction over one row's steps [T', 1, I]; output and states [1, 1, *]."""
+    """Run one direction over one row's steps [T', 1, I]. Returns output and states [1, 1, *]."""
     return reference_layer(
         call.cell, x, states, (call.parameters[d],), reverse=(call.options["reverse"][d],),
         cell_clip=call.options.get("cell_clip", 0.0), proj_clip=call.options.get("proj_clip", 0.0),
@@ -64,7 +64,7 @@ def run_alone(call, d, x, states):
 
 
 def by_segments(call):
-    """The definition of lengths and resets: each row to its own length, each segment alone, in the direction's
+    """The definition of lengths and resets: each row up to its own length, each segment alone, in the direction's
     order."""
     x, reverse = call.inputs[0], call.options["reverse"]
     steps, batch = x.shape[:2]
@@ -120,7 +120,7 @@ def test_lengths_and_resets_mean_separate_runs(cell, option):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_packed_rows_equal_lengths(cell):
-    """Packed rows sorted by length hold what padded rows with lengths hold, resets included."""
+    """Packed rows sorted by length give the same results as padded rows with lengths, including resets."""
     call = make_call(cell, dict(reverse=BOTH, packed=True, resets=True))
     sizes = call.options["batch_sizes"]
     steps, batch = len(sizes), int(sizes[0])

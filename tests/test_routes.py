@@ -22,7 +22,7 @@ from fastrnn.cells import CELLS, CellSpec
 
 @pytest.fixture
 def raw(monkeypatch):
-    """Calls of the raw route by name; every tensor that reaches it must be ordinary and have memory."""
+    """Records calls of the raw route by name; every tensor that reaches it must be ordinary and have memory."""
     calls = []
 
     def watch(module, name):
@@ -91,7 +91,7 @@ def test_fake_mode_over_real_module(raw):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_dual(cell, raw):
-    """Forward-mode AD keeps its tangents: checked against the gradient of the reference."""
+    """Forward-mode AD keeps its tangents, which are compared with the gradient of the reference."""
     call = make_call(cell, "lengths_resets")
     x = call.inputs[0].detach()
     tangent = torch.randn_like(x)
@@ -125,7 +125,7 @@ def test_functorch_wrapped(raw):
 
 
 def test_left_over_from_a_transform():
-    """A tensor that was wrapped for a transform that has ended is an ordinary one again."""
+    """A tensor that was wrapped for a transform counts as ordinary after the transform has ended."""
     module, leaked = fastrnn.GRU(3, 4), []
 
     def loss(x):
@@ -140,7 +140,7 @@ def test_left_over_from_a_transform():
 
 
 def test_options_are_made_once(monkeypatch):
-    """The shapes that follow from options and sizes are looked up, not made again in every call."""
+    """Shapes that follow from options and sizes are cached, not computed in every call."""
     module, x = fastrnn.LSTM(3, 4), torch.randn(2, 5, 3)
     first, _ = module(x)
     monkeypatch.setattr(CellSpec, "shapes", None)
@@ -163,7 +163,7 @@ def test_dispatch_mode_sees_the_operators(raw):
         found = torch.autograd.grad(weighted_sum(*call.run(functional.layer)), list(call.tensors().values()))
     assert "fastrnn.layer.default" in seen and "fastrnn.layer_backward.default" in seen
     assert all(map(torch.equal, found, expected))
-    # The mode around backward only:
+    # A mode around backward only:
     loss = weighted_sum(*call.run(functional.layer))
     seen.clear()
     with Watch():
@@ -172,7 +172,7 @@ def test_dispatch_mode_sees_the_operators(raw):
 
 
 class Wrapped(torch.Tensor):
-    """A tensor without memory of its own around a real one."""
+    """A wrapper around a real tensor, without memory of its own."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -198,7 +198,7 @@ def test_subclass_reaches_the_operator_unwrapped(raw):
 
 
 def test_negated_view(raw):
-    """The imaginary part of a conjugate is a view with a negative bit: its memory has the other sign."""
+    """The imaginary part of a conjugate is a lazily negated view: its memory has the opposite sign."""
     call = make_call("gru", "plain").map(lambda t: t.detach())
     lazy = torch.complex(torch.zeros_like(call.inputs[0]), -call.inputs[0]).conj().imag
     assert lazy.is_neg()
@@ -242,7 +242,7 @@ def test_operator_route_gives_the_same_bits(option, monkeypatch):
 
 
 def test_tensors_read_through_capsules(monkeypatch):
-    """As a torch without DLPack's exchange functions (2.8 has none) has them read."""
+    """The way of reading tensors for a torch without DLPack's exchange functions, such as 2.8."""
     call = make_call("lstm", "packed_both")
     tensors = list(call.tensors().values())
     expected = call.run(functional.layer)
@@ -275,6 +275,6 @@ def test_jit_trace(raw):
 
 
 def test_importing_fastrnn_does_not_import_the_compiler():
-    """torch._dynamo takes a second or more; torch alone leaves it out."""
+    """torch._dynamo takes a second or more to import; torch itself does not import it."""
     code = "import sys, torch, fastrnn; raise SystemExit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,5 +1,5 @@
-"""Calls of few rows and steps, whose weights are used where they lie or packed block by block, against those of many
-rows, whose weights are packed once: equal bit for bit."""
+"""Calls with few rows and steps, which use weights in place or pack them block by block, give the same bits as calls
+with many rows, which pack the weights once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def instruction_set(request):
 
 
 def make(cell, dtype, batch, steps, inputs, hidden):
-    """Input, initial states and weights; the state is as wide as the layer but where it is projected."""
+    """Input, initial states and weights; the state has width H, or I if it is projected."""
     spec, g = CELLS[cell], torch.Generator().manual_seed(hidden + batch)
     width = inputs if spec.projects else hidden
 
@@ -36,7 +36,7 @@ def make(cell, dtype, batch, steps, inputs, hidden):
     return draw(steps, batch, inputs), states, own
 
 
-# Depths that are no multiple of 4, of 8 or of a block; a last panel with fewer units; rows of weights 4 KiB apart.
+# Depths that are not a multiple of 4, of 8 or of a block; a last panel with fewer units; a row stride of 4 KiB.
 @pytest.mark.parametrize("inputs, hidden", [(67, 150), (512, 80), (1024, 64), (3, 5)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cell", ["lstm_projected", "gru", "gru_reset_before"])

@@ -1,4 +1,4 @@
-"""fastrnn.LSTMCell, GRUCell and RNNCell beside torch.nn's."""
+"""fastrnn.LSTMCell, GRUCell and RNNCell compared with torch.nn's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flat(states):
 
 
 def results_and_gradients(cell, x, state, steps=3):
-    """States after a few steps, and the gradients of all that goes in."""
+    """States after a few steps, and the gradients of all inputs and parameters."""
     leaves = [x, *(flat(state) if state is not None else ()), *cell.parameters()]
     for _ in range(steps):
         state = cell(x, state)

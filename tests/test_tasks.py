@@ -43,7 +43,7 @@ TAGS = {"s": "NOUN", "ng": "VERB", "ly": "ADV", "5": "NUM"}
 
 
 def sentences(count: int, seed: int) -> Examples:
-    """A word's tag follows from its ending, but a word before one in -ly is DET."""
+    """A word's ending determines its tag, except that a word before one in -ly is DET."""
     random = torch.Generator().manual_seed(seed)
     texts, tags = [], []
     for _ in range(count):
@@ -110,7 +110,7 @@ def test_crf_against_all_sequences() -> None:
 @pytest.mark.parametrize(
     ("tags", "wanted"),
     [
-        ("O B-a I-a O I-b", [(1, 3, "a"), (4, 5, "b")]),  # a stray I begins one
+        ("O B-a I-a O I-b", [(1, 3, "a"), (4, 5, "b")]),  # a stray I starts an entity
         ("B-a B-a I-b I-b", [(0, 1, "a"), (1, 2, "a"), (2, 4, "b")]),
         ("I-a I-a B-a O", [(0, 2, "a"), (2, 3, "a")]),  # IOB1
         ("B-a E-a S-a I-a O", [(0, 2, "a"), (2, 3, "a"), (3, 4, "a")]),  # BIOES
@@ -222,7 +222,7 @@ def test_states_of_a_language_model(tmp_path: Path, kind: str) -> None:
     source = open_sources({"lm": str(tmp_path)})["lm"]
     given = [["a"], ["the", "new", "dog"]]
     found = source(given)
-    assert not found[0].is_inference()  # it is saved for a mix's backward
+    assert not found[0].is_inference()  # a mix saves it for backward
     for words, states in zip(given, found, strict=True):
         for place in range(len(words)):
             ids = torch.tensor([model.units.boundary, *model.units.encode(" ".join(words[: place + 1]))])
@@ -299,7 +299,7 @@ def test_taggers_learn_and_resume_with_the_same_bits(
         for _ in range(2):
             with pytest.raises(Interrupted, match="the same command goes on from there"):
                 trained_tagger(tmp_path / "parts", data, **options)
-    parts = trained_tagger(tmp_path / "parts", data)  # settings that are left out are the run's
+    parts = trained_tagger(tmp_path / "parts", data)  # settings that are not given are those of the run
     for name in ("step", "train_loss", "dev"):
         assert [epoch[name] for epoch in parts.epochs] == [epoch[name] for epoch in whole.epochs]
     assert_same_parameters(Tagger.load(parts.folder), tagger)

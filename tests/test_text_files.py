@@ -1,4 +1,4 @@
-"""One reader of text for all commands: the same bytes are read alike, or refused with file and line."""
+"""One reader of text for all commands: they read the same bytes alike, or refuse them naming file and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NER_FILES = ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and the folder `model` of a biLM trained on it for a step."""
+    """A corpus, and the folder `model` of a biLM trained on it for one step."""
     folder = write_corpus(tmp_path_factory.mktemp("trained"))
     result = CliRunner().invoke(main, [*command(folder, folder / "model"), "--steps", "1"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SMALL = ["--hidden", "4", "--batch", "2", "--window", "4", "--epochs", "1", "--device", "cpu"]
 TINY = ["--dev-share", "0.5", "--hidden", "4", "--embedding", "4", "--characters", "2", "--epochs", "1", "--device",
         "cpu"]  # fmt: skip
-# command -> (its arguments with the file to read as "read", what that file holds)
+# command -> (its arguments with the input file as "read", the content of that file)
 READERS = {
     "vocab": (["vocab", "read", "--out", "out", "--min-count", "1"], TEXT),
     "embed": (["embed", "read", "out", "--options", "model/options.json", "--weights", "model/weights.hdf5"], TEXT),
@@ -72,7 +72,7 @@ def run(arguments: list[str], standard_input: bytes | None = None) -> tuple[int,
 
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, the working directory, with the trained one's files."""
+    """A new working directory with the files of `trained`."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -80,7 +80,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def give(place: Path, name: str, content: bytes) -> list[str]:
-    """Writes the file (or the benchmark's three) that a reader reads; its arguments."""
+    """Writes the input file of a reader (or the three of the benchmark) and returns its arguments."""
     for file in [place / "data" / name for name in NER_FILES] if name == "ner" else [place / "read"]:
         file.write_bytes(content)
     return READERS[name][0]
@@ -105,7 +105,7 @@ def test_what_is_no_text_is_refused(place: Path, name: str) -> None:
         assert not list(place.glob("out*"))
 
 
-# Their output tells times.
+# Commands whose output contains times.
 _TIMED = (
     "embed", "train", "held-out", "vocabulary", "lm-train", "lm-held-out", "lm-words", "tag-train", "classify-train",
 )  # fmt: skip
@@ -121,7 +121,7 @@ def test_line_ends_and_byte_order_mark_change_nothing(place: Path, name: str) ->
         written = {}
         for file in sorted(place.glob("out*")):
             if file.is_file():
-                # the ways of writing a text differ in their hash, which no output holds
+                # different notations of a text differ in their hash, which no output contains
                 written[file.name] = file.read_bytes()
                 file.unlink()
             else:

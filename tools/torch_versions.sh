@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of what can differ between versions of torch beside each of them, all with one wheel of this tree, which
-# contains no torch code: tools/torch_versions.sh 2.6.0 2.8.0 2.10.0
-# Each gets a virtual environment of its own, some GB of CUDA libraries included, which is removed afterwards.
+# Tests what can differ between versions of torch with each of them, all with one wheel of this tree, which contains no
+# torch code: tools/torch_versions.sh 2.6.0 2.8.0 2.10.0
+# Each gets its own virtual environment with some GB of CUDA libraries, which is removed afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests="tests/test_layer.py tests/test_autograd.py tests/test_compile.py tests/test_routes.py tests/test_func.py

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes a wheel for x86-64 Linux with glibc 2.28 or newer, all CPU kernels and the CUDA kernels as PTX in it, and tries it beside two
-# versions of torch: tools/wheel.sh [FOLDER, default dist]. PYTHON says for which Python (default python3).
+# Makes a wheel for x86-64 Linux with glibc 2.28 or newer, with all CPU kernels and the CUDA kernels as PTX, and tests
+# it with two versions of torch: tools/wheel.sh [FOLDER, default dist]. PYTHON selects the Python (default python3).
 #
-# No container: ziglang's clang compiles for an older glibc than that of this machine, and links its own C++ library into the binary.
-# nvcc takes part with the compiler it finds, whose objects hold nothing of a C++ library (csrc/cuda/launch.cuh).
+# Needs no container: ziglang's clang compiles for an older glibc than this machine's and links its own C++ library into
+# the binary. nvcc uses the host compiler that it finds; its objects contain nothing of a C++ library
+# (csrc/cuda/launch.cuh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}" folder="${1:-dist}"
@@ -22,7 +23,7 @@ chmod +x "$work/c++"
 CXX="$work/c++" FASTRNN_CPU=all LDFLAGS=-s "$work/build/bin/python" -m build --outdir "$work/dist" . > "$work/log" 2>&1 ||
   { tail -n 60 "$work/log"; exit 1; }
 grep -h "^fastrnn: " "$work/log"
-# Fails on a symbol that is newer than the platform has. libgomp is torch's.
+# Fails if a symbol is newer than the platform. libgomp comes with torch.
 PATH="$work/build/bin:$PATH" auditwheel repair --plat manylinux_2_28_x86_64 --wheel-dir "$folder" "$work"/dist/*.whl
 wheel=$(ls -t "$folder"/fastrnn-*-manylinux*.whl | head -n 1)
 size=$(stat -c %s "$wheel")
