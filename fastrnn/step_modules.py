@@ -1,6 +1,6 @@
-"""LSTMCell, GRUCell and RNNCell: one step a call, drop-in for torch.nn's.
+"""LSTMCell, GRUCell and RNNCell: single steps, drop-in for torch.nn's.
 
-The layers' kernels run with T = 1; on a CPU, where no option asks for them, torch.nn's own operation does.
+They run the layers' kernels with T = 1, or on a CPU, if no option needs these, torch.nn's own operation.
 
 They subclass torch.nn's cells (constructor, parameter names, initialisation, pickling, isinstance) and override
 forward. Like the layers, they read the weights by attribute at each call.
@@ -107,9 +107,9 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
         )
 
     def _is_torchs(self, input: Tensor) -> bool:
-        """torch.nn's own operation does the same: a single step leaves our kernels nothing to save on a CPU.
+        """Whether to run torch.nn's own operation: for a single step on a CPU, our kernels have nothing to save.
 
-        It knows no vmap and no forward-mode AD.
+        It supports neither vmap nor forward-mode AD.
         """
         return (
             input.is_cpu

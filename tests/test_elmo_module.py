@@ -85,7 +85,7 @@ def test_warm_up_fixes_a_start_state(device):
     warm = top(elmo, SENTENCES)
     assert (warm - cold).abs().max() > 1e-2
     assert torch.equal(top(elmo, SENTENCES), warm)
-    close(top(elmo, SENTENCES[3:])[0], warm[3])  # whatever else is in the batch
+    close(top(elmo, SENTENCES[3:])[0], warm[3])  # independent of the rest of the batch
     carrying = Elmo(make_model(), **TOP).to(device)
     for batch in (SENTENCES, SENTENCES[2:]):
         carrying(batch)

@@ -49,7 +49,7 @@ def test_threads_share_an_embedder():
     truth = [next(own.iterate([sentence])) for sentence in TEXT]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda sentence: next(shared.iterate([sentence])), TEXT))
-    found += [next(shared.iterate([sentence])) for sentence in TEXT]  # and nothing wrong stays behind
+    found += [next(shared.iterate([sentence])) for sentence in TEXT]  # nothing wrong stays in the cache
     for array, expected in zip(found, truth * 2, strict=True):
         tolerances.assert_close(torch.from_numpy(array), torch.from_numpy(expected), tolerances.ELMO_SAME)
 

@@ -20,7 +20,7 @@ from fastrnn.text_models.vocabulary import VocabularyError
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("safetensors")
 
-WORDS = ["<UNK>", "cat", "</S>", "sat", "<S>"]  # an order of its own
+WORDS = ["<UNK>", "cat", "</S>", "sat", "<S>"]  # in an unusual order
 SENTENCE = ["cat", "sat", "dog"]
 
 

@@ -106,7 +106,7 @@ def _read_gold(path: Path) -> list[Item]:
             )
         place, attractors = int(fields[0]), int(fields[3])
         right, wrong = words[place], fields[2]
-        if right != fields[1]:  # some answers have a capital that the sentence has not
+        if right != fields[1]:  # some answers are capitalised although the sentence's word is not
             wrong = wrong.lower()
         condition = f"{path.stem}, {attractors} attractor{'' if attractors == 1 else 's'}"
         items.append(Item(tuple(words[:place]), right, wrong, _number_of(right, wrong), attractors, condition))

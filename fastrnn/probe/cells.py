@@ -131,7 +131,7 @@ def _python(text: str) -> list[tuple[float, ...]]:
             comment = True
         elif character in "\"'":
             before = text[text.rfind("\n", 0, place) + 1 : place]
-            docstring = not depth and not before.strip(" \tbrBR")  # a string that is a statement of its own
+            docstring = not depth and not before.strip(" \tbrBR")  # the string is a whole statement
             quote = character * 3 if text.startswith(character * 3, place) else character
             length = len(quote)
         elif character in _OPENING:
