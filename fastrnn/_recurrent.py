@@ -97,8 +97,16 @@ class StepOptions:
             if given:
                 raise ValueError(f"layer_norm=True is there without {name} alone")
 
-    def _begin_layer_norm(self) -> None:
-        """Set gains to 1, shifts and biases to 0."""
+    @property
+    def cell(self) -> str:
+        """The key of this module's cell in :data:`fastrnn.cells.ALL_CELLS`."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters as torch.nn's do; with layer_norm, gains are 1, shifts and biases 0."""
+        super().reset_parameters()
+        if not self.layer_norm:
+            return
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if name.startswith("weight_unit"):
@@ -209,19 +217,8 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         self._init_flat_weights()
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Initialise the parameters as torch.nn's layers do; with layer_norm, gains are 1, shifts and biases 0."""
-        super().reset_parameters()
-        if self.layer_norm:
-            self._begin_layer_norm()
-
     def flatten_parameters(self) -> None:
         """Do nothing: parameters are used in place. Exists because callers of torch.nn's modules call it."""
-
-    @property
-    def cell(self) -> str:
-        """The key of this module's cell in :data:`fastrnn.cells.ALL_CELLS`."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         text = super().extra_repr() + self._text_of_step(NOISE)

@@ -58,20 +58,9 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
             self.register_parameter(name, torch.nn.Parameter(like.new_empty(shape)))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Initialise the parameters as torch.nn's cells do; with layer_norm, gains are 1, shifts and biases 0."""
-        super().reset_parameters()
-        if self.layer_norm:
-            self._begin_layer_norm()
-
     def extra_repr(self) -> str:
         text = super().extra_repr() + self._text_of_step(NOISE)
         return text + "".join(f", {name}=True" for name in ("peephole", "layer_norm") if getattr(self, name))
-
-    @property
-    def cell(self) -> str:
-        """The key of this module's cell in :data:`fastrnn.cells.CELLS`."""
-        raise NotImplementedError
 
     _node = Recurrent._node
 
