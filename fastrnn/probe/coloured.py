@@ -15,7 +15,8 @@ from rich.style import Style
 from rich.text import Text
 
 from ..text_models.files import replacing
-from .plots import new_figure, save
+from ..text_models.report import save_figure
+from .plots import new_figure
 
 _NEGATIVE, _POSITIVE = (90, 115, 230), (225, 70, 70)  # blue and red on which black text is readable
 _NARROWEST, _WIDEST = 70, 100  # columns of a picture; the titles need the minimum
@@ -65,7 +66,7 @@ def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> Non
         axis.set(xlim=(0, columns), xticks=[], yticks=[])
         axis.set_title(title, fontsize=9, loc="left")
         axis.spines[:].set_visible(False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _grid(text: str, values: NDArray) -> tuple[NDArray, list[str]]:

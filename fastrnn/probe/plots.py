@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..text_models.files import replacing
+from ..text_models.report import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,12 +24,6 @@ def _figure(panels: int, width: float = 5.0) -> tuple[Figure, Any]:
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes a picture atomically."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-
-
 def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
     """Draws norms against distance, before and after training, with a line for each cell.
 
@@ -45,7 +39,7 @@ def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("norm of d loss$_t$ / d h$_{t-k}$")
     axes[1].legend()
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path: Path) -> None:
@@ -63,7 +57,7 @@ def draw_distance(parts: Mapping[str, Mapping[int, float]], chance: float, path:
     axis.set(xscale="log", ylim=(0, 1.03), xlabel="distance, steps", ylabel="right answers")
     axis.grid(alpha=0.3)
     axis.legend()
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
@@ -79,7 +73,7 @@ def draw_counting(traces: Mapping[str, Sequence[Sequence[float]]], path: Path) -
         axis.set(xlabel="step", title=title)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("value of each unit")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
@@ -108,7 +102,7 @@ def draw_agreement(parts: Mapping[str, Any], path: Path) -> None:
             axis.grid(alpha=0.3)
         row[0].set_ylabel(title, fontsize=9)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_layers(parts: Mapping[str, Sequence[float]], baseline: float, path: Path) -> None:
@@ -126,7 +120,7 @@ def draw_layers(parts: Mapping[str, Sequence[float]], baseline: float, path: Pat
     axis.set(xlabel="layer", ylabel="right tags", xticks=range(max(map(len, parts.values()))))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_neighbours(panels: Mapping[str, Sequence[tuple[str, float, float]]], path: Path) -> None:
@@ -143,4 +137,4 @@ def draw_neighbours(panels: Mapping[str, Sequence[tuple[str, float, float]]], pa
             axis.plot(x, y, ".", color="C0")
             axis.annotate(text.replace("$", r"\$"), (x, y), fontsize=6)
         axis.set(title=title, xticks=[], yticks=[])
-    save(figure, path)
+    save_figure(figure, path)
