@@ -101,7 +101,7 @@ def test_a_cell_that_counts_is_found_to_count():
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("gradients", ["--time", 20, "--steps", 3, "--both-clips"]),
+        ("gradients", ["--time", 31, "--steps", 3, "--both-clips"]),
         ("distance", ["--distances", "3,6", "--steps", 3]),
         ("counting", ["--trained-to", 5, "--tried-to", 8, "--steps", 3, "--plot-n", 4]),
     ],
@@ -111,6 +111,7 @@ def test_commands_end_to_end_and_go_on_from_their_results(name, options, tmp_pat
     arguments = [name, "--cell", "rnn,lstm", "--hidden", 4, *options, "--json", results]
     first = run(*arguments, "--plot", plot)
     assert first.exit_code == 0, first.output
+    assert "…" not in first.output  # the table fits in 80 columns
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(results.read_text())
     assert found["experiment"] == name and len(found["parts"]) >= 2

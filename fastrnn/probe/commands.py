@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich import box
 from rich.table import Table
 
 from ..cli import LazyGroup, refuse_idle
@@ -72,7 +73,9 @@ def gradients(
             name, content = str(text), "\n".join(" ".join(line) for line in read_text([str(text)]))
         experiment = Experiment("gradients", {**settings, "text": name, "clip": clip}, results, plot, overwrite)
         runs = [(cell, bound) for cell in cells for bound in ((clip, 0.0) if both_clips else (clip,))]
-        table = Table(title=f"{name}: norm of d loss / d h, k steps back")
+        # Narrow, so that all columns fit on a terminal of 80.
+        title = f"{name}: norm of d loss / d h, k steps back"
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         distances = [k for k in (1, 3, 10, 30, 100, 300, 1000) if k < settings["time"]]
         for heading in ("cell", "", *(f"k={k}" for k in distances), "1% at", "loss", "largest"):
             table.add_column(heading, justify="left" if heading in ("cell", "") else "right", no_wrap=True)
@@ -98,7 +101,7 @@ def gradients(
                     reach = reach_of(norms)
                     last = moment == "trained"
                     table.add_row(
-                        "" if last else label,
+                        ("" if bound else "no clip") if last else cell,
                         moment,
                         *(f"{norms[k] / norms[0]:.0e}" for k in distances),
                         "-" if reach is None else str(reach),
