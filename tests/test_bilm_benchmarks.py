@@ -11,7 +11,7 @@ import pytest
 import tolerances
 from click.testing import CliRunner
 from fastrnn.benchmarks.bilm_training import bilm_training
-from fastrnn.benchmarks.ner import Sentence, ner, read_tagged, read_words
+from fastrnn.benchmarks.ner import FILES, ner, read_tagged, read_words
 from fastrnn.benchmarks.ngrams import Bigram, Unigram, ngrams, perplexity
 from fastrnn.benchmarks.sentences import sentences, split_sentences
 
@@ -20,9 +20,10 @@ from fastrnn.text_models.vocabulary import Vocabulary
 
 
 def test_readers(tmp_path: Path) -> None:
-    path = tmp_path / "text.conll"
-    path.write_text("a\tO\nb c\tB-x\n\t\n\nd\tI-x\n")
-    assert read_tagged(path) == [Sentence(("a", "b_c"), ("O", "B-x")), Sentence(("d",), ("I-x",))]
+    for name in FILES.values():
+        (tmp_path / name).write_text("a\tO\nb c\tB-x\n\t\n\nd\tI-x\n")
+    dev = read_tagged(tmp_path).dev
+    assert (dev.texts, dev.targets) == ([["a", "b_c"], ["d"]], [["O", "B-x"], ["I-x"]])
     conllu = tmp_path / "text.conllu"
     rows = ["1-2\tdon't", "1\tdo", "2\tn't", "2.1\tghost", "", "1\tend"]
     conllu.write_text("# text\n" + "".join(row + "\t_" * 8 * bool(row) + "\n" for row in rows))
@@ -72,7 +73,7 @@ def test_benchmark_commands(tmp_path: Path) -> None:
     )  # fmt: skip
     table = run(ngrams, "--train", text, "--held-out", tmp_path / "text/held-out.txt", "--model", tmp_path / "model")
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["unigram", "bigram", "biLM"]
-    for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
+    for name in FILES.values():
         (tmp_path / name).write_text("The\tO\ncat\tB-x\nran\tO\n\nThe\tO\ndog\tB-x\n\n" * 5)
     report = run(ner, tmp_path, "--model", tmp_path / "model", "--seeds", "2", "--epochs", "2")
     assert "+ ELMo: entity F1 dev" in report and "mixing weights" in report
@@ -95,7 +96,7 @@ def test_a_stopped_training_ends_in_one_line(tmp_path: Path, monkeypatch: pytest
         return step(trainer)
 
     monkeypatch.setattr(training.Trainer, "step", interrupted)
-    for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
+    for name in FILES.values():
         (tmp_path / name).write_text("The\tO\ncat\tB-x\nran\tO\n\n" * 200)
     result = CliRunner().invoke(main, ["bench", "ner", str(tmp_path), "--out", str(tmp_path / "model")])
     assert result.exit_code == 130 and isinstance(result.exception, SystemExit), result.output

@@ -186,5 +186,5 @@ class WordEncoder(nn.Module):
         found = {}
         for name, mix in self.mixes.items():
             if len(mix.weights) > 1:
-                found[name] = {"weights": mix.weights.detach().softmax(0).tolist(), "gamma": float(mix.gamma)}
+                found[name] = {"weights": mix.weights.detach().softmax(0).tolist(), "gamma": mix.gamma.item()}
         return found
