@@ -10,10 +10,11 @@ import torch
 import fastrnn
 from fastrnn import probe
 from fastrnn.cli import main
+from fastrnn.lm.model import LanguageModel
 from fastrnn.probe.commands import COMMANDS
 from fastrnn.probe.counting import strings
 from fastrnn.probe.distance import AddingTask, CopyTask
-from fastrnn.probe.gradients import scale_recurrent
+from fastrnn.probe.gradients import Windows, scale_recurrent
 
 
 def run(*arguments):
@@ -125,6 +126,28 @@ def test_commands_end_to_end_and_go_on_from_their_results(name, options, tmp_pat
     assert again.output == first.output
     other = run(*arguments, "--seed", 1, *(["--plot", tmp_path / "other.png"] if name == "counting" else []))
     assert other.exit_code == 1 and "exists" in other.output
+
+
+def test_gradients_of_a_saved_model(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question\n" * 20)
+    train = ["lm", "train", text, "--out", tmp_path / "lm", "--hidden", 5, "--epochs", 1, "--ngrams", 0, "--batch", 2,
+             "--device", "cpu"]  # fmt: skip
+    assert click.testing.CliRunner().invoke(main, list(map(str, train))).exit_code == 0
+    results, arguments = tmp_path / "found.json", ["gradients", "--model", tmp_path / "lm", "--text", text, "--time", 6]
+    found = run(*arguments, "--json", results, "--plot", tmp_path / "found.png")
+    assert found.exit_code == 0, found.output
+    (part,) = json.loads(results.read_text())["parts"].values()
+    model = LanguageModel.load(tmp_path / "lm")
+    inputs, targets = Windows(torch.from_numpy(model.units.encode(text.read_text()).astype("int64")), 6, 32, 0).draw()
+    _, state = model(inputs[:3])
+    state = tuple(value.detach().requires_grad_() for value in state)
+    logits = model.softmax(model(inputs[3:], state)[0][-1])
+    loss = torch.nn.functional.cross_entropy(logits, targets[-1], reduction="sum")
+    wanted = torch.autograd.grad(loss, state[0])[0][0].norm(dim=-1).log().mean().exp().item()
+    assert math.isclose(part["trained"]["h"][3], wanted, rel_tol=1e-4)
+    idle = run(*arguments, "--steps", 3)
+    assert idle.exit_code == 2 and "--steps does nothing with --model" in idle.output
 
 
 def test_a_stopped_run_keeps_its_finished_parts(tmp_path, monkeypatch):

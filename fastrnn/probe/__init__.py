@@ -16,6 +16,7 @@ _MODULES = {
     "train_at_distance": ".distance",
     "GradientResult": ".gradients",
     "gradient_norms": ".gradients",
+    "model_gradients": ".gradients",
     "probe_gradients": ".gradients",
     "cell_names": ".._named",
     "make_layer": ".._named",

@@ -32,6 +32,9 @@ def probe() -> None:
 @probe.command("gradients")
 @common_options("rnn,gru,lstm", 64, 500, 32, 2e-3)
 @click.option("--text", type=click.Path(path_type=Path), help="To be learnt.  [default: the Python library's source]")
+@click.option(
+    "--model", "models", multiple=True, help="Train nothing; measure this model of fastrnn lm train; may be repeated."
+)
 @click.option("--time", type=click.IntRange(2), default=100, show_default=True, help="T, steps of a window.")
 @click.option(
     "--radius",
@@ -52,6 +55,7 @@ def gradients(
     plot: Path | None,
     overwrite: bool,
     text: Path | None,
+    models: tuple[str, ...],
     both_clips: bool,
     clip: float,
     **settings: Any,
@@ -60,29 +64,44 @@ def gradients(
 
     Example: fastrnn probe gradients --cell rnn,gru,lstm --plot gradients.png
     """
+    if models:
+        refuse_idle("with --model", "cells", "hidden", "steps", "rate", "clip", "both_clips", "optimizer", "radius")
     if both_clips and not clip:
         refuse_idle("with --clip 0", "both_clips")
     with stoppable():
         from ..benchmarks.char_lm import default_text
-        from ..text_models.text import read_text
-        from .gradients import probe_gradients, reach_of
+        from ..lm.model import LanguageModel
+        from ..tasks.sources import digest_of
+        from ..text_models.text import find_texts
+        from ..text_models.units import read_running_text
+        from .gradients import model_gradients, probe_gradients, reach_of
 
         if text is None:
             name, content = default_text()
         else:
-            name, content = str(text), "\n".join(" ".join(line) for line in read_text([str(text)]))
-        experiment = Experiment("gradients", {**settings, "text": name, "clip": clip}, results, plot, overwrite)
-        runs = [(cell, bound) for cell in cells for bound in ((clip, 0.0) if both_clips else (clip,))]
+            name, content = str(text), read_running_text(find_texts([str(text)]))
+        saved = {folder: LanguageModel.load(folder, settings["device"]) for folder in models}
+        every = {**settings, "text": name, "clip": clip}
+        if saved:
+            every["models"] = [digest_of(model) for model in saved.values()]
+        reads = [("--model", folder) for folder in models]
+        experiment = Experiment("gradients", every, results, plot, overwrite, reads=reads)
         # Narrow, so that all columns fit on a terminal of 80.
         title = f"{name}: norm of d loss / d h, k steps back"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         distances = [k for k in (1, 3, 10, 30, 100, 300, 1000) if k < settings["time"]]
         for heading in ("cell", "", *(f"k={k}" for k in distances), "1% at", "loss", "largest"):
             table.add_column(heading, justify="left" if heading in ("cell", "") else "right", no_wrap=True)
+
+        def add_row(label: str, moment: str, norms: list[float], *more: str) -> None:
+            reach = reach_of(norms)
+            shares = (f"{norms[k] / norms[0]:.0e}" for k in distances)
+            table.add_row(label, moment, *shares, "-" if reach is None else str(reach), *more)
+
         found = {}
-        with experiment.bar(len(runs)):
+        runs = [] if models else [(cell, bound) for cell in cells for bound in ((clip, 0.0) if both_clips else (clip,))]
+        with experiment.bar(len(runs) + len(saved)):
             for cell, bound in runs:
-                label = cell if bound else f"{cell} unclipped"
 
                 def make(started: Callable[[int], None], cell: str = cell, bound: float = bound) -> dict[str, Any]:
                     result = probe_gradients(cell, content, clip=bound, started=started, **settings)
@@ -95,24 +114,25 @@ def gradients(
                         "largest_norm": max(curve.norms, default=0.0),
                     }
 
+                label = cell if bound else f"{cell} unclipped"
                 part = found[label] = experiment.part(label, settings["steps"], make)
-                for moment in ("start", "trained"):
-                    norms = part[moment]["h"]
-                    reach = reach_of(norms)
-                    last = moment == "trained"
-                    table.add_row(
-                        ("" if bound else "no clip") if last else cell,
-                        moment,
-                        *(f"{norms[k] / norms[0]:.0e}" for k in distances),
-                        "-" if reach is None else str(reach),
-                        ("diverged" if part["diverged"] else f"{part['loss']:.3f}") if last else "",
-                        f"{part['largest_norm']:.1f}" if last else "",
-                    )
+                add_row(cell, "start", part["start"]["h"])
+                loss = "diverged" if part["diverged"] else f"{part['loss']:.3f}"
+                no_clip = "" if bound else "no clip"
+                add_row(no_clip, "trained", part["trained"]["h"], loss, f"{part['largest_norm']:.1f}")
+            for folder, model in saved.items():
+
+                def measure(started: Callable[[int], None], model: Any = model) -> dict[str, Any]:
+                    sizes = {key: settings[key] for key in ("time", "batch", "seed")}
+                    return {"trained": model_gradients(model, content, **sizes)}
+
+                part = found[folder] = experiment.part(folder, 1, measure)
+                add_row(folder, model.options.cell, part["trained"]["h"])
         experiment.console.print(table)
-        click.echo(
-            "norms as shares of that at k = 0; 1%: the first k with less than that; loss in nats a character; "
-            "largest: norm of a training step's gradients"
-        )
+        said = "norms as shares of that at k = 0; 1%: the first k with less than that"
+        if runs:
+            said += "; loss in nats a character; largest: norm of a training step's gradients"
+        click.echo(said)
         if plot is not None:
             from .plots import draw_gradients
 

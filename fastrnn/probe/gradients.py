@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from .layers import Readout, one_hot, states_of_steps
 from .training import Curve, fit
+
+if TYPE_CHECKING:
+    from ..lm.model import LanguageModel
 
 
 @dataclass
@@ -76,6 +80,33 @@ def scale_recurrent(layer: torch.nn.Module, radius: float) -> None:
             torch.nn.init.orthogonal_(gate, gain=radius)
 
 
+class Windows:
+    """Windows of a text at random places.
+
+    Args:
+        ids: the text's units; at least ``time + 2``.
+        time: T, steps of a window.
+        batch: B, windows at a time.
+        seed: seed of their places.
+        unit: what the text consists of, for messages.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+
+    def __init__(self, ids: Tensor, time: int, batch: int, seed: int, unit: str = "character") -> None:
+        if len(ids) < time + 2:
+            raise ValueError(f"the text has {len(ids)} {unit}s, windows of {time} steps need at least {time + 2}")
+        self._ids, self._time, self._batch = ids, time, batch
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Units [T, B], and those to predict [T, B]."""
+        first = torch.randint(len(self._ids) - self._time, (self._batch,), generator=self._generator)
+        ids = self._ids[first + torch.arange(self._time + 1).unsqueeze(1)]
+        return ids[:-1], ids[1:]
+
+
 class CharacterWindows:
     """Windows of a text, as one-hot vectors of its characters.
 
@@ -90,21 +121,15 @@ class CharacterWindows:
     """
 
     def __init__(self, text: str, time: int, batch: int, seed: int) -> None:
-        if len(text) < time + 2:
-            raise ValueError(f"the text has {len(text)} characters, windows of {time} steps need at least {time + 2}")
         characters = sorted(set(text))
         index = {character: place for place, character in enumerate(characters)}
         self.size = len(characters)
-        self._ids = torch.tensor([index[character] for character in text])
-        self._time, self._batch = time, batch
-        self._generator = torch.Generator().manual_seed(seed)
+        self._windows = Windows(torch.tensor([index[character] for character in text]), time, batch, seed)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Input [T, B, size] and the characters to predict [T, B]."""
-        first = torch.randint(len(self._ids) - self._time, (self._batch,), generator=self._generator)
-        places = first + torch.arange(self._time + 1).unsqueeze(1)
-        ids = self._ids[places]
-        return one_hot(ids[:-1], self.size), ids[1:]
+        ids, targets = self._windows.draw()
+        return one_hot(ids, self.size), targets
 
 
 def probe_gradients(
@@ -161,6 +186,35 @@ def probe_gradients(
     start = measure()
     curve = fit(model.parameters(), loss_of, steps=steps, rate=rate, clip=clip, optimizer=optimizer, started=started)
     return GradientResult(cell, start, measure(), curve)
+
+
+def model_gradients(
+    model: LanguageModel, text: str, *, time: int = 100, batch: int = 32, seed: int = 0
+) -> dict[str, list[float]]:
+    """Gradients through time of a trained language model of one layer.
+
+    Args:
+        model: a model of characters or words.
+        text: text in which the windows lie.
+        time: T, steps of a window.
+        batch: B, windows.
+        seed: seed of their places.
+
+    Returns:
+        As :func:`gradient_norms`.
+
+    Raises:
+        ValueError: the model is stacked, or the text is too short.
+    """
+    if model.options.layers > 1:
+        raise ValueError(f"gradients through time need a model of one layer, this one has {model.options.layers}")
+    ids = torch.from_numpy(model.units.encode(text).astype("int64"))
+    inputs, targets = (part.to(model.device) for part in Windows(ids, time, batch, seed, model.units.unit).draw())
+
+    def loss_of(h: Tensor) -> Tensor:
+        return cross_entropy(model.softmax(h), targets[-1], reduction="none")
+
+    return gradient_norms(model.recurrent, model.embedding(inputs), loss_of)
 
 
 def reach_of(norms: Sequence[float], share: float = 0.01) -> int | None:

@@ -28,17 +28,19 @@ def draw_gradients(parts: Mapping[str, Any], path: Path) -> None:
     """Draws norms against distance, before and after training, with a line for each cell.
 
     Args:
-        parts: label -> {"start": {"h": norms}, "trained": {"h": norms}}.
+        parts: label -> {"start": {"h": norms}, "trained": {"h": norms}}; without "start", one panel.
         path: picture to write.
     """
-    figure, axes = _figure(2)
-    for axis, moment, title in zip(axes, ("start", "trained"), ("before training", "after training"), strict=True):
+    titles = {"start": "before training", "trained": "after training"}
+    moments = [moment for moment in titles if all(moment in part for part in parts.values())]
+    figure, axes = _figure(len(moments))
+    for axis, moment in zip(axes, moments, strict=True):
         for label, part in parts.items():
             axis.plot(part[moment]["h"], label=label)
-        axis.set(yscale="log", xlabel="steps back, k", title=title)
+        axis.set(yscale="log", xlabel="steps back, k", title=titles[moment])
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("norm of d loss$_t$ / d h$_{t-k}$")
-    axes[1].legend()
+    axes[-1].legend()
     save_figure(figure, path)
 
 
