@@ -89,7 +89,7 @@ def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
     if spec.cells:
         c_n = empty((directions, batch, spec.cells * config.heads * hidden))
         if config.all_states:
-            cells = empty((*x.shape[:-1], directions * spec.cells * hidden), dtype=state_dtype(x.dtype))
+            cells = empty((*x.shape[:-1], parts * spec.cells * hidden), dtype=state_dtype(x.dtype))
         elif save:
             cells = empty((parts, rows, spec.cells * hidden), dtype=state_dtype(x.dtype))
     h_n = empty((directions, batch, config.heads * width))

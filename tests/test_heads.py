@@ -209,6 +209,12 @@ def test_compile_and_export():
     (true,) = torch.autograd.grad(output.sum(), module.weight_hh_l0)
     assert torch.equal(mine, true)
 
+    def every_state(x):
+        output, _, ((_, cells),) = module(x, all_states=True)
+        return output + cells
+
+    assert torch.equal(torch.compile(every_state, fullgraph=True, backend="aot_eager")(x), every_state(x))
+
 
 def test_vmap_and_double_backward():
     module = fastrnn.GRU(3, 6, heads=2, dtype=torch.float64)
