@@ -57,31 +57,35 @@ _CLUSTER_SYNC = "\n          cluster_sync();"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
     "stage written while it is read": Mutant(
-        "step.cuh", "(1 - stage) * stage_bytes", "stage * stage_bytes", "plain", "FAIL"
+        "step/kernel.cuh", "(1 - stage) * stage_bytes", "stage * stage_bytes", "plain", "FAIL"
     ),
-    "copies not waited for": Mutant("step.cuh", "wait_copies<0>();", "", "plain", "FAIL"),
+    "copies not waited for": Mutant("step/kernel.cuh", "wait_copies<0>();", "", "plain", "FAIL"),
     "no barrier before the product": Mutant(
-        "step.cuh", "wait_copies<0>();\n        block_sync();", "wait_copies<0>();", "thread", "data race"
+        "step/kernel.cuh", "wait_copies<0>();\n        block_sync();", "wait_copies<0>();", "thread", "data race"
     ),
     "no barrier after the row tables": Mutant(
-        "step.cuh",
+        "step/kernel.cuh",
         "fill_table(thread, threads);" + _BARRIER,
         "fill_table(thread, threads);",
         "thread",
         "data race|SEGV",
     ),
-    "no barrier after the partial sums": Mutant("step.cuh", _LAST_SUM + _BARRIER, _LAST_SUM, "thread", "data race"),
-    "one row too many": Mutant("step.cuh", _IN_RANGE, _IN_RANGE.replace("b >=", "b >"), "address", _OVERRUN),
+    "no barrier after the partial sums": Mutant(
+        "step/kernel.cuh", _LAST_SUM + _BARRIER, _LAST_SUM, "thread", "data race"
+    ),
+    "one row too many": Mutant("step/kernel.cuh", _IN_RANGE, _IN_RANGE.replace("b >=", "b >"), "address", _OVERRUN),
     "one piece of depth too many": Mutant(
-        "step.cuh", _VALID + " : kPieceDepth;", _VALID + " + 1 : kPieceDepth;", "address", _OVERRUN
+        "step/kernel.cuh", _VALID + " : kPieceDepth;", _VALID + " + 1 : kPieceDepth;", "address", _OVERRUN
     ),
     "swizzle of seven": Mutant("tile.cuh", "(row & 7)", "(row % 7)", "plain", "FAIL"),
-    "wrong accumulator row": Mutant("step.cuh", "lane / 4 + i / 2 * 8,", "lane / 4 + i % 2 * 8,", "plain", "FAIL"),
+    "wrong accumulator row": Mutant(
+        "step/kernel.cuh", "lane / 4 + i / 2 * 8,", "lane / 4 + i % 2 * 8,", "plain", "FAIL"
+    ),
     "reset forgotten in backward": Mutant(
-        "step_phases.cuh", "if (!after.cut) return gradient;", "return gradient;", "plain", "FAIL"
+        "phases.cuh", "if (!after.cut) return gradient;", "return gradient;", "plain", "FAIL"
     ),
     "block: no barrier between steps": Mutant(
-        "block.cuh",
+        "block/kernel.cuh",
         "warp_sync();\n      block_sync();\n    }",
         "warp_sync();\n    }",
         "thread",
@@ -89,7 +93,7 @@ MUTANTS = {
         "block_bf16",
     ),
     "block: the operand that is read is overwritten": Mutant(
-        "block.cuh",
+        "block/kernel.cuh",
         "operands + (1 - s % 2) * operand_bytes",
         "operands + s % 2 * operand_bytes",
         "plain",
@@ -97,19 +101,29 @@ MUTANTS = {
         "block_bf16",
     ),
     "block: partial sums read too early": Mutant(
-        "block.cuh", "kWarpUnits, lane);\n      warp_sync();", "kWarpUnits, lane);", "thread", "data race", "block_bf16"
+        "block/kernel.cuh",
+        "kWarpUnits, lane);\n      warp_sync();",
+        "kWarpUnits, lane);",
+        "thread",
+        "data race",
+        "block_bf16",
     ),
     "block: one row too many": Mutant(
-        "block.cuh", "if (b >= step.rows || unit", "if (b > step.rows || unit", "address", _OVERRUN, "block_bf16"
+        "block/kernel.cuh", "if (b >= step.rows || unit", "if (b > step.rows || unit", "address", _OVERRUN, "block_bf16"
     ),
     "persistent: flags not waited for": Mutant(
-        "persistent.cuh", "if (done > 0) {", "if (false) {", "thread", "data race", "persistent_bf16"
+        "persistent/kernel.cuh", "if (done > 0) {", "if (false) {", "thread", "data race", "persistent_bf16"
     ),
     "persistent: a flag too much is waited for": Mutant(
-        "persistent.cuh", "(done - 1) * chunks + c + 1", "done * chunks + c + 1", "plain", _FOREVER, "persistent_bf16"
+        "persistent/kernel.cuh",
+        "(done - 1) * chunks + c + 1",
+        "done * chunks + c + 1",
+        "plain",
+        _FOREVER,
+        "persistent_bf16",
     ),
     "persistent: chunks not told apart": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         "(done - 1) * chunks + c + 1",
         "(done - 1) * chunks + 1",
         "thread",
@@ -117,7 +131,7 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: nothing is published": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         "if (thread == 0 && !p.cluster && !lost) store_release",
         "if (false) store_release",
         "plain",
@@ -125,16 +139,16 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: published before all have written": Mutant(
-        "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
+        "persistent/kernel.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
     ),
     "persistent: operand loaded before the flags are seen": Mutant(
-        "persistent.cuh", "lost = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
+        "persistent/kernel.cuh", "lost = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
     ),
     "persistent: no barrier before the partial sums are added": Mutant(
-        "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"
+        "persistent/kernel.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"
     ),
     "persistent: no barrier in a round": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "if (phase.unit_warps > 1) block_sync();",
         "if (phase.unit_warps > 1) warp_sync();",
         "thread",
@@ -142,7 +156,7 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: lanes do not wait for each other in a round": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "block_sync();\n      else warp_sync();",
         "block_sync();",
         "thread",
@@ -150,10 +164,10 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: copies not waited for": Mutant(
-        "persistent_product.cuh", "wait_copies<kPersistentStages - 2>();", "", "plain", "FAIL", "persistent_bf16"
+        "persistent/product.cuh", "wait_copies<kPersistentStages - 2>();", "", "plain", "FAIL", "persistent_bf16"
     ),
     "persistent: a stage that is read is filled": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "round % kPersistentStages",
         "round % (kPersistentStages - 1)",
         "plain",
@@ -161,7 +175,7 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: addresses that are read are overwritten": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         "direction, current + (1 - s % 2) * 2",
         "direction, current + s % 2 * 2",
         "plain",
@@ -169,10 +183,10 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: one row too many": Mutant(
-        "persistent.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
+        "persistent/kernel.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
     ),
     "persistent: streamed weights beyond the depth": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "if (kPaddedRows && left < kPieceDepth) {",
         "if (false) {",
         "plain",
@@ -180,7 +194,7 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: slices of a streamed round mistaken": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "slice_of(last ? round + 1 : round)",
         "slice_of(round)",
         "plain",
@@ -188,7 +202,7 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: a warp's tiles of units mistaken": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "* high + (kUnitTiles ? kUnits * m : 0)",
         "* high + (kUnitTiles ? kUnits * (1 - m) : 0)",
         "plain",
@@ -196,10 +210,10 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "FMA: lanes that share a unit exchange the wrong sums": Mutant(
-        "persistent_product.cuh", "lane ^ half", "lane ^ (half / 2)", "plain", "FAIL", "persistent_fp32"
+        "persistent/product.cuh", "lane ^ half", "lane ^ (half / 2)", "plain", "FAIL", "persistent_fp32"
     ),
     "FMA: a lane's units mistaken": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "sums[m][tile][row + kTileRows * high]",
         "sums[m][tile][row + kTileRows * (kHigh - 1 - high)]",
         "plain",
@@ -207,7 +221,7 @@ MUTANTS = {
         "persistent_fp32",
     ),
     "FMA: rows of a tile that is not full forgotten": Mutant(
-        "persistent_product.cuh",
+        "persistent/product.cuh",
         "if (kTileRows * tile >= rows) break;",
         "if (kTileRows * (tile + 1) > rows) break;",
         "plain",
@@ -215,16 +229,16 @@ MUTANTS = {
         "persistent_fp32",
     ),
     "FMA: weights that are read ahead are those of the same part of a slice": Mutant(
-        "persistent_product.cuh", "more ? half : (half + 1) % kHalves", "half", "plain", "FAIL", "persistent_fp32"
+        "persistent/product.cuh", "more ? half : (half + 1) % kHalves", "half", "plain", "FAIL", "persistent_fp32"
     ),
     "FMA: no barrier before the partial sums are added": Mutant(
-        "persistent.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_fp32"
+        "persistent/kernel.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_fp32"
     ),
     "cluster: no barrier between steps": Mutant(
-        "persistent.cuh", _TOLD + _CLUSTER_SYNC, _TOLD, "thread", "data race", "persistent_bf16", runs=_CLUSTER
+        "persistent/kernel.cuh", _TOLD + _CLUSTER_SYNC, _TOLD, "thread", "data race", "persistent_bf16", runs=_CLUSTER
     ),
     "cluster: the operand that is read is overwritten": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         "const Operand operand{p, 1 - s % 2};",
         "const Operand operand{p, s % 2};",
         "plain",
@@ -233,10 +247,10 @@ MUTANTS = {
         runs=_CLUSTER,
     ),
     "cluster: peers are not told": Mutant(
-        "persistent_cluster.cuh", "away < blocks", "away < 1", "plain", "FAIL", "persistent_bf16", runs=_CLUSTER
+        "persistent/cluster.cuh", "away < blocks", "away < 1", "plain", "FAIL", "persistent_bf16", runs=_CLUSTER
     ),
     "cluster: pieces that two blocks share": Mutant(
-        "persistent_cluster.cuh",
+        "persistent/cluster.cuh",
         "p.step.hidden % kPieceDepth != 0",
         "false",
         "address",
@@ -245,10 +259,10 @@ MUTANTS = {
         runs=_CLUSTER,
     ),
     "cluster: peers told before all have written": Mutant(
-        "persistent.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16", runs=_CLUSTER
+        "persistent/kernel.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16", runs=_CLUSTER
     ),
     "cluster, two products: no barrier between them": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         _TOLD + _CLUSTER_SYNC,
         _TOLD + "\n          if (index > 0) cluster_sync();",
         "thread",
@@ -257,7 +271,7 @@ MUTANTS = {
         runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: no barrier between steps": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         _TOLD + _CLUSTER_SYNC,
         _TOLD + "\n          if (index == 0) cluster_sync();",
         "thread",
@@ -266,7 +280,7 @@ MUTANTS = {
         runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: the first's operand read twice": Mutant(
-        "persistent.cuh",
+        "persistent/kernel.cuh",
         "p.operand_at[index]",
         "p.operand_at[0]",
         "plain",
@@ -275,7 +289,7 @@ MUTANTS = {
         runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: the second's operand in the first's place": Mutant(
-        "persistent_cluster.cuh",
+        "persistent/cluster.cuh",
         "p.operand_at[second]",
         "p.operand_at[0]",
         "plain",
@@ -284,13 +298,25 @@ MUTANTS = {
         runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: peers not told of the second's operand": Mutant(
-        "persistent.cuh", _TOLD, "if (index > 0) " + _TOLD, "plain", "FAIL", "persistent_bf16", runs=_TWO_PRODUCTS
+        "persistent/kernel.cuh",
+        _TOLD,
+        "if (index > 0) " + _TOLD,
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: peers not told of the step's end": Mutant(
-        "persistent.cuh", _TOLD, "if (index == 0) " + _TOLD, "plain", "FAIL", "persistent_bf16", runs=_TWO_PRODUCTS
+        "persistent/kernel.cuh",
+        _TOLD,
+        "if (index == 0) " + _TOLD,
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: one place for what two phases write": Mutant(
-        "persistent_partition.h",
+        "persistent/partition.h",
         "p.phases == 1 || request.backward ? first_bytes : 0",
         "p.phases == 1 ? first_bytes : 0",
         "thread",
@@ -299,7 +325,7 @@ MUTANTS = {
         runs=_TWO_PRODUCTS,
     ),
     "rebuilding: the state before is that of the wrong step": Mutant(
-        "rebuild.cuh",
+        "persistent/rebuild.cuh",
         "before = d.reverse ? t + 1 : t - 1;",
         "before = d.reverse ? t - 1 : t + 1;",
         "plain",
@@ -307,13 +333,19 @@ MUTANTS = {
         "rebuild",
     ),
     "rebuilding: a row beyond the range": Mutant(
-        "rebuild.cuh", "if (r >= p.rows) return;", "", "address", _OVERRUN, "rebuild"
+        "persistent/rebuild.cuh", "if (r >= p.rows) return;", "", "address", _OVERRUN, "rebuild"
     ),
     "deadline: sums that are not there are zero": Mutant(
-        "persistent.cuh", "sum_unless(lost)", "0", "plain", "neither NaN nor right", "persistent_bf16", runs=_DEADLINE
+        "persistent/kernel.cuh",
+        "sum_unless(lost)",
+        "0",
+        "plain",
+        "neither NaN nor right",
+        "persistent_bf16",
+        runs=_DEADLINE,
     ),
     "deadline: the host is not told": Mutant(
-        "persistent_wait.cuh",
+        "persistent/wait.cuh",
         "store_system(p.status,",
         "(void)(",
         "plain",
@@ -322,7 +354,7 @@ MUTANTS = {
         runs=_DEADLINE,
     ),
     "deadline: waits without end": Mutant(
-        "persistent_wait.cuh",
+        "persistent/wait.cuh",
         "wanted; }, p.patience,",
         "wanted; }, 0,",
         "plain",
@@ -331,7 +363,7 @@ MUTANTS = {
         runs=_DEADLINE,
     ),
     "apart: both launches are the first direction's": Mutant(
-        "persistent.cpp",
+        "persistent/launch.cpp",
         "p.direction[call.first + i]",
         "p.direction[i]",
         "plain",
@@ -340,7 +372,7 @@ MUTANTS = {
         runs=_APART,
     ),
     "apart: both backward launches write to the first direction": Mutant(
-        "persistent.cpp",
+        "persistent/launch.cpp",
         "backward_launch(l, args, first,",
         "backward_launch(l, args, 0,",
         "plain",
@@ -349,7 +381,7 @@ MUTANTS = {
         runs=_APART,
     ),
     "apart: the host is told the wrong direction": Mutant(
-        "persistent_wait.cuh",
+        "persistent/wait.cuh",
         "p.first_direction + block_z()",
         "block_z()",
         "plain",
@@ -358,7 +390,7 @@ MUTANTS = {
         runs=(("deadline", "registers", "lstm bfloat16 T4 B20 H200"),),
     ),
     "projected: partial sums added before all are there": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "of.wait(of.own_done(s, c), shared, kShared);",
         "block_sync();",
         "thread",
@@ -366,7 +398,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: operand gathered before all is there": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "if (s > 0) return wait(share_done(",
         "if (false) return wait(share_done(",
         "thread",
@@ -374,10 +406,15 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: first operand of backward not waited for": Mutant(
-        "projected.cuh", "if (kBackward) return wait(c + 1, d, kOwn);", "", "thread", "data race", "projected_bf16"
+        "persistent/projected.cuh",
+        "if (kBackward) return wait(c + 1, d, kOwn);",
+        "",
+        "thread",
+        "data race",
+        "projected_bf16",
     ),
     "projected: partial sums overwritten while others read them": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "return wait(share_done(s, c - p.slots), d, kOwn);",
         "return wait(s > 0 ? share_done(s - 1, c) : kBackward ? c + 1 : 0, d, kOwn);",
         "thread",
@@ -385,7 +422,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: a flag too much is waited for": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "of.wait(of.own_done(s, c), shared, kShared);",
         "of.wait(of.own_done(s, c) + 1, shared, kShared);",
         "plain",
@@ -393,7 +430,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: nothing is published": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "if (thread_index() == 0 && !lost) store_release",
         "if (false) store_release",
         "plain",
@@ -401,7 +438,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: published before all have written": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "weights.partial);\n        block_sync();\n      }",
         "weights.partial);\n      }",
         "thread",
@@ -409,7 +446,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: own operand read before it is written": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "block_sync();\n      if ((!kBackward || s < p.last) && !lost) {",
         "if ((!kBackward || s < p.last) && !lost) {",
         "thread",
@@ -417,7 +454,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: no barrier before the warps' sums are added": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "block_sync();\n        for (int i = thread; i < kPersistentShare",
         "for (int i = thread; i < kPersistentShare",
         "thread",
@@ -425,22 +462,27 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: own operand not cleared": Mutant(
-        "projected.cuh", "partial.clear_operand(thread);", "", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh", "partial.clear_operand(thread);", "", "plain", "FAIL", "projected_bf16"
     ),
     "projected: chunks share a slot": Mutant(
-        "projected.cuh", "static_cast<int64_t>(c % p.slots)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh", "static_cast<int64_t>(c % p.slots)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
     ),
     "projected: a block's sums taken for another's": Mutant(
-        "projected.cuh", "(partial_of(c, i) + place)", "(partial_of(c, 0) + place)", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh",
+        "(partial_of(c, i) + place)",
+        "(partial_of(c, 0) + place)",
+        "plain",
+        "FAIL",
+        "projected_bf16",
     ),
     "projected: one element too many": Mutant(
-        "projected.cuh", "first + i < to;", "first + i <= to;", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh", "first + i < to;", "first + i <= to;", "plain", "FAIL", "projected_bf16"
     ),
     "projected: addresses that are read are overwritten": Mutant(
-        "projected.cuh", "direction, next, s + 1", "direction, d, s + 1", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh", "direction, next, s + 1", "direction, d, s + 1", "plain", "FAIL", "projected_bf16"
     ),
     "projected: items of the streamed weights mistaken": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "load_item<true>(next, item + 1, 0)",
         "load_item<true>(next, item, 0)",
         "plain",
@@ -448,7 +490,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "projected: resident items mistaken": Mutant(
-        "projected.cuh",
+        "persistent/projected.cuh",
         "load_item<false>(fragment, phase.register_rounds + i,",
         "load_item<false>(fragment, i,",
         "plain",
@@ -456,7 +498,7 @@ MUTANTS = {
         "projected_bf16",
     ),
     "elementwise: the last row left out": Mutant(
-        "elementwise.cuh", "if (b < step.rows)", "if (b + 1 < step.rows)", "plain", "FAIL", "elementwise"
+        "block/elementwise.cuh", "if (b < step.rows)", "if (b + 1 < step.rows)", "plain", "FAIL", "elementwise"
     ),
     "elementwise: the weight's gradient without the old state": Mutant(
         "../cells/indrnn.h", "= d_sum * u.h_prev;", "= d_sum;", "plain", "FAIL", "elementwise"
@@ -487,7 +529,7 @@ MUTANTS = {
         "../cells/noise.h", "u.d_c[i] = u.d_c[i] + kept_c[i];", "u.d_c[i] = u.d_c[i];", "plain", "FAIL", runs=_NOISY
     ),
     "noise: all rows draw the same": Mutant(
-        "step_phases.cuh",
+        "phases.cuh",
         "static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step)",
         "0u, static_cast<uint32_t>(d.here.step)",
         "plain",
@@ -498,7 +540,7 @@ MUTANTS = {
         "device.cuh", "place.unit % 2 ? counter[2 + i] : counter[i]", "counter[i]", "plain", "FAIL", runs=_NOISY
     ),
     "noise: both launches draw the first direction's": Mutant(
-        "step_phases.cuh",
+        "phases.cuh",
         "p.noise.first_direction + block_z()",
         "block_z()",
         "plain",
@@ -507,6 +549,6 @@ MUTANTS = {
         runs=_APART,
     ),
     "shared memory too small": Mutant(
-        "step.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
+        "run.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
 }

@@ -18,6 +18,7 @@ CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 CCACHE = [found] if (found := shutil.which("ccache")) else []
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
+LAUNCHERS = {"run": "run.cpp", "persistent_launch": "persistent/launch.cpp"}  # object: source in csrc/cuda
 CPU_CORE = tuple(sorted(path.stem for path in (CSRC / "cpu").glob("*.cpp") if "avx" not in path.stem))
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
 # Under AddressSanitizer, the kernels compile fastest without optimisation; ThreadSanitizer needs -O1 to run quickly.
@@ -61,8 +62,8 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
             jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "emulation" / f"{name}.cpp")]
         elif name in CPU_CORE:  # the kernels are compared with it
             jobs[f"{name}.o"] = ["-std=c++20", "-O1", "-I", str(csrc), "-c", str(csrc / "cpu" / f"{name}.cpp")]
-        elif name in ("step", "persistent"):
-            jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / f"{name}.cpp")]
+        elif name in LAUNCHERS:
+            jobs[f"{name}.o"] = [*tested, "-c", str(csrc / "cuda" / LAUNCHERS[name])]
         elif name in INSTANCES:
             jobs[f"{name}.o"] = [*tested, "-x", "c++", "-c", str(csrc / "cuda" / "inst" / f"{name}.cu")]
         else:
@@ -83,7 +84,7 @@ def execute(program: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-_EMULATED = ("scheduler", "collectives", *INSTANCES, "step", "persistent", "rnn_emulated")
+_EMULATED = ("scheduler", "collectives", *INSTANCES, *LAUNCHERS, "rnn_emulated")
 SOURCES = {
     "emulation_step_test": (*_EMULATED, "emulation_step_test"),
     "emulation_persistent_test": (*_EMULATED, "emulation_persistent_test"),

@@ -30,7 +30,7 @@ def make_ptx(source: Path, architecture: str) -> str:
 
 
 def some_kernels(names: tuple[str, ...], header: Path, architecture: str) -> tuple[Kernel, ...]:
-    """Only these kernels, such as PersistentKernel<Bf16Math, 1, false> of persistent.cuh, which takes seconds."""
+    """Only these kernels, such as StepKernel<Bf16Math, 1> of step/kernel.cuh, which takes seconds."""
     source = header.with_name(f"some_of_{header.stem}.cu")
     asked = [f"template __global__ void entry<{name}>(const __grid_constant__ {name}::Params);" for name in names]
     lines = [f'#include "{header.name}"', "namespace fr::gpu {", *asked, "}", ""]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from kernel_mutants import MUTANTS
-from kernel_programs import CSRC, CUDA, CXX, Programs, compile_all, execute, link, objects
+from kernel_programs import CSRC, CUDA, CXX, LAUNCHERS, Programs, compile_all, execute, link, objects
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler")
 
@@ -81,9 +81,8 @@ class Broken:
         text = source.read_text()
         assert text.count(mutant.old) == 1, f"{mutant.file} has {text.count(mutant.old)} times: {mutant.old}"
         source.write_text(text.replace(mutant.old, mutant.new))
-        changed = {"step.cpp": "step", "persistent.cpp": "persistent", "persistent_partition.h": "persistent"}.get(
-            mutant.file, mutant.instance
-        )
+        launchers = {path: name for name, path in LAUNCHERS.items()} | {"persistent/partition.h": "persistent_launch"}
+        changed = launchers.get(mutant.file, mutant.instance)
         replaced = compile_all(folder, objects(mutant.kind, folder / "csrc", (changed,)))
         _, parts = programs(mutant.kind, mutant.program)
         parts = parts | {Path(part).stem: part for part in replaced}
@@ -153,7 +152,7 @@ def test_device_words_have_one_home():
     words = re.compile(
         r"\basm\b|__shfl|__shared__|__syncthreads|__syncwarp|\bthreadIdx\b|\bblockIdx\b|<<<|cooperative_groups"
     )
-    for source in [*CUDA.glob("*.cuh"), *CUDA.glob("inst/*.cu")]:
+    for source in [*CUDA.rglob("*.cuh"), *CUDA.glob("inst/*.cu")]:
         if source.name in ("device.cuh", "launch.cuh"):
             continue
         code = re.sub(r"//.*", "", source.read_text())

@@ -19,15 +19,15 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(CXX is None, reason="no C++ c
 _CLIP = "if (p.gradient_clip <= kMostFinite) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));"
 _OF_SECOND = "if constexpr (N::kSecondGates > 0) u.inner = u.inner * entering;"
 FAULTS = {
-    "the output enters undropped": ("cuda/step_phases.cuh", "load(d.output, j) * mask());", "load(d.output, j));"),
-    "the gradient comes undropped": ("cuda/step_phases.cuh", "product = (V(product) * mask()).value;", ";"),
-    "the weights' gradient is of h undropped": ("cuda/step_phases.cuh", "h_prev(row) * mask()", "h_prev(row)"),
-    "both directions drop alike": ("cuda/step_phases.cuh", "p.state_mask[block_z()]", "p.state_mask[0]"),
+    "the output enters undropped": ("cuda/phases.cuh", "load(d.output, j) * mask());", "load(d.output, j));"),
+    "the gradient comes undropped": ("cuda/phases.cuh", "product = (V(product) * mask()).value;", ";"),
+    "the weights' gradient is of h undropped": ("cuda/phases.cuh", "h_prev(row) * mask()", "h_prev(row)"),
+    "both directions drop alike": ("cuda/phases.cuh", "p.state_mask[block_z()]", "p.state_mask[0]"),
     "r*h enters undropped": ("cells/noise.h", _OF_SECOND + "\n    if (!params", "if (!params"),
     "the gradient of r*h comes undropped": ("cells/noise.h", "u.d_inner = u.d_inner * entering;", ";"),
-    "the gradient is not clipped": ("cuda/step_phases.cuh", _CLIP, ""),
+    "the gradient is not clipped": ("cuda/phases.cuh", _CLIP, ""),
     "the gradient is clipped without the product's": (
-        "cuda/step_phases.cuh",
+        "cuda/phases.cuh",
         "gradient = gradient + V(product);\n      " + _CLIP,
         _CLIP + "\n      gradient = gradient + V(product);",
     ),

@@ -82,8 +82,8 @@ def against_the_core(math: str, architecture: str, seeds: str) -> list[Job]:
     ]
 
 
-_FORWARD = {"kernels": ("PersistentKernel<Bf16Math, 1, false>",), "header": "csrc/cuda/persistent.cuh"}
-_STEP = {"kernels": ("StepKernel<Bf16Math, 1>",), "header": "csrc/cuda/step.cuh"}
+_FORWARD = {"kernels": ("PersistentKernel<Bf16Math, 1, false>",), "header": "csrc/cuda/persistent/kernel.cuh"}
+_STEP = {"kernels": ("StepKernel<Bf16Math, 1>",), "header": "csrc/cuda/step/kernel.cuh"}
 _WORDS = {"kernels": ("MmaKernel", "MatrixKernel", "RoundKernel"), "header": "tests/cpp/lane_maps.cuh"}
 RUNS = [
     Job("ptx_words_test", "", math="none", **_WORDS),
@@ -133,7 +133,7 @@ FAULTS = {
         _ON_GRID,
         "st.release.gpu.global.u32 [%0], %1;",
         "",
-        r"(?s)wait that can never end.*a signal at persistent_wait\.cuh:\d+@",
+        r"(?s)wait that can never end.*a signal at persistent/wait\.cuh:\d+@",
     ),
     "unknown instruction": (_ON_STEP, "cvt.rn.bf16.f32", "cvt.rn.relu.bf16.f32", "not understood: cvt.rn.relu.bf16"),
 }

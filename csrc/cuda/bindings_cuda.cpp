@@ -4,7 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "rnn_cuda.h"
-#include "step.h"
+#include "run.h"
 
 namespace py = pybind11;
 

@@ -11,7 +11,7 @@
 #endif
 
 #include "device.cuh"
-#include "step_params.h"
+#include "params.h"
 
 namespace fr::FR_TARGET {
 

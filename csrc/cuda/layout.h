@@ -1,10 +1,10 @@
-// What the launchers step.cpp and persistent.cpp share: where the rows of a step lie, a cell's products as StepProduct,
-// and the caller's scratch memory. Internal, not part of the library's interface.
+// What run.cpp and persistent/launch.cpp share: where the rows of a step lie, a cell's products as StepProduct, and the
+// caller's scratch memory. Internal, not part of the library's interface.
 #pragma once
 
 #include <cstdint>
 
-#include "step.h"
+#include "run.h"
 
 namespace fr {
 

@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "step.h"
+#include "run.h"
 
 namespace fr {
 namespace {
@@ -163,12 +163,12 @@ std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   return "";
 }
 
-// block.cuh: 8 rows a block. Blocks beyond the number of SMs run in waves.
+// block/kernel.cuh: 8 rows a block. Blocks beyond the number of SMs run in waves.
 Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   Candidate c = blank(Strategy::kBlock, work);
   c.rows_per_group = std::min(kRowTile, work.r.batch);
   c.groups = static_cast<int>(divide_up(work.r.batch, kRowTile));
-  if (!work.cell.multiplies()) {  // elementwise.cuh: a thread for each unit of each row
+  if (!work.cell.multiplies()) {  // block/elementwise.cuh: a thread for each unit of each row
     c.rows_per_group = std::min(divide_up(kPersistentThreads, work.r.hidden), work.r.batch);
     c.groups = static_cast<int>(std::min<int64_t>(divide_up(work.r.batch * work.r.hidden, kPersistentThreads), INT32_MAX / 2));
     c.registers = kElementwiseRegisters;

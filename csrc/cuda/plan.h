@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../rnn.h"
-#include "persistent_partition.h"
+#include "persistent/partition.h"
 
 namespace fr {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "step.h"
+#include "run.h"
 
 namespace fr {
 

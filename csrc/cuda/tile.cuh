@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "device.cuh"
-#include "step_params.h"
+#include "params.h"
 
 namespace fr::FR_TARGET {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "../cuda/step.h"
+#include "../cuda/run.h"
 #include "memory.h"
 
 namespace fr {

@@ -11,8 +11,8 @@
 #include <set>
 #include <tuple>
 
-#include "../../csrc/cuda/deadline.h"
-#include "../../csrc/cuda/persistent_partition.h"
+#include "../../csrc/cuda/persistent/deadline.h"
+#include "../../csrc/cuda/persistent/partition.h"
 #include "emulation_cases.h"
 
 namespace {
@@ -45,8 +45,8 @@ bool is_like_another(const fr::CellFacts& facts) {
   return false;
 }
 
-// Whether a persistent kernel holds the cell's weights on the chip. IndRNN has none; projected.cuh runs only the plain
-// projected LSTM.
+// Whether a persistent kernel holds the cell's weights on the chip. IndRNN has none; persistent/projected.cuh runs
+// only the plain projected LSTM.
 bool is_served(const fr::CellFacts& facts) { return facts.multiplies() && (!facts.projects() || facts.code == Cell::kLstmProjected); }
 
 std::vector<Case> make_cases() {

@@ -7,6 +7,7 @@ Section numbers are those of "Parallel Thread Execution ISA", version 9.0.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass, field
 
@@ -379,7 +380,7 @@ def translate(text: str, file: str, counting: bool = False) -> list[Kernel]:
     Raises:
         NotUnderstood: with every line that has no translation.
     """
-    paths = {number: path.rpartition("/")[2] for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text)}
+    paths = {number: _place(path) for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text)}
     shared: set[str] = set()
     kernels: list[Kernel] = []
     kernel: Kernel | None = None
@@ -438,6 +439,12 @@ def translate(text: str, file: str, counting: bool = False) -> list[Kernel]:
     if errors:
         raise NotUnderstood("\n".join(f"{place}: not understood: {what}" for what, place in errors.items()))
     return kernels
+
+
+def _place(path: str) -> str:
+    """How a source is named: csrc/cuda/persistent/wait.cuh is persistent/wait.cuh, other files lose their folders."""
+    _, found, inside = path.rpartition("csrc/cuda/")
+    return posixpath.normpath(inside) if found else posixpath.basename(path)
 
 
 def _kernel(header: str, file: str, shared: set[str], counting: bool) -> Kernel:

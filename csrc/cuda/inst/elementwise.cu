@@ -1,4 +1,4 @@
-#include "../elementwise.cuh"
+#include "../block/elementwise.cuh"
 void fr::FR_TARGET::elementwise(Type type, bool backward, const LaunchShape& shape, const BlockParams& params, void* stream) {
   switch (type) {
     case Type::kFloat32: return launch_elementwise<Fp32Math>(backward, shape, params, stream);

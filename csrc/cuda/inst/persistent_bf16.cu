@@ -1,4 +1,4 @@
-#include "../persistent.cuh"
+#include "../persistent/kernel.cuh"
 void fr::FR_TARGET::persistent_bf16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream) {
   launch_persistent<Bf16Math>(backward, gates, shape, params, stream);
 }

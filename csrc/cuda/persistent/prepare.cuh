@@ -1,10 +1,10 @@
-// Prepares the workspace of a persistent launch (persistent.cuh): zeroes its flags and stores the offsets of packed
+// Prepares the workspace of a persistent launch (kernel.cuh): zeroes its flags and stores the offsets of packed
 // steps. The offsets come as kernel parameters, so that no host memory is read after the call returns. Launched by
-// persistent.cpp.
+// launch.cpp.
 #pragma once
 
-#include "launch.cuh"
-#include "persistent_params.h"
+#include "../launch.cuh"
+#include "params.h"
 
 namespace fr::FR_TARGET {
 

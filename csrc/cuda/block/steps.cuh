@@ -1,8 +1,8 @@
 // The steps of a launch that runs a whole sequence of padded rows. A block keeps the addresses of two steps in shared
-// memory, in turn. Used by block.cuh and elementwise.cuh.
+// memory, in turn. Used by kernel.cuh and elementwise.cuh.
 #pragma once
 
-#include "step_phases.cuh"
+#include "../phases.cuh"
 
 namespace fr::FR_TARGET {
 

@@ -1,13 +1,13 @@
 // How a persistent launch spreads weights and batch rows over a device. A pure function of shapes and limits: the
-// launcher (persistent.cpp) follows it, the plan (plan.cpp) predicts its cost.
+// launcher (launch.cpp) follows it, the plan (plan.cpp) predicts its cost.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 
-#include "persistent_params.h"
-#include "step.h"
+#include "params.h"
+#include "../run.h"
 
 namespace fr {
 
@@ -52,7 +52,7 @@ struct PersistentPartition {
   int64_t rows_per_group = 0; // the last group may have fewer
   int warps = 0;              // of a block
   bool cluster = false;       // a group is a cluster, and each block holds the operands of all rows in shared memory
-  int64_t operand_at[2][2] = {};  // offsets of the operands: [phase][even or odd step] (persistent_cluster.cuh)
+  int64_t operand_at[2][2] = {};  // offsets of the operands: [phase][even or odd step] (cluster.cuh)
   // Shared memory of a block, in this order:
   //   header            2.4 KiB of addresses
   //   resident weights  of both phases; a round takes 8 warps * 16 units * gates * 128 bytes: 64 KiB for an LSTM, 16

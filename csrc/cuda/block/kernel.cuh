@@ -1,13 +1,13 @@
 // The `block` strategy: a whole sequence in one launch. One block holds the recurrent weights of a direction in
 // registers and serves 8 batch rows; blocks never communicate, so the launch need not be cooperative. For cells with
 // one product, tensor-core arithmetic, at most 128 units and 256 bytes of state a row (H <= 128 in 16 bit, 64 in TF32),
-// and padded rows. Launched by step.cpp. The pointwise phases are those of step_phases.cuh, so every option but dropout
+// and padded rows. Launched by run.cpp. The pointwise phases are those of phases.cuh, so every option but dropout
 // of the state works here too.
 #pragma once
 
-#include "block_steps.cuh"
-#include "launch.cuh"
-#include "tile.cuh"
+#include "steps.cuh"
+#include "../launch.cuh"
+#include "../tile.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -211,7 +211,7 @@ struct BlockKernel {
     else if constexpr (kBackward) element.template backward_first<Type>();                              \
     else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>();         \
     break;
-#include "../cells/cells.inc"
+#include "../../cells/cells.inc"
 #undef FR_CELL
         }
         if constexpr (!kBackward)

@@ -1,5 +1,5 @@
 // Gathers the state that each row of a range of steps started from, out of what forward wrote. With these states gates
-// can be rebuilt for all rows at once, as if they belonged to a single first step. Launched by step.cpp.
+// can be rebuilt for all rows at once, as if they belonged to a single first step. Launched by run.cpp.
 //
 // What recompute costs: one more product of forward's size, without its exchanges. LSTM 1024, B = 16, T = 1024 in bf16:
 // 137 GFLOP in tiles of 64 gate rows x 64 rows, 32 FLOP a byte read, 0.8 ms at L2's 5.5 TB/s, beside 5.5 ms predicted
@@ -12,8 +12,8 @@
 // three launches more, five with rebuilt gates. That is under 3 % of its steps.
 #pragma once
 
-#include "launch.cuh"
-#include "persistent_rows.cuh"
+#include "../launch.cuh"
+#include "rows.cuh"
 
 namespace fr::FR_TARGET {
 

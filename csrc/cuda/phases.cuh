@@ -4,12 +4,12 @@
 // Noise in the state (cells/noise.h) is a branch here, the same for all threads, so every strategy has it without
 // kernels of its own. A unit draws one Philox block in each phase; the seed is read from memory. Dropout of the state
 // is different: what enters the product is then not the output but a masked copy, which forward writes beside the
-// output (`entering`), and backward multiplies the product and h_prev by the mask. Only `step` and elementwise.cuh have
-// that code (kDropsState), which leaves the other kernels their registers.
+// output (`entering`), and backward multiplies the product and h_prev by the mask. Only `step` and
+// block/elementwise.cuh have that code (kDropsState), which leaves the other kernels their registers.
 #pragma once
 
 #include "device.cuh"
-#include "step_params.h"
+#include "params.h"
 
 namespace fr::FR_TARGET {
 

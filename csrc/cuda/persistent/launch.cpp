@@ -1,5 +1,5 @@
-// See persistent.h.
-#include "persistent.h"
+// See launch.h.
+#include "launch.h"
 
 #include <algorithm>
 #include <array>

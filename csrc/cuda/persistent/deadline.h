@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../cells/cell.h"
+#include "../../cells/cell.h"
 
 namespace fr {
 

@@ -1,9 +1,9 @@
-// Waits for the other blocks of a group, with a timeout. Used by persistent.cuh and projected.cuh.
+// Waits for the other blocks of a group, with a timeout. Used by kernel.cuh and projected.cuh.
 #pragma once
 
 #include "deadline.h"
-#include "device.cuh"
-#include "persistent_params.h"
+#include "../device.cuh"
+#include "params.h"
 
 namespace fr::FR_TARGET {
 

@@ -1,8 +1,8 @@
-// Parameters of one launch of a persistent kernel (persistent.cuh): a whole sequence, or a range of its steps, of one
-// or two directions. Plain data, filled by persistent.cpp. Partition fields are those of persistent_partition.h.
+// Parameters of one launch of a persistent kernel (kernel.cuh): a whole sequence, or a range of its steps, of one
+// or two directions. Plain data, filled by launch.cpp. Partition fields are those of partition.h.
 #pragma once
 
-#include "step_params.h"
+#include "../params.h"
 
 namespace fr {
 

@@ -1,13 +1,13 @@
 // The persistent kernel: a whole sequence in one launch. A group of blocks holds the recurrent weights of a direction
 // once, on the chip. In each step the blocks exchange the product's operand (the state; in backward the gate gradients)
-// through global memory or, in a cluster, through shared memory. For every arithmetic but float64. persistent.cpp
-// launches it as persistent_partition.h decides. The pointwise phases are those of step_phases.cuh, so every option
+// through global memory or, in a cluster, through shared memory. For every arithmetic but float64. launch.cpp
+// launches it as partition.h decides. The pointwise phases are those of phases.cuh, so every option
 // but dropout of the state works here too.
 #pragma once
 
-#include "launch.cuh"
-#include "persistent_cluster.cuh"
-#include "persistent_wait.cuh"
+#include "../launch.cuh"
+#include "cluster.cuh"
+#include "wait.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -88,7 +88,7 @@ struct PersistentKernel {
     else if constexpr (!kBackward && kPhase == 1 && Numbers<Type>::kTwoPhases && Numbers<Type>::kFirstGates == kGates) \
       element.template forward_second<Type>();                                                                          \
     break;
-#include "../cells/cells.inc"
+#include "../../cells/cells.inc"
 #undef FR_CELL
     }
   }

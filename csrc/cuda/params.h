@@ -1,6 +1,6 @@
 // Parameters of one `step` launch: a product of one step, for all units and rows of one or two directions, and the
-// pointwise phase that follows it. step.cpp fills them, step.cuh reads them. They are plain data, with the addresses of
-// the step already resolved, so the kernel does not know whether rows are padded or packed.
+// pointwise phase that follows it. run.cpp fills them, step/kernel.cuh reads them. They are plain data, with the
+// addresses of the step already resolved, so the kernel does not know whether rows are padded or packed.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct StepDirection {
   StepRows pending;  // backward: the step whose product this launch computes, which is the one processed just before
   StepProduct product;
   // This step's rows of kStepMatrices matrices. They are contiguous members, because kernels address them by index
-  // (block.cuh, persistent_rows.cuh).
+  // (block/kernel.cuh, persistent/rows.cuh).
   Matrix input_gates, output, output_before, gates, cells, cells_before;
   Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
   Matrix inner;  // forward: [B, H], operand of the second product; backward: this step's rows of rnn.h's inner, or null
@@ -101,8 +101,8 @@ struct StepParams {
   NoiseParams noise;
 };
 
-// A whole sequence, or a range of its steps, in one launch (block.cuh). `step` describes the first step in processing
-// order.
+// A whole sequence, or a range of its steps, in one launch (block/kernel.cuh). `step` describes the first step in
+// processing order.
 struct BlockParams {
   StepParams step;
   int64_t advance[2][kStepMatrices];  // bytes from a direction's matrix at one step to the next in processing order;
@@ -138,7 +138,7 @@ struct TransposeParams {
 // The kernels of one target. gpu: compiled by nvcc, `stream` is a cudaStream_t. host: emulated, `stream` is a Schedule.
 using StepLauncher = void (*)(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
 using BlockLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
-struct PersistentParams;  // persistent_params.h
+struct PersistentParams;  // persistent/params.h
 struct PrepareParams;
 struct StatesBeforeParams;
 using PersistentLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);

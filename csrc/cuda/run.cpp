@@ -1,5 +1,5 @@
-// See step.h.
-#include "step.h"
+// See run.h.
+#include "run.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "layout.h"
-#include "persistent.h"
+#include "persistent/launch.h"
 
 namespace fr {
 
@@ -24,7 +24,7 @@ Math math_of(Type type, bool tf32) {
 
 namespace {
 
-constexpr int64_t kRowBytes = 128, kStages = 2, kPad = 4;  // as in tile.cuh and step.cuh
+constexpr int64_t kRowBytes = 128, kStages = 2, kPad = 4;  // as in tile.cuh and step/kernel.cuh
 
 int64_t table_bytes(const StepTile& tile) { return 2 * 8 * 32 * tile.row_warps; }
 
@@ -82,8 +82,8 @@ struct Launcher {
 };
 
 // ---- the block strategy: one launch ---------------------------------------------------------------------------------
-constexpr int kElementThreads = 256;  // elements of a block of elementwise.cuh
-constexpr int kBlockRows = 8, kBlockUnits = 128, kBlockStateBytes = 256;  // as in block.cuh
+constexpr int kElementThreads = 256;  // elements of a block of block/elementwise.cuh
+constexpr int kBlockRows = 8, kBlockUnits = 128, kBlockStateBytes = 256;  // as in block/kernel.cuh
 
 int64_t block_shared_bytes(bool backward, int gates, int64_t units, int64_t slices) {
   const int64_t header = divide_up(2 * sizeof(StepDirection), kRowBytes) * kRowBytes;
@@ -142,7 +142,7 @@ void launch_block(const Launcher& launch, StepParams& p, const Weights* const (&
     block.aligned[i] = l.copies(weights[i]->hh, weights[i]->hh_stride);
   }
   block.step = p;
-  if (!l.cell.multiplies()) {  // elementwise.cuh
+  if (!l.cell.multiplies()) {  // block/elementwise.cuh
     const LaunchShape shape{static_cast<int>(divide_up(l.shape.batch * l.shape.hidden, kElementThreads)), 1, launch.directions, kElementThreads,
                             static_cast<int64_t>(2 * sizeof(StepDirection))};
     return launch.kernels.elementwise(l.shape.type, call.backward, shape, block, launch.stream);
@@ -176,7 +176,7 @@ int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden) {
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit) {
   const CellFacts& facts = facts_of(cell);
   const int64_t bytes = hidden * storage_bytes(type);
-  if (!facts.multiplies()) return "";  // elementwise.cuh takes any type and size
+  if (!facts.multiplies()) return "";  // block/elementwise.cuh takes any type and size
   if (facts.two_phases()) return "cells with two products a step have no block kernel: a cluster of one block serves those that it can hold";
   if (facts.gates == 2) return "cells of two gates have no block kernel, a cluster of one block serves them";
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32)) return "products without tensor cores have no block kernel, a cluster of one block serves them";

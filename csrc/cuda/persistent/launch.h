@@ -1,12 +1,12 @@
-// The persistent strategies: a call in one launch of persistent.cuh, or one launch for each direction.
-// persistent_partition.h decides how the weights spread. Called by step.cpp.
+// The persistent strategies: a call in one launch of kernel.cuh, or one launch for each direction.
+// partition.h decides how the weights spread. Called by run.cpp.
 #pragma once
 
 #include <vector>
 
 #include "deadline.h"
-#include "layout.h"
-#include "persistent_partition.h"
+#include "../layout.h"
+#include "partition.h"
 
 namespace fr {
 

@@ -2,7 +2,7 @@
 // once over a group of blocks. One of its two products a step has few results and a great depth: forward the
 // projection, [H] to [R]; backward the gradient of the state, [4H] to [R]. That product's operand never leaves the
 // block that computes it: each block multiplies its own units' part of the depth, and the blocks add up partial sums.
-// persistent.cpp launches it as persistent_partition.h decides. The pointwise phases are those of step_phases.cuh, so
+// launch.cpp launches it as partition.h decides. The pointwise phases are those of phases.cuh, so
 // every option but dropout of the state works here too.
 //
 // Why only here: broadcasting d_gates moves G*H*s bytes a row to every block. Partial sums of d_h move R*4 bytes a row
@@ -11,10 +11,10 @@
 // sums move an eighth.
 #pragma once
 
-#include "../cells/lstm.h"
-#include "launch.cuh"
-#include "persistent_product.cuh"
-#include "persistent_wait.cuh"
+#include "../../cells/lstm.h"
+#include "../launch.cuh"
+#include "product.cuh"
+#include "wait.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -153,12 +153,12 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 //         `slots` chunks are in flight together (a wave), which hides the exchanges: `own` for each, then `share` for
 //         each (backward: `share` of the next step).
 // memory  registers: weights of the product of depth R in forward, of the partial sums in backward; 32 or 8 sums.
-//         shared: as in persistent.cuh, and the block's operand, 16 rows of 128 bytes a slice. global: for each step
+//         shared: as in kernel.cuh, and the block's operand, 16 rows of 128 bytes a slice. global: for each step
 //         and chunk a block gathers R values a row, and writes and reads R floats a row, whatever the number of blocks.
 //         R = 512 in 16 bit: 5 KiB a row; gathering both operands would take 9 KiB forward and 33 KiB backward.
-// sync    flags as in persistent.cuh. `own` of a chunk waits for `share` of the chunk that used its slot before, which
+// sync    flags as in kernel.cuh. `own` of a chunk waits for `share` of the chunk that used its slot before, which
 //         implies that its operand is complete. `share` waits for `own` of the same chunk. block_sync: as in
-//         persistent.cuh; between writing the block's operand and using it; after that, before a flag; before and after
+//         kernel.cuh; between writing the block's operand and using it; after that, before a flag; before and after
 //         the warps' sums of a share are added.
 // limits  forward's gate weights must fit registers and shared memory, because streaming them too would not fit the
 //         registers on sm_100 and newer. The weights of the partial sums, and all of backward's, may be streamed.
@@ -170,7 +170,7 @@ struct ProjectedKernel {
   // phase numbers in the order of PersistentParams
   static constexpr int kGates = kBackward ? 1 : 4, kOwn = kBackward ? 1 : 0, kShared = 1 - kOwn;
   using Params = PersistentParams;
-  using Cell = LstmProjected;  // the one cell that projects: persistent_partition.h refuses others
+  using Cell = LstmProjected;  // the one cell that projects: partition.h refuses others
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   using V = Scalar<State>;
@@ -219,7 +219,7 @@ struct ProjectedKernel {
 
   struct Block {
     const PersistentParams& p;
-    mutable bool lost = false;  // aborted: persistent.cuh
+    mutable bool lost = false;  // aborted: kernel.cuh
 
     FR_DEVICE const Place& at() const { return place(); }
     FR_DEVICE float* partial_of(int c, int block) const {

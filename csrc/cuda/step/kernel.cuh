@@ -1,10 +1,10 @@
-// The `step` kernel: one product of one time step, then the pointwise phase, for any shape. step.cpp launches it once
+// The `step` kernel: one product of one time step, then the pointwise phase, for any shape. run.cpp launches it once
 // or twice a step through launch_step, at the end of this file. Each arithmetic is instantiated in its own inst/*.cu.
 #pragma once
 
-#include "launch.cuh"
-#include "step_phases.cuh"
-#include "tile.cuh"
+#include "../launch.cuh"
+#include "../phases.cuh"
+#include "../tile.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -194,7 +194,7 @@ struct StepKernel {
   case Cell::name:                          \
     element.template run<Type, kGates>();   \
     break;
-#include "../cells/cells.inc"
+#include "../../cells/cells.inc"
 #undef FR_CELL
       }
     }

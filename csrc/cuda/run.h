@@ -1,12 +1,12 @@
-// The `step` strategy: one or two launches a time step, for any shape. step.cpp turns the structs of rnn.h into
+// The `step` strategy: one or two launches a time step, for any shape. run.cpp turns the structs of rnn.h into
 // launches of one target's kernels (gpu: rnn_cuda.cpp, host: emulation/rnn_emulated.cpp). It makes no CUDA call itself.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "persistent_params.h"
-#include "step_params.h"
+#include "persistent/params.h"
+#include "params.h"
 
 namespace fr {
 
@@ -21,7 +21,7 @@ struct Piece {
   int64_t first = 0, last = 0;
 };
 
-// "" if the `block` strategy (block.cuh: the whole sequence in one launch) can run such a layer, else the reason.
+// "" if the `block` strategy (block/kernel.cuh: a sequence in one launch) can run such a layer, else the reason.
 std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64_t shared_limit);
 
 // Shared memory that the `block` strategy needs.
@@ -31,13 +31,13 @@ int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden);
 struct Run {
   bool block = false;       // try the block strategy; packed rows, and what block_refusal refuses, still run step by
                             // step
-  bool persistent = false;  // try the persistent strategies (persistent_partition.h) on a device with these limits
+  bool persistent = false;  // try the persistent strategies (persistent/partition.h) on a device with these limits
   PersistentLimits limits;
   bool tf32 = false;
   int64_t shared_limit = 0;
   void* workspace = nullptr;
   void* stream = nullptr;
-  unsigned long long* status = nullptr;  // host memory that the device can write (deadline.h); null: no timeout
+  unsigned long long* status = nullptr;  // the device can write it (persistent/deadline.h); null: no timeout
   unsigned long long patience = 0;       // timeout in ns of a block that waits for others; 0: none
 };
 
@@ -49,7 +49,7 @@ inline int64_t storage_bytes(Type type) { return type == Type::kFloat64 ? 8 : ty
 inline int64_t state_bytes(Type type) { return type == Type::kFloat64 ? 8 : 4; }
 Math math_of(Type type, bool tf32);
 
-// The tile of a launch, and its shared memory as step.cuh lays it out.
+// The tile of a launch, and its shared memory as step/kernel.cuh lays it out.
 StepTile step_tile(int gates, Type type, int64_t depth_bytes, int64_t rows, int64_t shared_limit);
 int64_t step_shared_bytes(const StepTile& tile, int gates, Type type);
 

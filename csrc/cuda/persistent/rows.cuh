@@ -1,9 +1,9 @@
-// Where the rows of a step lie in a persistent launch, which iterates over the steps itself. Used by persistent.cuh,
+// Where the rows of a step lie in a persistent launch, which iterates over the steps itself. Used by kernel.cuh,
 // projected.cuh and rebuild.cuh.
 #pragma once
 
-#include "persistent_params.h"
-#include "step_phases.cuh"
+#include "params.h"
+#include "../phases.cuh"
 
 namespace fr::FR_TARGET {
 

@@ -1,5 +1,5 @@
 // One product of a step of a persistent launch, from one thread's view: the weights that its warp keeps, how the
-// operand reaches shared memory, and the sums, on tensor cores or with FMA. The layout is explained in persistent.cuh.
+// operand reaches shared memory, and the sums, on tensor cores or with FMA. The layout is explained in kernel.cuh.
 //
 // Strict float32 (FMA) is bound by arithmetic: 60 TFLOP/s at 60 % are 0.14 M multiply-adds a us and SM on an H100. A
 // piece of the operand (LDS.128, counted as 512 bytes though its lanes share addresses) serves 4 FMA for each gate row
@@ -10,8 +10,8 @@
 // for an LSTM's 16 rows, 0.2 us an SM, 0.05 us for 4 rows. The plan's model leaves them out.
 #pragma once
 
-#include "persistent_rows.cuh"
-#include "tile.cuh"
+#include "rows.cuh"
+#include "../tile.cuh"
 
 namespace fr::FR_TARGET {
 

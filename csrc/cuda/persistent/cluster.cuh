@@ -1,13 +1,13 @@
 // The operands of a step in a cluster. Every block keeps the operands of all its group's rows in its own shared memory
-// and broadcasts the values of its own units to its peers. Used by persistent.cuh.
+// and broadcasts the values of its own units to its peers. Used by kernel.cuh.
 #pragma once
 
-#include "persistent_product.cuh"
+#include "product.cuh"
 
 namespace fr::FR_TARGET {
 
 // memory  Each product's operand is a list of slices (128 bytes of depth) of kPersistentChunk rows each, laid out as in
-//         persistent.cuh. The first product's operand is double-buffered by even and odd steps, because the next step's
+//         kernel.cuh. The first product's operand is double-buffered by even and odd steps, because the next step's
 //         values are written while this step's are read. Forward with two products needs only one buffer: the state is
 //         written in the second phase, when all have read it. The second product's operand needs one as well: it is
 //         written in the first phase and read in the second.

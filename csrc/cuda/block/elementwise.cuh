@@ -1,12 +1,12 @@
 // The `block` strategy for cells without a product (IndRNN): a whole sequence in one launch, a thread for each unit of
 // each row. No thread reads another's state. For every type; padded rows. Packed rows take `step`, a launch without a
-// product for each time step. Launched by step.cpp. The pointwise phases are those of step_phases.cuh, so every option
+// product for each time step. Launched by run.cpp. The pointwise phases are those of phases.cuh, so every option
 // works here too.
 #pragma once
 
-#include "block_steps.cuh"
-#include "launch.cuh"
-#include "tile.cuh"
+#include "steps.cuh"
+#include "../launch.cuh"
+#include "../tile.cuh"
 
 namespace fr::FR_TARGET {
 
@@ -52,7 +52,7 @@ struct ElementwiseKernel {
     else if constexpr (kBackward) of.template backward_first<Type>();       \
     else of.template forward_first<Type>();                                 \
     break;
-#include "../cells/cells.inc"
+#include "../../cells/cells.inc"
 #undef FR_CELL
         }
       }
