@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from fastrnn._heads import block_diagonal
+from fastrnn._core.heads import block_diagonal
 from fastrnn.cells import ALL_CELLS, CELLS, Clips, Parameters, States
 
 from .cases import Case

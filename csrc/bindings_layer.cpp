@@ -171,8 +171,8 @@ struct Extent {
   }
 };
 
-// The options of a call and the order of its operands (fastrnn/_config.py). One object serves all calls with the same
-// options.
+// The options of a call and the order of its operands (fastrnn/_core/config.py). One object serves all calls with the
+// same options.
 class Layer {
  public:
   Layer(int cell, std::vector<bool> reverse, int inputs, bool has_initial, const std::vector<std::string>& parameters, bool all_states,

@@ -1,6 +1,6 @@
 // One step of the cells with layer normalisation (Ba, Kiros and Hinton 2016): forward after the recurrent product,
-// backward before that product's gradient. The interface of the CPU core. fastrnn/_layer_norm.py calls it in its loop
-// over the steps and owns all buffers.
+// backward before that product's gradient. The interface of the CPU core. fastrnn/_core/layer_norm.py calls it in its
+// loop over the steps and owns all buffers.
 #pragma once
 
 #include "rnn.h"

@@ -2,16 +2,16 @@
 // parts of the core have cross_entropy.h and layer_norm.h.
 //
 // The core knows nothing of torch and owns nothing that a caller sees; from call to call it keeps only scratch memory
-// (cpu/arena.h). The caller (fastrnn/_raw.py, fastrnn/_backward.py) allocates every buffer. Each pointer below is given
-// with shape and type. It must stay valid for the duration of the call, on CUDA until the stream has passed it.
+// (cpu/arena.h). The caller (fastrnn/_core: raw.py, backward.py) allocates every buffer. Each pointer below is given with
+// shape and type. It must stay valid for the duration of the call, on CUDA until the stream has passed it.
 //
 // Letters: T steps, B batch, I input, H hidden, P projection, G gates, R = P if projected else H (the width of the
 // state that recurs and of the output), D directions, N rows (T*B for padded input, the sum of batch_sizes for packed
 // input).
 //
 // Heads: with a block-diagonal W_hh each head of a direction is an independent recurrence. To the core it is a
-// direction of its own, with the H and the addresses of its part (fastrnn/_heads.py); D, H and R below are then those
-// of the parts.
+// direction of its own, with the H and the addresses of its part (fastrnn/_core/heads.py); D, H and R below are then
+// those of the parts.
 //
 // Types: "storage" is the type of input, weights and output (float32, float64, bfloat16, float16). "state" is float, or
 // double with float64. Pre-activations, cell states and all sums are kept in the state type.

@@ -1,7 +1,7 @@
 """The public names of the package. Importing this module imports torch and registers the operators."""
 
 from . import functional, onnx
-from ._extension import build_info, has_cuda
+from ._core.extension import build_info, has_cuda
 from .convert import convert, revert
 from .explain import explain
 from .frozen import freeze

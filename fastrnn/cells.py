@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear, logsigmoid
 
-from ._extension import _C
+from ._core.extension import _C
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Parameters:
     """Weights of one direction of one layer; sizes as in csrc/rnn.h (R is P if projected, else H)."""
 
     weight_ih: Tensor  # [G*H, I]
-    weight_hh: Tensor | None = None  # [G*H, R], or [heads, G*H/heads, H/heads] (_heads.py); None: no recurrent product
+    weight_hh: Tensor | None = None  # [G*H, R] or [heads, G*H/heads, H/heads] (_core/heads.py); None: no product
     bias_ih: Tensor | None = None  # [G*H]
     bias_hh: Tensor | None = None  # [G*H], if there are bias_ih and weight_hh
     weight_hr: Tensor | None = None  # [P, H], only for cells that project

@@ -50,7 +50,7 @@ class CellName(click.ParamType):
 
 def cell_list(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
     """Callback of an option that takes one cell or several, separated by commas."""
-    from ._named import cell_name
+    from ._core.named import cell_name
 
     try:
         cells = tuple(cell_name(name.strip()) for name in value.split(","))

@@ -13,10 +13,10 @@ import torch
 from torch.nn.utils import parametrize
 
 from . import modules, step_modules
-from ._heads import block_diagonal
-from ._owners import asking_methods, held_layers, known_owner, looks_recurrent, method_that_fills
-from ._recurrent import NOISE, Recurrent
-from ._subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
+from ._core.heads import block_diagonal
+from ._core.owners import asking_methods, held_layers, known_owner, looks_recurrent, method_that_fills
+from ._core.recurrent import NOISE, Recurrent
+from ._core.subclasses import TO_FAST, TO_TORCH, base_of, name_of, over_fast, own_names, reason_to_leave, replaced_by
 from .cells import CELLS, STORAGE_CODES
 
 _CELLS: dict[type, type] = {

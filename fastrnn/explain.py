@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._extension import _C, build_info, has_cuda
-from ._recurrent import Recurrent
-from ._torch_versions import rnn_allows_tf32
+from ._core.extension import _C, build_info, has_cuda
+from ._core.recurrent import Recurrent
+from ._core.torch_versions import rnn_allows_tf32
 from .cells import ALL_CELLS, STORAGE_CODES
 
 _PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "pointwise")

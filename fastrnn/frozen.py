@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _forked, _routes
-from ._checks import check_batch_sizes
-from ._extension import _C
-from ._recurrent import NOISE, Recurrent
-from ._structs import check_lengths, row_offsets
+from ._core import forked, routes
+from ._core.checks import check_batch_sizes
+from ._core.extension import _C
+from ._core.recurrent import NOISE, Recurrent
+from ._core.structs import check_lengths, row_offsets
 from .cells import CELLS, States
 from .modules import GRU, LSTM, RNN
 
@@ -114,12 +114,12 @@ class Frozen(Recurrent):
         rows = (lengths, resets, batch_sizes, bool(reset_to_initial), batch)
         call = (x, h0, c0, *rows, *self._options(), *self._sizes())
         compiling = torch.compiler.is_compiling()
-        if not compiling and _routes._transformed():
+        if not compiling and routes._transformed():
             raise RuntimeError(
                 "a frozen layer runs under no functorch transform, forward-mode AD or torch.jit.trace: take the layer "
                 "that it was made from"
             )
-        if compiling or _routes._observed() or not _routes._plain((x, h0, c0)):
+        if compiling or routes._observed() or not routes._plain((x, h0, c0)):
             return _two_or_one(*_frozen_op(weights, *call))
         found = _forward(weights, *call)
         if found is None:
@@ -156,7 +156,7 @@ class Frozen(Recurrent):
         if stream is not None and self._core is not None and not (x.requires_grad and torch.is_grad_enabled()):
             h, c, shape = stream
             output = h.new_empty(shape) if out is None else out
-            if self._core.step(list(self._buffers.values()), x, h, c, output, _forked.threads()):
+            if self._core.step(list(self._buffers.values()), x, h, c, output, forked.threads()):
                 return output
         return self._first_step(x, out)
 
@@ -181,10 +181,10 @@ class Frozen(Recurrent):
         output = h.new_empty(shape) if out is None else out
         x = x.detach().resolve_neg().contiguous()
         for _ in range(2):
-            if self._core.step(self._weights(), x, h, c, output, _forked.threads()):
+            if self._core.step(self._weights(), x, h, c, output, forked.threads()):
                 return output
             self._prepare_again()
-        if _routes._plain((x, output)):
+        if routes._plain((x, output)):
             raise RuntimeError(f"the prepared weights are not those of {self}")
         raise RuntimeError(f"step: x or out is no ordinary tensor, got {type(x).__name__}")
 
@@ -350,7 +350,7 @@ def _forward(prepared, x, h0, c0, lengths, resets, batch_sizes, reset_to_initial
     extent = (steps, batch, 0.0, batch_sizes, offsets, lengths, resets, None, None)
     core = _kernels(cell, bidirectional, cell_clip, proj_clip)
     known = not batch or core.forward(
-        prepared, extent, reset_to_initial, x, h0, c0, output, h_n, c_n if of_cells else None, _forked.threads()
+        prepared, extent, reset_to_initial, x, h0, c0, output, h_n, c_n if of_cells else None, forked.threads()
     )
     return (output, h_n, c_n) if known else None
 

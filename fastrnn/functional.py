@@ -1,6 +1,6 @@
 """Stateless recurrent layers: argument checks, autocast, and stacks of layers.
 
-`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. _routes.py
+`layer` runs one layer of one or two directions; `lstm`, `gru` and `rnn` stack layers as torch.nn does. _core/routes.py
 chooses the code that runs a call: the raw kernels, an operator, or the step loop.
 """
 
@@ -12,13 +12,13 @@ from math import inf
 import torch
 from torch import Tensor
 
-from . import _forked
-from ._checks import check_batch_sizes, check_clips, check_gradient_clip, check_masks, check_noise, check_shapes
-from ._config import Config, Rows, config_of, flatten
-from ._cross_entropy import linear_cross_entropy
-from ._heads import heads_of
-from ._noise import Variational, drop_features
-from ._routes import run
+from ._core import forked
+from ._core.checks import check_batch_sizes, check_clips, check_gradient_clip, check_masks, check_noise, check_shapes
+from ._core.config import Config, Rows, config_of, flatten
+from ._core.cross_entropy import linear_cross_entropy
+from ._core.heads import heads_of
+from ._core.noise import Variational, drop_features
+from ._core.routes import run
 from .cells import ALL_CELLS, Parameters, States
 
 __all__ = ["gru", "layer", "linear_cross_entropy", "lstm", "rnn"]
@@ -132,7 +132,7 @@ def layer(
                 wanted = "needs" if value is None else "has no"
                 raise ValueError(f"cell {cell} {wanted} {name}")
         operands += flatten(config, own)
-    with _forked.guarded():
+    with forked.guarded():
         output, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
     return (output, final) if cells is None else (output, final, cells)
 
@@ -288,7 +288,7 @@ def _public(cell, input, hx, weights, num_layers, bidirectional, dropout, traini
     x = input.transpose(0, 1) if batch_first else input
     if resets is not None and batch_first:
         resets = resets.transpose(0, 1)
-    with _forked.guarded():
+    with forked.guarded():
         output, final = stack(
             cell,
             x,

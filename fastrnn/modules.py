@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ._recurrent import Recurrent, is_proxy
+from ._core.recurrent import Recurrent, is_proxy
 from .cells import States
 
 __all__ = ["GRU", "LSTM", "RNN", "SLSTM", "IndRNN"]

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ._config import Config
-from ._ops import config_of_options
+from ._core.config import Config
+from ._core.ops import config_of_options
 
 __all__ = ["export"]
 

@@ -13,8 +13,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ._heads import block_diagonal, heads_of
-from ._noise import StateNoise
+from ._core.heads import block_diagonal, heads_of
+from ._core.noise import StateNoise
 from .cells import ALL_CELLS, CellSpec, Clips, Parameters, States, Step, state_dtype
 
 

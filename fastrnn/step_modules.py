@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from ._recurrent import Recurrent, StepOptions, is_proxy
-from ._routes import _transformed_while_compiling
+from ._core.recurrent import Recurrent, StepOptions, is_proxy
+from ._core.routes import _transformed_while_compiling
 from .cells import ALL_CELLS, States
 from .functional import stack
 

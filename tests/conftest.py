@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _set_emulation() -> None:
-    """Set the path of the library of emulated kernels for fastrnn (fastrnn/_emulation.py); build it if necessary."""
+    """Set the path of the emulated kernels' library for fastrnn/_core/emulation.py; build it if necessary."""
     if "FASTRNN_EMULATION" not in os.environ:
         os.environ["FASTRNN_EMULATION"] = str(kernel_programs.library())
 

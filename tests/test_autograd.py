@@ -11,7 +11,7 @@ from cases import COMBINATIONS, OPTIONS, make_call, options_of, weighted_sum
 from torch.utils.checkpoint import checkpoint
 
 import fastrnn
-from fastrnn import _raw, functional
+from fastrnn import _core, functional
 from fastrnn.cells import CELLS, Parameters
 
 SMALL = (3, 2, 2, 3, 2)
@@ -146,8 +146,8 @@ def doubled(result):
 
 def test_an_unchanged_output_costs_no_second_forward(device, monkeypatch):
     call, runs = make_call("gru", "plain", device=device), []
-    forward = _raw.forward
-    monkeypatch.setattr(_raw, "forward", lambda *args: runs.append(0) or forward(*args))
+    forward = _core.raw.forward
+    monkeypatch.setattr(_core.raw, "forward", lambda *args: runs.append(0) or forward(*args))
     for change, expected in ((torch.relu, 1), (torch.relu_, 2)):
         runs.clear()
         output, final = call.run(functional.layer)

@@ -12,8 +12,8 @@ from cases import make_call, options_of
 from torch.nn.utils.rnn import pack_sequence
 
 import fastrnn
-from fastrnn import _ops
-from fastrnn._config import Config, flatten
+from fastrnn import _core
+from fastrnn._core.config import Config, flatten
 from fastrnn.cells import CELLS
 
 MODULES = {
@@ -193,7 +193,7 @@ def test_opcheck(cell, option):
     for own in made.parameters:
         operands += flatten(config, own)
     masks = (options.get("lengths"), options.get("resets"), options.get("batch_sizes"), options.get("seed"))
-    arguments = (operands, *masks, 2, *_ops._options(config), True)
+    arguments = (operands, *masks, 2, *_core.ops._options(config), True)
     torch.library.opcheck(torch.ops.fastrnn.layer.default, arguments)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from kernel_programs import CCACHE, CUDA, INSTANCES
 
-from fastrnn._extension import _C
+from fastrnn._core.extension import _C
 from fastrnn.cells import STORAGE_CODES
 
 NVCC = shutil.which("nvcc")

@@ -78,7 +78,7 @@ def test_clang_understands_the_core(target: str) -> None:
 
 def _runs_here(test: str) -> bool:
     """Whether a test runs here: simd_test_X needs instruction set X, while cpu_test checks the machine itself."""
-    from fastrnn._extension import _C
+    from fastrnn._core.extension import _C
 
     try:
         _C.cpu_choose_instruction_set(SIMD_TESTS.get(test, ""))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fastrnn import _cross_entropy
-from fastrnn._cross_entropy import cross_entropy_over_sample
-from fastrnn._extension import _C
+from fastrnn import _core
+from fastrnn._core.cross_entropy import cross_entropy_over_sample
+from fastrnn._core.extension import _C
 from fastrnn.functional import linear_cross_entropy
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -24,9 +24,9 @@ ROUTES = ["core", "core in pieces", "torch"]
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The core with all words at once, or in chunks of a few panels, and the code for other devices."""
     if request.param != "core":
-        monkeypatch.setattr(_cross_entropy, "PIECE_BYTES", 40 << 10)
+        monkeypatch.setattr(_core.cross_entropy, "PIECE_BYTES", 40 << 10)
     if request.param == "torch":
-        monkeypatch.setattr(_cross_entropy, "_in_core", _cross_entropy._in_pieces)
+        monkeypatch.setattr(_core.cross_entropy, "_in_core", _core.cross_entropy._in_pieces)
     return request.param
 
 

@@ -14,10 +14,10 @@ from cases import BOTH, COMBINATIONS, DTYPES, OPTIONS, SHAPES, make_call, spread
 from test_layer import check
 
 import fastrnn
-from fastrnn import _backends, _backward, _emulation, _raw, functional
-from fastrnn import _torch_versions as versions
-from fastrnn._device import Cuda, Emulated
-from fastrnn._torch_versions import rnn_allows_tf32
+from fastrnn import _core, functional
+from fastrnn._core import torch_versions as versions
+from fastrnn._core.device import Cuda, Emulated
+from fastrnn._core.torch_versions import rnn_allows_tf32
 from fastrnn.cells import CELLS
 
 LAUNCHES = list(product((torch.bfloat16, torch.float16), ("block", "cluster", "grid", "streaming")))
@@ -27,7 +27,7 @@ SEED = 3  # threads and blocks run in another order than their indices
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch, emulated_kernels):
     backend = Emulated("step", SEED)
-    monkeypatch.setattr(_backends, "_CPU", backend)
+    monkeypatch.setattr(_core.backends, "_CPU", backend)
     return backend
 
 
@@ -41,7 +41,7 @@ def test_every_cell_and_option(cell, option):
 def test_one_launch(cell, option, where, monkeypatch):
     """The strategies that run the whole sequence in one launch; calls that they do not serve run step by step."""
     dtype, strategy = where
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy, SEED))
     shape = SHAPES[1] if strategy == "block" else (5, 9, 4, 40, 24)
     # Values that are not so close to a kink (test_layer.check) that rounding decides on which side they are.
     seed = 1 if cell in ("rnn_relu", "indrnn_relu", "slstm") else 0
@@ -67,11 +67,11 @@ def test_every_cell_and_type(cell, dtype):
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "lstm_projected"])
 def test_pieces_of_steps(cell, option, strategy, monkeypatch):
     """The input product in ranges of one or a few steps gives the same bits as the whole."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy, SEED))
     call = make_call(cell, option, (7, 4, 5, 9, 4), torch.float32 if strategy == "step" else torch.bfloat16)
     output, final = call.run(functional.layer)
     for limit in (1, 4 * 4 * 9 * 4 * 3):
-        monkeypatch.setattr(_raw, "PIECE_BYTES", limit)
+        monkeypatch.setattr(_core.raw, "PIECE_BYTES", limit)
         again, again_final = call.run(functional.layer)
         assert torch.equal(output, again)
         assert all(torch.equal(a, b) for a, b in zip(final, again_final, strict=True))
@@ -82,7 +82,7 @@ def test_pieces_of_steps(cell, option, strategy, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch):
     """The same bits alone, among few rows and among many, for which the plan chooses different tiles."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy, SEED))
     call = make_call("lstm", {"initial": False, "reverse": BOTH}, (3, 70, 5, hidden, 1), dtype)
     with torch.no_grad():
         whole, _ = call.run(functional.layer)
@@ -95,7 +95,7 @@ def test_a_row_does_not_depend_on_its_batch(dtype, hidden, strategy, monkeypatch
 @pytest.mark.parametrize("kind", [fastrnn.LSTM, fastrnn.GRU])
 def test_a_rows_gradient_does_not_depend_on_its_batch(kind, strategy, monkeypatch):
     """Likewise backward, where in grid the number of rows determines whether a warp has one or two tiles of units."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy, SEED))
     layer = kind(5, 136).bfloat16()
     x, d_output = torch.randn(3, 100, 5).bfloat16(), torch.randn(3, 100, 136).bfloat16()
     initial = torch.randn(1, 100, 136).bfloat16()
@@ -116,17 +116,17 @@ def test_a_rows_gradient_does_not_depend_on_its_batch(kind, strategy, monkeypatc
 @pytest.mark.parametrize("strategy", ["step", "cluster", "grid"])
 def test_gates_are_rebuilt_for_all_steps_at_once(cell, option, strategy, monkeypatch):
     """The number of additional launches does not grow with the steps; with step, gradients have the same bits."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy, SEED))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy, SEED))
     options, more = OPTIONS[option], set()
     for steps in (4, 9):
         launches, gradients = [], []
         for recompute in (False, True):
             call = make_call(cell, {**options, "recompute": recompute}, (steps, 3, 5, 24, 12), torch.bfloat16)
-            before = _emulation.launches()
+            before = _core.emulation.launches()
             output, final = call.run(functional.layer)
             loss = weighted_sum(output, final)
             gradients.append(torch.autograd.grad(loss, list(call.tensors().values())))
-            launches.append(_emulation.launches() - before)
+            launches.append(_core.emulation.launches() - before)
         more.add(launches[1] - launches[0])
         for kept, rebuilt in zip(*gradients, strict=True):
             if strategy == "step":
@@ -150,7 +150,7 @@ def test_ranges_count_what_rebuilds_gates(cell, storage, state, monkeypatch):
     call = make_call(cell, {"recompute": True}, (12, batch, 3, hidden, 1), torch.bfloat16)
     for limit, steps in ((4 * bytes_of_step, 4), (4 * bytes_of_step - 1, 3)):
         seen.clear()
-        monkeypatch.setattr(_backward, "RANGE_BYTES", limit)
+        monkeypatch.setattr(_core.backward, "RANGE_BYTES", limit)
         torch.autograd.grad(call.run(functional.layer)[0].sum(), list(call.tensors().values()))
         assert seen == [steps] * (12 // steps)
 
@@ -159,7 +159,7 @@ def test_ranges_count_what_rebuilds_gates(cell, storage, state, monkeypatch):
 def test_a_block_that_never_comes(training, monkeypatch):
     """The others abort after a timeout: results are NaN, the next call raises and says who waited, then calls work."""
     backend = Emulated("grid", SEED)
-    monkeypatch.setattr(_backends, "_CPU", backend)
+    monkeypatch.setattr(_core.backends, "_CPU", backend)
     layer, x = fastrnn.GRU(5, 136).bfloat16(), torch.randn(4, 3, 5).bfloat16().requires_grad_(training)
     truth, _ = layer(x)
     backend.stall = None if training else (1, 0, 0, 1)  # block 1 of 3 stalls after a step
@@ -183,7 +183,7 @@ def test_seeds_do_not_matter(monkeypatch):
     call = make_call("gru", "lengths_resets", (4, 3, 5, 20, 1), torch.bfloat16)
     results = []
     for seed in range(4):
-        monkeypatch.setattr(_backends, "_CPU", Emulated("step", seed))
+        monkeypatch.setattr(_core.backends, "_CPU", Emulated("step", seed))
         results.append(call.run(functional.layer)[0])
     assert all(torch.equal(results[0], other) for other in results[1:])
 
@@ -222,20 +222,20 @@ def test_switch(monkeypatch):
 
 
 def test_unknown_strategy(monkeypatch):
-    monkeypatch.setattr(_backends, "_CPU", Emulated("fast"))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated("fast"))
     message = 'strategy "fast" is not among those of the emulated device: step, block, cluster, grid, streaming'
     with pytest.raises(ValueError, match=message):
         make_call("lstm").run(functional.layer)
 
 
 def test_library_missing_or_of_other_sources(monkeypatch):
-    load = _emulation._library.__wrapped__
+    load = _core.emulation._library.__wrapped__
     assert load().emulated_launches() >= 0
 
     class Args:
         bytes = 8
 
-    monkeypatch.setattr(_emulation, "_C", type("Core", (), {"ForwardArgs": Args, "BackwardArgs": Args}))
+    monkeypatch.setattr(_core.emulation, "_C", type("Core", (), {"ForwardArgs": Args, "BackwardArgs": Args}))
     with pytest.raises(RuntimeError, match="was built from other sources"):
         load()
     monkeypatch.delenv("FASTRNN_EMULATION")
@@ -305,7 +305,7 @@ def test_cuda_without_a_gpu_says_why():
 def test_tf32_rounds_operands(monkeypatch):
     call = make_call("lstm", "plain", (3, 4, 5, 32, 1), torch.float32)
     strict = call.run(functional.layer)[0]
-    monkeypatch.setattr(_backends, "_CPU", Emulated("step", tf32=True))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated("step", tf32=True))
     rounded = call.run(functional.layer)[0]
     difference = (strict - rounded).abs().max().item()
     assert 0 < difference < tol.TF32_BESIDE_FLOAT32

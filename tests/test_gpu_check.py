@@ -14,7 +14,7 @@ from fastrnn.benchmarks import gpu_check
 from fastrnn.benchmarks.gpu import bars, constants, small
 from fastrnn.benchmarks.gpu.times import cases
 
-from fastrnn._extension import _C
+from fastrnn._core.extension import _C
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 

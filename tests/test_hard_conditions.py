@@ -15,7 +15,7 @@ import torch
 from cases import make_call, weighted_sum
 
 import fastrnn
-from fastrnn import _backends, functional
+from fastrnn import _core, functional
 from fastrnn.explain import explain_layer
 
 STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
@@ -34,9 +34,9 @@ def strategy(request, gpu, monkeypatch):
     """Runs the test with each strategy; `serves` skips cases that a strategy does not support."""
     if request.param:
         monkeypatch.setenv("FASTRNN_PLAN", f"cuda:{request.param}")
-    _backends._cuda.cache_clear()
+    _core.backends._cuda.cache_clear()
     yield request.param
-    _backends._cuda.cache_clear()
+    _core.backends._cuda.cache_clear()
 
 
 def serves(strategy: str, cell: str, hidden: int, batch: int, steps: int) -> None:

@@ -13,9 +13,9 @@ import torch
 from cases import make_call, weighted_sum
 
 import fastrnn
-from fastrnn import _backends, _backward, _heads, _raw, functional
-from fastrnn._config import Config
-from fastrnn._device import Emulated
+from fastrnn import _core, functional
+from fastrnn._core.config import Config
+from fastrnn._core.device import Emulated
 from fastrnn.cells import CELLS, Parameters
 from fastrnn.explain import explain_layer
 
@@ -34,7 +34,7 @@ def dense(call):
     spec = CELLS[call.cell]
 
     def whole(own):
-        return Parameters(**vars(own) | {"weight_hh": _heads.block_diagonal(own.weight_hh, spec.gates)})
+        return Parameters(**vars(own) | {"weight_hh": _core.heads.block_diagonal(own.weight_hh, spec.gates)})
 
     call = copy.copy(call)
     call.parameters = tuple(map(whole, call.parameters))
@@ -101,7 +101,7 @@ def test_parts_of_every_kind_of_tensor():
     shapes = [(4, 2, 5), *((2, 2, width) for width in spec.state_widths(hidden, hidden))]
     shapes += [*spec.shapes(True, 5, hidden, hidden, 3).values()] * 2
     operands = [torch.randn(shape) for shape in shapes]
-    parts = _heads.take_operands(config, operands)
+    parts = _core.heads.take_operands(config, operands)
     own = dict(zip(config.places, parts[3 + 4 * config.weights :], strict=False))  # head 1 of the reverse direction
     of = {name: operands[config.place(name, 1)] for name in config.places}
     for name, blocks in {"weight_ih": 4, "bias_ih": 4, "bias_hh": 4}.items():
@@ -111,11 +111,11 @@ def test_parts_of_every_kind_of_tensor():
     )
     assert torch.equal(parts[1][4], operands[1][1, :, 2:4])
     assert torch.equal(parts[2][4].unflatten(1, (2, 2)), operands[2][1].unflatten(1, (2, hidden))[..., 2:4])
-    assert all(map(torch.equal, _heads.put_gradients(config, parts), operands))
+    assert all(map(torch.equal, _core.heads.put_gradients(config, parts), operands))
     cells = torch.randn(7, 2 * 2 * hidden)  # for every step: directions, states, units
-    of_heads = _heads.take_cells(config, cells)
+    of_heads = _core.heads.take_cells(config, cells)
     assert torch.equal(of_heads.view(7, 2, 3, 2, 2)[:, 1, 1], cells.view(7, 2, 2, hidden)[:, 1, :, 2:4])
-    assert torch.equal(_heads.put_cells(config, of_heads), cells)
+    assert torch.equal(_core.heads.put_cells(config, of_heads), cells)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -123,7 +123,7 @@ def test_parts_of_every_kind_of_tensor():
 @pytest.mark.parametrize("cell", WITH_HEADS)
 def test_every_emulated_strategy(cell, strategy, dtype, monkeypatch, emulated_kernels):
     """Three heads of a direction: a launch with two, and one with one."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy))
     for option in (dict(heads=3, lengths=True), dict(heads=2, reverse=(False, True), recompute=True, resets=True)):
         shape = (3, 3, 5, 18 if "lengths" in option else 20, 0)
         compare(make_call(cell, option, shape, dtype), dtype, shape[0], shape[2] + shape[3] + 2)
@@ -146,22 +146,22 @@ def test_weights_that_lie_apart(device):
 def test_ranges(monkeypatch):
     """Several heads in both directions share the input's gradient over ranges of steps, also in a 16-bit type."""
     for name in ("RANGE_BYTES", "CORE_RANGE_BYTES"):
-        monkeypatch.setattr(_backward, name, 8 * 3 * 4 * 70)
+        monkeypatch.setattr(_core.backward, name, 8 * 3 * 4 * 70)
     for dtype in (torch.float64, torch.bfloat16):
         compare(make_call("gru", "heads_recompute", (9, 4, 5, 9, 0), dtype), dtype, 9, 16)
 
 
 FAULTS = {
     "gates of the input part taken for heads": (
-        _heads, "_units", lambda config, name: (0, 1), dict(heads=3)),
+        _core.heads, "_units", lambda config, name: (0, 1), dict(heads=3)),
     "heads of the states not put back": (
-        _heads, "_put", lambda t, dim, blocks, heads, to: t.unflatten(dim + 1, (blocks, -1)).flatten(dim, dim + 2)
+        _core.heads, "_put", lambda t, dim, blocks, heads, to: t.unflatten(dim + 1, (blocks, -1)).flatten(dim, dim + 2)
         if to == 0 else t.flatten(1, 2).unflatten(1, (-1, heads)).flatten(2), dict(heads=3)),
     "heads read each other's input": (
-        _heads, "take_operands", lambda config, operands, views=False, take=_heads.take_operands:
+        _core.heads, "take_operands", lambda config, operands, views=False, take=_core.heads.take_operands:
         take(config, [operands[1], operands[0], *operands[2:]], views), dict(heads=3, two_inputs=True)),
     "directions inside heads": (
-        _heads, "apart", lambda config: _heads.replace(config, heads=1, reverse=config.reverse * config.heads),
+        _core.heads, "apart", lambda config: replace(config, heads=1, reverse=config.reverse * config.heads),
         dict(heads=2, reverse=(False, True))),
 }  # fmt: skip
 
@@ -171,7 +171,7 @@ def test_faults_are_caught(fault, monkeypatch):
     place, name, wrong, option = FAULTS[fault]
     option = dict(option, reverse=(False, True))
     monkeypatch.setattr(place, name, wrong)
-    for user in (_raw, _backward):
+    for user in (_core.raw, _core.backward):
         if hasattr(user, name):
             monkeypatch.setattr(user, name, wrong)
     with pytest.raises((AssertionError, RuntimeError, ValueError)):

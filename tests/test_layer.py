@@ -14,9 +14,9 @@ import tolerances as tol
 import torch
 from cases import BOTH, COMBINATIONS, DTYPES, OPTIONS, SHAPES, make_call, spread, weighted_sum
 
-from fastrnn import _backward, _raw, functional
-from fastrnn._backends import select
-from fastrnn._structs import Layout
+from fastrnn import _core, functional
+from fastrnn._core.backends import select
+from fastrnn._core.structs import Layout
 from fastrnn.cells import CELLS, Parameters
 
 SEVERAL = [
@@ -70,7 +70,7 @@ def test_every_cell_option_and_shape(cell, option, shape, device):
 
 def set_range_bytes(monkeypatch, size):
     for name in ("RANGE_BYTES", "CORE_RANGE_BYTES"):
-        monkeypatch.setattr(_backward, name, size)
+        monkeypatch.setattr(_core.backward, name, size)
 
 
 @pytest.mark.parametrize("cell, option", SEVERAL + [(cell, "resets_to_initial") for cell in CELLS])
@@ -94,7 +94,7 @@ def test_gradients_add_up_in_float_over_ranges(device, monkeypatch):
 def test_ranges_are_many_and_cover_all_rows():
     sizes = torch.tensor([4, 4, 3, 3, 3, 2, 1, 1, 1])
     layout = Layout(9, 4, 22, 5, 9, 9, sizes.cumsum(0) - sizes)
-    ranges = _backward._ranges(layout, 9)
+    ranges = _core.backward._ranges(layout, 9)
     assert len(ranges) > 2 and ranges[0][0] == ranges[0][2] == 0
     assert ranges[-1][1] == 9 and ranges[-1][3] == 22
     for before, after in zip(ranges, ranges[1:], strict=False):
@@ -359,13 +359,13 @@ def test_inference_memory_does_not_grow_with_gates():
     """Under no_grad a call allocates its results and nothing for backward."""
     result = {}
     call = make_call("lstm", "bidirectional")
-    original = _raw.forward
+    original = _core.raw.forward
 
     def spy(*args, **kwargs):
         result["kept"] = original(*args, **kwargs)
         return result["kept"]
 
-    _raw.forward = spy
+    _core.raw.forward = spy
     try:
         with torch.no_grad():
             call.run(functional.layer)
@@ -373,7 +373,7 @@ def test_inference_memory_does_not_grow_with_gates():
         call.run(functional.layer)
         assert result["kept"].gates is not None and result["kept"].cells is not None
     finally:
-        _raw.forward = original
+        _core.raw.forward = original
 
 
 def test_calls_from_several_threads_at_once():

@@ -12,7 +12,7 @@ from cases import BOTH, DTYPES, make_call, weighted_sum
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastrnn
-from fastrnn import _layer_norm, functional
+from fastrnn import _core, functional
 from fastrnn.cells import ALL_CELLS, Clips, Parameters
 from fastrnn.explain import explain_layer
 
@@ -71,8 +71,9 @@ def test_formulas_and_gradients(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_core_runs_the_steps_of_ordinary_tensors_alone(kind, monkeypatch):
-    layer, x, calls, forward = make(kind, 3, 5), torch.randn(4, 2, 3, dtype=torch.float64), [], _layer_norm._forward
-    monkeypatch.setattr(_layer_norm, "_forward", lambda *given: calls.append(1) or forward(*given))
+    layer, x, calls = make(kind, 3, 5), torch.randn(4, 2, 3, dtype=torch.float64), []
+    forward = _core.layer_norm._forward
+    monkeypatch.setattr(_core.layer_norm, "_forward", lambda *given: calls.append(1) or forward(*given))
     layer(x), layer.eval()(x.requires_grad_())
     with torch.no_grad():
         layer(x)
@@ -135,9 +136,9 @@ def test_core_step_repeats(kind, monkeypatch):
     unit = torch.rand(ALL_CELLS[kind].unit_weights, hidden).requires_grad_()
     states = [torch.randn(batch, hidden).requires_grad_() for _ in range(ALL_CELLS[kind].states)]
     inputs, steps = torch.randn(batch, gates * hidden), []
-    step = _layer_norm.core_step(kind, lambda tensors: True)
+    step = _core.layer_norm.core_step(kind, lambda tensors: True)
     for threads, rows in ((1, batch), (3, batch), (1, 7)):
-        monkeypatch.setattr(_layer_norm._forked, "threads", lambda threads=threads: threads)
+        monkeypatch.setattr(_core.layer_norm._forked, "threads", lambda threads=threads: threads)
         new = step(
             inputs[:rows], tuple(s[:rows] for s in states), Parameters(weight, weight, weight_unit=unit), Clips()
         )

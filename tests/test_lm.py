@@ -18,7 +18,7 @@ from bilm_small import QUIET, assert_same_parameters, run_program, write_corpus
 from click.testing import CliRunner
 from torch.nn import functional
 
-from fastrnn._named import layers_by_cell
+from fastrnn._core.named import layers_by_cell
 from fastrnn.cells import CELLS
 from fastrnn.cli import main
 from fastrnn.lm import LanguageModel, LanguageModelOptions, Run, TrainingOptions, train

@@ -14,9 +14,9 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastrnn
-from fastrnn import _backends, _backward, functional
-from fastrnn._device import Emulated
-from fastrnn._noise import StateNoise, philox, state_masks
+from fastrnn import _core, functional
+from fastrnn._core.device import Emulated
+from fastrnn._core.noise import StateNoise, philox, state_masks
 from fastrnn.cells import CELLS
 
 MODULES = {
@@ -203,7 +203,7 @@ def test_rate_of_the_masks(p):
 def test_cpu_and_kernels_draw_the_same_masks(strategy, dtype, monkeypatch, emulated_kernels):
     """Bit for bit, for all types, and the same as in the step loop."""
     kept = kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype)
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy))
     assert torch.equal(kept_units(0.4, -(2**63) + 12345, (6, 9, 37), dtype=dtype), kept)
     noise = StateNoise((0.4, 0.0), 0.0, 0.0, torch.tensor([-(2**63) + 12345]), 0)
     noise.draw(6, 9, 37, 37, torch.empty(0))
@@ -230,7 +230,7 @@ OFTEN += [("gru", "gradient_bounded", "cluster")]
     ],
 )
 def test_emulated(cell, option, strategy, monkeypatch, emulated_kernels):
-    monkeypatch.setattr(_backends, "_CPU", Emulated(strategy))
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy))
     shape = (4, 3, 5, 9, 4)
     check(make_call(cell, option, shape, torch.float32), torch.float32, shape[0], shape[2] + shape[3] + 2)
 
@@ -238,8 +238,8 @@ def test_emulated(cell, option, strategy, monkeypatch, emulated_kernels):
 @pytest.mark.parametrize("option", ["zoneout", "heads_noise"])
 def test_kernels_of_some_directions_draw_as_all(option, monkeypatch, emulated_kernels):
     """Heads run two at a time, and with several ranges of steps backward runs directions one by one."""
-    monkeypatch.setattr(_backends, "_CPU", Emulated("step"))
-    monkeypatch.setattr(_backward, "RANGE_BYTES", 8 * 3 * 4 * 70)
+    monkeypatch.setattr(_core.backends, "_CPU", Emulated("step"))
+    monkeypatch.setattr(_core.backward, "RANGE_BYTES", 8 * 3 * 4 * 70)
     shape = (9, 4, 5, 9, 4)
     check(make_call("gru", option, shape), torch.float64, shape[0], shape[2] + shape[3] + 2)
 

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 import fastrnn
-from fastrnn._extension import _C
+from fastrnn._core.extension import _C
 from fastrnn.cells import CELLS
 from fastrnn.explain import explain, explain_layer
 from fastrnn.explain_command import explain as command

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastrnn._named import layers_by_cell
+from fastrnn._core.named import layers_by_cell
 from fastrnn.cli import main
 from fastrnn.lm import LanguageModel, LanguageModelOptions
 from fastrnn.probe.cells import auc, find_units, passage, properties, trace_units

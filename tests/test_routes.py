@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastrnn
-from fastrnn import _backward, _extension, _raw, _routes, functional
-from fastrnn._config import Config
+from fastrnn import _core, functional
+from fastrnn._core.config import Config
 from fastrnn.cells import CELLS, CellSpec
 
 
@@ -39,8 +39,8 @@ def raw(monkeypatch):
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(_raw, "forward")
-    watch(_backward, "backward")
+    watch(_core.raw, "forward")
+    watch(_core.backward, "backward")
     return calls
 
 
@@ -220,8 +220,8 @@ def test_eager_calls_take_the_short_way(raw, monkeypatch):
     def never(*args):
         raise AssertionError("an eager call went through an operator")
 
-    monkeypatch.setattr(_routes, "run_operator", never)
-    monkeypatch.setattr(_routes, "gradients_operator", never)
+    monkeypatch.setattr(_core.routes, "run_operator", never)
+    monkeypatch.setattr(_core.routes, "gradients_operator", never)
     call = make_call("lstm", "lengths_resets")
     weighted_sum(*call.run(functional.layer)).backward()
     with torch.inference_mode():
@@ -235,7 +235,7 @@ def test_operator_route_gives_the_same_bits(option, monkeypatch):
     tensors = list(call.tensors().values())
     expected = call.run(functional.layer)
     gradients = torch.autograd.grad(weighted_sum(*expected), tensors)
-    monkeypatch.setattr(_routes, "_observed", lambda: True)
+    monkeypatch.setattr(_core.routes, "_observed", lambda: True)
     found = call.run(functional.layer)
     assert torch.equal(found[0], expected[0]) and all(map(torch.equal, found[1], expected[1]))
     assert all(map(torch.equal, torch.autograd.grad(weighted_sum(*found), tensors), gradients))
@@ -249,10 +249,10 @@ def test_tensors_read_through_capsules(monkeypatch):
     gradients = torch.autograd.grad(weighted_sum(*expected), tensors)
     with monkeypatch.context() as older:
         older.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
-        _extension.use_tensors()
+        _core.extension.use_tensors()
         found = call.run(functional.layer)
         found_gradients = torch.autograd.grad(weighted_sum(*found), tensors)
-    _extension.use_tensors()
+    _core.extension.use_tensors()
     assert torch.equal(found[0], expected[0]) and all(map(torch.equal, found[1], expected[1]))
     assert all(map(torch.equal, found_gradients, gradients))
 
@@ -260,7 +260,7 @@ def test_tensors_read_through_capsules(monkeypatch):
 def test_double_backward_through_the_operator(monkeypatch):
     from test_autograd import as_function
 
-    monkeypatch.setattr(_routes, "_observed", lambda: True)
+    monkeypatch.setattr(_core.routes, "_observed", lambda: True)
     function, tensors = as_function(make_call("lstm", "lengths_resets", (2, 2, 2, 2, 1)))
     assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, **tol.GRADCHECK)
 

@@ -12,7 +12,7 @@ from itertools import product
 
 import torch
 
-from fastrnn import _backends
+from fastrnn import _core
 from fastrnn.cells import CELLS, Parameters, state_dtype
 from fastrnn.functional import layer
 
@@ -69,7 +69,7 @@ def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> l
 def choose(strategy: str, tf32: bool, patient: bool) -> None:
     """Force this strategy for calls on the GPU; a strategy that cannot run a call refuses it."""
     os.environ["FASTRNN_PLAN"] = f"cuda:{strategy}" + ":patient" * patient
-    _backends._cuda.cache_clear()
+    _core.backends._cuda.cache_clear()
     torch.backends.cudnn.allow_tf32 = tf32
 
 

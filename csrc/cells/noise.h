@@ -5,8 +5,8 @@
 //   dropout of the candidate (Semeniuta et al. 2016, https://arxiv.org/abs/1603.05118): what a step adds to the state
 //   is zero with probability p, else divided by 1 - p.
 //   dropout of the state (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): h enters the recurrence times a
-//   factor that a unit of a row keeps for all steps. The caller draws these factors (fastrnn/_noise.py) into memory
-//   (rnn.h: state_mask). If h enters a product, the backends multiply by them; elsewhere (IndRNN, r*h of GRU
+//   factor that a unit of a row keeps for all steps. The caller (fastrnn/_core/noise.py) draws these factors into
+//   memory (rnn.h: state_mask). If h enters a product, the backends multiply by them; elsewhere (IndRNN, r*h of GRU
 //   reset-before) this file does.
 // Every other decision is a word of Philox, keyed by the call's seed. Backward, another thread or another device draws
 // the same word again, so no mask is stored. Two neighbouring units share the four words of the counter (unit / 2, row,

@@ -12,7 +12,7 @@
 
 namespace {
 
-// fastrnn/_ops.py, which a test compares with this.
+// fastrnn/_core/ops.py, which a test compares with this.
 constexpr char kSchema[] =
     "layer(Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, Tensor? seed, SymInt batch, str cell, "
     "bool[] reverse, SymInt inputs, bool has_initial, bool has_bias, bool reset_to_initial, float cell_clip, float proj_clip, "
@@ -35,7 +35,7 @@ fr::Type type_of(at::ScalarType type) {
   }
 }
 
-// Operands lie as fastrnn/_config.py says; results are those of fastrnn/_raw.py with nothing kept for backward.
+// Operands lie as config.py in fastrnn/_core says; results are those of raw.py with nothing kept for backward.
 void layer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto given = [&, first = stack->size() - arguments.size()](const char* name) -> const c10::IValue& {

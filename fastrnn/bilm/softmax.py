@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .._cross_entropy import cross_entropy_over_sample, linear_cross_entropy
+from .._core.cross_entropy import cross_entropy_over_sample, linear_cross_entropy
 from .data import first_occurrences
 
 KINDS = ("sampled", "full", "adaptive")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.hooks import RemovableHandle
 
-from .._recurrent import Recurrent
+from .._core.recurrent import Recurrent
 from ..cells import States
 
 __all__ = ["keep_hook", "run_packed", "run_rows", "wanted"]

@@ -11,7 +11,7 @@ from sb3_contrib.common.recurrent import policies
 from torch import Tensor
 
 from .. import convert as swap
-from .._recurrent import Recurrent
+from .._core.recurrent import Recurrent
 from ..convert import Report
 
 __all__ = [

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import convert as swap
-from .._recurrent import Recurrent
+from .._core.recurrent import Recurrent
 from ..convert import Report
 
 __all__ = ["GRUModule", "LSTMModule", "convert"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._named import cell_name, make_layer
+from .._core.named import cell_name, make_layer
 from ..functional import linear_cross_entropy
 from ..text_models.files import WeightsError, read_tensors
 from ..text_models.model_folder import (

@@ -18,8 +18,8 @@ _MODULES = {
     "gradient_norms": ".gradients",
     "model_gradients": ".gradients",
     "probe_gradients": ".gradients",
-    "cell_names": ".._named",
-    "make_layer": ".._named",
+    "cell_names": ".._core.named",
+    "make_layer": ".._core.named",
 }
 __all__ = list(_MODULES)
 

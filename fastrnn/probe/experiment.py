@@ -57,7 +57,7 @@ class Sizes(click.ParamType):
 
 
 def known_cells() -> list[str]:
-    from .._named import cell_names
+    from .._core.named import cell_names
 
     return cell_names()
 

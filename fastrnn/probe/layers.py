@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._named import make_layer
-from .._recurrent import Recurrent
+from .._core.named import make_layer
+from .._core.recurrent import Recurrent
 
 
 class Readout(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from .._named import make_layer
+from .._core.named import make_layer
 from ..bilm.mix import ScalarMix
 from .options import NetworkOptions
 from .sources import Source

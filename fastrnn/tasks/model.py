@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._named import make_layer
+from .._core.named import make_layer
 from ..text_models.files import WeightsError, read_tensors
 from ..text_models.model_folder import (
     MODEL_FILE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._named import cell_name
+from .._core.named import cell_name
 
 _LARGEST, _DEEPEST = 1 << 16, 1 << 6
 

@@ -6,9 +6,9 @@
 // for forward and backward. What it saves: 8 KiB a row between forward and backward, 128 MiB there. Scratch memory: R*s
 // + H*4 bytes of states a row and direction, beside the gates.
 //
-// The caller cuts the sequence into ranges whose buffers take at most 128 MiB (fastrnn/_backward.py). For that LSTM a
-// row takes 12 KiB, or 42 KiB with rebuilt gates (gates 8, their input part 16, old states 6): ranges of 682 or 195
-// steps at B = 16. A range costs about 15 us: it transposes the weights (16 MiB through L2), loads them again and takes
+// The caller cuts the sequence into ranges whose buffers take at most 128 MiB (fastrnn/_core/backward.py). For that
+// LSTM a row takes 12 KiB, or 42 KiB with rebuilt gates (gates 8, their input part 16, old states 6): ranges of 682 or
+// 195 steps at B = 16. A range costs about 15 us: it transposes the weights (16 MiB through L2), loads them again and takes
 // three launches more, five with rebuilt gates. That is under 3 % of its steps.
 #pragma once
 

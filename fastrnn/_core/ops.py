@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _backward, _raw
-from ._config import Config, Rows, config_of, reads_mixed_output, reference_gradients
-from .cells import CELLS, States, state_dtype
+from ..cells import CELLS, States, state_dtype
+from . import backward, raw
+from .config import Config, Rows, config_of, reads_mixed_output, reference_gradients
 
 
 def config_of_options(cell: str, reverse: Sequence[bool], *options) -> Config:
@@ -55,7 +55,7 @@ def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
         )
     cell, reverse, *options, save = options
     rows = Rows(batch, lengths, resets, batch_sizes, seed)
-    result = _raw.forward(config_of(cell, tuple(reverse), *options), operands, rows, save)
+    result = raw.forward(config_of(cell, tuple(reverse), *options), operands, rows, save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -105,9 +105,9 @@ def _layer_backward(operands, lengths, resets, batch_sizes, seed, batch, *option
     """Gradients of those operands that need one, in order."""
     cell, reverse, *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
     config, rows = config_of(cell, tuple(reverse), *options), Rows(batch, lengths, resets, batch_sizes, seed)
-    result = _raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
+    result = raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
-    found = _backward.backward(config, operands, rows, result, gradients, needs)
+    found = backward.backward(config, operands, rows, result, gradients, needs)
     return [g for g in found if g is not None]
 
 
@@ -146,7 +146,7 @@ def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
     if torch.is_grad_enabled() or reads_mixed_output(config, rows):
         found = reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     else:
-        result = _raw.Result(output, (), gates, cells)
+        result = raw.Result(output, (), gates, cells)
         found = gradients_operator(config, operands, rows, result, gradients, needs)
     return found, *(None,) * (len(ctx.options) + 6)
 
@@ -193,7 +193,7 @@ def gradients_operator(
     config: Config,
     operands: Sequence[Tensor],
     rows: Rows,
-    result: _raw.Result,
+    result: raw.Result,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
@@ -212,7 +212,7 @@ def gradients_operator(
 
 
 def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
-    """Run the layer through its operator; returns what :func:`fastrnn._routes.run` returns."""
+    """Run the layer through its operator; returns what :func:`fastrnn._core.routes.run` returns."""
     output, h_n, c_n, _, cells = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
     if save:
         # The caller may modify its output in place, but backward needs the values that forward wrote. The compiler

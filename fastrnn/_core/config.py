@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._extension import _C
-from .cells import ALL_CELLS, CellSpec, Parameters, States, Step
-from .reference import reference_layer
+from ..cells import ALL_CELLS, CellSpec, Parameters, States, Step
+from ..reference import reference_layer
+from .extension import _C
 
 
 class Rows(NamedTuple):
@@ -138,7 +138,7 @@ def direction_parameters(config: Config, operands: Sequence[Tensor], direction: 
 def call_reference(
     config: Config, operands: Sequence[Tensor], rows: Rows, of_step: Step | None = None
 ) -> tuple[Tensor, States]:
-    """Run the step loop over flat operands; returns what :func:`fastrnn._routes.run` returns."""
+    """Run the step loop over flat operands; returns what :func:`fastrnn._core.routes.run` returns."""
     inputs = tuple(operands[: config.inputs])
     initial = tuple(operands[config.first_state : config.first_weight]) if config.has_initial else None
     output, final, *cells = reference_layer(

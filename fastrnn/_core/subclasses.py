@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from . import modules
-from ._recurrent import Recurrent, StepOptions
+from .. import modules
+from .recurrent import Recurrent, StepOptions
 
 TO_FAST: dict[type, type] = {
     torch.nn.LSTM: modules.LSTM,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from .cells import Clips, States
+from ..cells import Clips, States
 
 
 class Variational(NamedTuple):

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
-from ._extension import _C
-from ._routes import _transformed, _transformed_while_compiling
+from .extension import _C
+from .routes import _transformed, _transformed_while_compiling
 
 # Approximate memory of a chunk of logits.
 PIECE_BYTES = 64 << 20

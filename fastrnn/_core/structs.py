@@ -1,4 +1,4 @@
-"""Fills the argument structs of csrc/rnn.h for _raw.py and _backward.py: sizes, addresses and strides of a call."""
+"""Fills the argument structs of csrc/rnn.h for raw.py and backward.py: sizes, addresses and strides of a call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ._backends import Kernels
-from ._config import Config, Rows
-from ._noise import rows_of_packed, state_masks
-from .cells import state_dtype
-from .reference import storage_bound
+from ..cells import state_dtype
+from ..reference import storage_bound
+from .backends import Kernels
+from .config import Config, Rows
+from .noise import rows_of_packed, state_masks
 
 
 class Layout(NamedTuple):

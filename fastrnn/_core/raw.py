@@ -1,7 +1,7 @@
 """Forward of one layer through the compiled core: allocation and the call.
 
-Assumes operands that functional.py has checked, and that are plain tensors with memory (_routes.py). No autograd here:
-the callers are the autograd Function and the operators. Backward is in _backward.py.
+Assumes operands that functional.py has checked, and that are plain tensors with memory (routes.py). No autograd here:
+the callers are the autograd Function and the operators. Backward is in backward.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._backends import Kernels, select
-from ._config import Config, Rows, call_reference
-from ._heads import apart, put_cells, put_states, take_operands
-from ._structs import (
+from ..cells import state_dtype
+from .backends import Kernels, select
+from .config import Config, Rows, call_reference
+from .heads import apart, put_cells, put_states, take_operands
+from .structs import (
     Layout,
     buffer_rows,
     check_lengths,
@@ -28,7 +29,6 @@ from ._structs import (
     readable_operands,
     rows_of,
 )
-from .cells import state_dtype
 
 
 class Result(NamedTuple):
@@ -84,7 +84,7 @@ def forward(
 
     Args:
         config: options.
-        operands: in the order of _config.py.
+        operands: in the order of config.py.
         rows: the rows of each step, and where rows end and restart.
         save: keep what backward needs.
     """

@@ -6,8 +6,8 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
   device that has a backend, without tracing, dispatch mode, functorch transform or forward-mode AD: fake and meta
   tensors have address 0, and dual tensors would silently lose their tangents.
 - loop: reference.py, under functorch transforms, forward-mode AD and torch.jit.trace (which cannot pass lists of
-  flags). Cells without a kernel always take it; for ordinary CPU tensors the core runs their steps (_layer_norm.py).
-- operator: _ops.py, for everything else.
+  flags). Cells without a kernel always take it; for ordinary CPU tensors the core runs their steps (layer_norm.py).
+- operator: ops.py, for everything else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import _backward, _forked, _raw
-from ._config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
-from ._layer_norm import core_step
-from ._ops import gradients_operator, run_operator
-from .cells import States
-from .onnx import refuse_plain_export
+from ..cells import States
+from ..onnx import refuse_plain_export
+from . import backward, forked, raw
+from .config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
+from .layer_norm import core_step
+from .ops import gradients_operator, run_operator
 
 _PLAIN = {Tensor, Parameter}
 
@@ -96,7 +96,7 @@ def run(
 
     Args:
         config: options.
-        operands: in the order of _config.py.
+        operands: in the order of config.py.
         rows: the rows of each step, and where rows end and restart.
         plain: the operands are known to be ordinary CPU tensors.
     """
@@ -136,7 +136,7 @@ def run(
     if save:
         output, *final = _apply(config, rows, *operands)
         return output, tuple(final)
-    result = _raw.forward(config, operands, rows, False)
+    result = raw.forward(config, operands, rows, False)
     return result.output, result.results(config)
 
 
@@ -162,7 +162,7 @@ class LayerFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, config, rows, *operands):
-        result = _raw.forward(config, operands, rows, True)
+        result = raw.forward(config, operands, rows, True)
         output = result.output
         ctx.save_for_backward(*operands, *rows[1:], output.data, result.gates, result.cells)
         ctx.set_materialize_grads(False)
@@ -175,10 +175,10 @@ class LayerFunction(torch.autograd.Function):
         *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
         config, batch, watch, version = ctx.call
         rows = Rows(batch, lengths, resets, batch_sizes, seed)
-        result = _raw.Result(output if watch._version == version else None, (), gates, cells)
+        result = raw.Result(output if watch._version == version else None, (), gates, cells)
         call = (config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
-        if _forked.is_child:
-            with _forked.alone():
+        if forked.is_child:
+            with forked.alone():
                 return None, None, *_gradients(*call)
         return None, None, *_gradients(*call)
 
@@ -193,7 +193,7 @@ def _gradients(
     config: Config,
     operands: Sequence[Tensor],
     rows: Rows,
-    result: _raw.Result,
+    result: raw.Result,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
@@ -210,5 +210,5 @@ def _gradients(
             result = result._replace(output=run_operator(config, operands, rows, False)[0])
         return gradients_operator(config, operands, rows, result, gradients, needs)
     if result.output is None:
-        result = result._replace(output=_raw.forward(config, operands, rows, False).output)
-    return _backward.backward(config, operands, rows, result, gradients, needs)
+        result = result._replace(output=raw.forward(config, operands, rows, False).output)
+    return backward.backward(config, operands, rows, result, gradients, needs)

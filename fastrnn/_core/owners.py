@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._subclasses import TO_FAST, functions_of, name_of, names_in, torch_classes_in
+from .subclasses import TO_FAST, functions_of, name_of, names_in, torch_classes_in
 
 
 class Owner(NamedTuple):

@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import nn
 
-from . import modules
+from .. import modules
 
 # For each class, the option that selects its second cell; its defaults give the first.
 _SWITCHES = {

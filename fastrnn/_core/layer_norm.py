@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import _forked
-from ._extension import _C
-from .cells import ALL_CELLS, STORAGE_CODES, Clips, Parameters, States, Step
+from ..cells import ALL_CELLS, STORAGE_CODES, Clips, Parameters, States, Step
+from . import forked
+from .extension import _C
 
 
 def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) -> Step:
@@ -38,7 +38,7 @@ def _arguments(cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Te
     gru = cell == "gru_layer_norm"
     own = [t if t is None else t.contiguous() for t in (unit, shift, state, clips.candidate)]
     rows, hidden = state.shape
-    args = _C.LayerNormArgs(STORAGE_CODES[product.dtype], gru, rows, hidden, clips.cell, _forked.threads())
+    args = _C.LayerNormArgs(STORAGE_CODES[product.dtype], gru, rows, hidden, clips.cell, forked.threads())
     unit, shift, state, candidate = own
     args.units = unit.data_ptr() + ALL_CELLS[cell].gates * hidden * unit.element_size()  # after the input part's gains
     args.shift = 0 if shift is None else shift.data_ptr()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ._config import Config
+    from .config import Config
 
 
 def heads_of(weight_hh: Tensor | None) -> int:

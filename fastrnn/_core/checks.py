@@ -8,8 +8,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ._config import Config
-from .cells import STORAGE_CODES, state_dtype
+from ..cells import STORAGE_CODES, state_dtype
+from .config import Config
 
 
 def check_masks(lengths: Tensor | None, resets: Tensor | None, batch: int, rows: torch.Size) -> None:
@@ -74,7 +74,7 @@ def check_noise(config: Config, seed: Tensor | None, device: torch.device) -> No
 
 
 def check_batch_sizes(batch_sizes: Tensor) -> None:
-    """Refuse batch_sizes of the wrong type or shape; _structs.py checks their values when it reads them."""
+    """Refuse batch_sizes of the wrong type or shape; structs.py checks their values when it reads them."""
     if not isinstance(batch_sizes, Tensor):
         raise TypeError(f"batch_sizes must be a tensor, got {type(batch_sizes).__name__}")
     if batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or batch_sizes.device.type not in ("cpu", "meta"):

@@ -1,6 +1,6 @@
 """The backends: each passes the argument structs of csrc/rnn.h to the compiled core for tensors of one device.
 
-_raw.py allocates every buffer. A backend adds what only it knows (a stream, or the input product if the caller computes
+raw.py allocates every buffer. A backend adds what only it knows (a stream, or the input product if the caller computes
 it) and makes the call. Only `select` chooses a backend.
 """
 
@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import _forked
-from ._device import Cuda, Emulated
+from . import forked
+from .device import Cuda, Emulated
 
 
 class Kernels(Protocol):
-    """The interface of the backends that run the kernels of csrc/cuda, as _raw.py and _backward.py use it."""
+    """The interface of the backends that run the kernels of csrc/cuda, as raw.py and backward.py use it."""
 
     # Whether the core computes the time-parallel products. Here the caller computes them: it fills ``input_gates`` with
     # `input_product` and makes the products of the gradients.
@@ -42,10 +42,10 @@ class Cpu:
 
     # Returns False if a tensor cannot be read in place.
     def forward(self, core: Any, *call: Any) -> bool:
-        return core.cpu_forward(*call, _forked.threads())
+        return core.cpu_forward(*call, forked.threads())
 
     def backward(self, core: Any, *call: Any) -> bool:
-        return core.cpu_backward(*call, _forked.threads())
+        return core.cpu_backward(*call, forked.threads())
 
 
 _CPU = Emulated.from_environment() or Cpu()  # tests run the CUDA kernels on the host: FASTRNN_PLAN=emulate:...

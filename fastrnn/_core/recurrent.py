@@ -14,12 +14,12 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from . import _forked
-from ._checks import check_masks
-from ._config import saveable
-from ._noise import Variational, check_probability
-from .cells import ALL_CELLS, States
-from .functional import stack
+from ..cells import ALL_CELLS, States
+from ..functional import stack
+from . import forked
+from .checks import check_masks
+from .config import saveable
+from .noise import Variational, check_probability
 
 # Options that act in training only (except zoneout, which takes its expectation in evaluation), with their off values.
 NOISE = {
@@ -50,7 +50,7 @@ def _opacus(layer: Recurrent) -> ModuleType | None:
     """The adapter, if opacus wants per-sample gradients of this call; else None."""
     if not layer._opacus_hooks:
         return None
-    from .contrib import opacus
+    from ..contrib import opacus
 
     return opacus if opacus.wanted(layer) else None
 
@@ -262,8 +262,8 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         reset_to_initial: bool,
         all_states: bool = False,
     ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor | PackedSequence, States, list[tuple]]:
-        if _forked.is_child and not torch.compiler.is_compiling():
-            with _forked.alone():
+        if forked.is_child and not torch.compiler.is_compiling():
+            with forked.alone():
                 return self._run_here(input, states, lengths, resets, reset_to_initial, all_states)
         return self._run_here(input, states, lengths, resets, reset_to_initial, all_states)
 

@@ -1,4 +1,4 @@
-"""Backward of one layer, in one of two ways. Assumes what _raw.py assumes.
+"""Backward of one layer, in one of two ways. Assumes what raw.py assumes.
 
 The CPU core computes every gradient in one call. The kernels of csrc/cuda process a range of steps backward and write
 the gradients of the gates and the operands of the weight gradients. Products in torch, parallel in time, then give the
@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._backends import Cpu, Kernels, select
-from ._config import Config, Rows, reference_gradients
-from ._extension import _C
-from ._heads import apart, put_gradients, take_cells, take_needs, take_operands, take_states
-from ._raw import Result
-from ._structs import (
+from ..cells import state_dtype
+from .backends import Cpu, Kernels, select
+from .config import Config, Rows, reference_gradients
+from .extension import _C
+from .heads import apart, put_gradients, take_cells, take_needs, take_operands, take_states
+from .raw import Result
+from .structs import (
     Layout,
     buffer_rows,
     cell_rows,
@@ -31,7 +32,6 @@ from ._structs import (
     readable_operands,
     rows_of,
 )
-from .cells import state_dtype
 
 # Both ways process ranges of steps, which bounds the memory of the gates' gradients. RANGE_BYTES: for the CUDA kernels,
 # whose launches need long ranges; rebuilt gates and the operands that rebuild them count too. CORE_RANGE_BYTES: for
@@ -51,7 +51,7 @@ def backward(
 
     Args:
         config: the options of forward.
-        operands: in the order of _config.py.
+        operands: in the order of config.py.
         rows: as in forward.
         result: output, gates and cells of forward.
         gradients: of the output, of each final state and of the states of every step; None means zero.

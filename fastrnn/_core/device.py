@@ -1,6 +1,6 @@
 """The backends that run the kernels of csrc/cuda: on a GPU, or on the emulated device (CPU tensors, for tests).
 
-Both let torch compute the input product (csrc/rnn.h: ``input_gates``) and allocate scratch memory. _backends.py chooses
+Both let torch compute the input product (csrc/rnn.h: ``input_gates``) and allocate scratch memory. backends.py chooses
 one.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _emulation
-from ._extension import _C
-from ._torch_versions import float32_products, rnn_allows_tf32, wide_product
-from .cells import state_dtype
+from ..cells import state_dtype
+from . import emulation
+from .extension import _C
+from .torch_versions import float32_products, rnn_allows_tf32, wide_product
 
 # For fewer rows, torch's product runs other code that sums in another order. Padding makes the result of a row
 # independent of the number of rows.
@@ -32,7 +32,7 @@ _PATIENCE = 300 * 10**9
 class _Kernels:
     """The common part of both backends."""
 
-    computes_input_gates = False  # _raw.py fills ``input_gates`` with `input_product`
+    computes_input_gates = False  # raw.py fills ``input_gates`` with `input_product`
 
     def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         return nullcontext()
@@ -93,10 +93,10 @@ class Emulated(_Kernels):
 
     def forward(self, args: Any, first: int = 0, last: int = 0) -> None:
         status = self._status.data_ptr()
-        _emulation.forward(args, self.stall, status=status, first=first, last=last, **self._options)
+        emulation.forward(args, self.stall, status=status, first=first, last=last, **self._options)
 
     def backward(self, args: Any) -> None:
-        _emulation.backward(args, self.stall, status=self._status.data_ptr(), **self._options)
+        emulation.backward(args, self.stall, status=self._status.data_ptr(), **self._options)
 
 
 class Cuda(_Kernels):

@@ -7,7 +7,7 @@ import os
 from functools import cache
 from typing import Any
 
-from ._extension import _C
+from .extension import _C
 
 _MESSAGE_BYTES = 4096
 
