@@ -25,7 +25,8 @@ from .gpu import bars
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = Path(__file__).resolve().parent / "gpu"
-TESTS = ("tests/test_hard_conditions.py", "tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
+LAYERS = ("tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
+TESTS = ("tests/kernels/test_hard_conditions.py", *LAYERS)
 _GRACE = 5  # s after the budget until a program that watches its own time is killed
 
 
@@ -76,7 +77,7 @@ def _sanitizer(out: Path, arch: str) -> list[list[str]]:
     ]
 
 
-_LANES, _PROBE = "tests/cpp/gpu_lanes_test.cu", "benchmarks/gpu/probe.cu"
+_LANES, _PROBE = "tests/kernels/cpp/gpu_lanes_test.cu", "benchmarks/gpu/probe.cu"
 
 
 def _probe(out: Path, arch: str) -> list[list[str]]:

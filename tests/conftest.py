@@ -64,7 +64,7 @@ def test_data() -> Path:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """The C++ programs of tests/cpp."""
+    """The C++ programs of tests/kernels/cpp."""
     return Programs(tmp_path_factory.mktemp("emulated"))
 
 

@@ -39,7 +39,7 @@ const char* strategy_name(Strategy strategy);
 Strategy strategy_named(const std::string& name);  // throws std::invalid_argument that lists all
 
 // Registers a thread that a strategy's kernels may take, and the plan counts with; `gates`: gate rows a unit. Allocated
-// in multiples of eight. tests/test_compiled_kernels.py holds the compiler to it.
+// in multiples of eight. tests/kernels/test_compiled_kernels.py holds the compiler to it.
 int planned_registers(Strategy strategy, Math math, int gates, bool backward);
 
 struct PlanRequest {

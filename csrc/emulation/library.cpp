@@ -1,5 +1,5 @@
 // The emulated kernels as a shared library with C functions, called by fastrnn/_core/emulation.py. It is not part of
-// the package: tests/kernel_programs.py builds it when a test asks for it.
+// the package: tests/kernels/kernel_programs.py builds it when a test asks for it.
 #include <cstring>
 #include <exception>
 #include <stdexcept>

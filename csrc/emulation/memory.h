@@ -1,5 +1,5 @@
 // A registry of the global memory that kernels may touch. The host build of a kernel leaves bounds to AddressSanitizer.
-// A kernel's PTX (tests/ptx) checks each access itself, against this registry.
+// A kernel's PTX (tests/kernels/ptx) checks each access itself, against this registry.
 #pragma once
 
 #include <cstddef>

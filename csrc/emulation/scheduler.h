@@ -54,7 +54,7 @@ enum class Collective : int { kNone, kSync, kShuffle, kMatrix, kMma };
 using Entry = void (*)(const void* params);
 
 // Returns another build of a kernel to run in place of the host's, or null. It is found by the kernel's type (typeid),
-// the bytes of its parameters and its number of threads. Set by tests that run the kernels' PTX (tests/ptx).
+// the bytes of its parameters and its number of threads. Set by tests that run the kernels' PTX (tests/kernels/ptx).
 using Substitute = Entry (*)(const char* type, size_t param_bytes, int threads);
 inline Substitute substitute = nullptr;
 

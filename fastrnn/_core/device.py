@@ -55,7 +55,7 @@ class Emulated(_Kernels):
     """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32].
 
     FASTRNN_PLAN=ptx:STRATEGY[:sm_80][:SEED][:tf32] does the same if FASTRNN_EMULATION names a library that runs nvcc's
-    PTX of the kernels (tests/ptx_programs.py), compiled for sm_90 by default.
+    PTX of the kernels (tests/kernels/ptx_programs.py), compiled for sm_90 by default.
 
     Args:
         strategy: the kernels to run.

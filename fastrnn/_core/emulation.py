@@ -34,8 +34,9 @@ def _library() -> ctypes.CDLL:
     path = os.environ.get("FASTRNN_EMULATION")
     if not path:
         raise RuntimeError(
-            "the emulated kernels are built by the tests, not with the package: run `python tests/kernel_programs.py` "
-            "in fastrnn's source folder and set FASTRNN_EMULATION to the path that it prints"
+            "the emulated kernels are built by the tests, not with the package: run "
+            "`python tests/kernels/kernel_programs.py` in fastrnn's source folder and set FASTRNN_EMULATION "
+            "to the path that it prints"
         )
     library = ctypes.CDLL(path)
     for name in ("emulated_forward_bytes", "emulated_backward_bytes"):

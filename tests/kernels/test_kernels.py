@@ -1,6 +1,6 @@
 """The CUDA kernels without a GPU: emulated runs in three builds, and faults that these runs must catch.
 
-The C++ programs are tests/cpp/emulation_*.cpp.
+The C++ programs are tests/kernels/cpp/emulation_*.cpp.
 """
 
 from __future__ import annotations

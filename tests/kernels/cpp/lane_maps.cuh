@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "../../csrc/cuda/launch.cuh"
-#include "../../csrc/cuda/tile.cuh"
+#include "../../../csrc/cuda/launch.cuh"
+#include "../../../csrc/cuda/tile.cuh"
 
 namespace fr::FR_TARGET {
 

@@ -1,6 +1,7 @@
 """Emulated CUDA kernels: C++ test programs in three builds, and the library for FASTRNN_PLAN=emulate:STRATEGY.
 
-Plain compiler commands build everything. ``python tests/kernel_programs.py`` builds the library and prints its path.
+Plain compiler commands build everything. ``python tests/kernels/kernel_programs.py`` builds the library and prints its
+path.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests" / "kernels"
 CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 CCACHE = [found] if (found := shutil.which("ccache")) else []
@@ -68,7 +70,7 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
             jobs[f"{name}.o"] = [*tested, "-x", "c++", "-c", str(csrc / "cuda" / "inst" / f"{name}.cu")]
         else:
             jobs[f"{name}.o"] = [*SANITIZERS[kind], "-O1" if name == "emulation_words_test" else "-O0", "-c",
-                                 str(ROOT / "tests" / "cpp" / f"{name}.cpp")]  # fmt: skip
+                                 str(TESTS / "cpp" / f"{name}.cpp")]  # fmt: skip
     return jobs
 
 

@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "../../csrc/cuda/device.cuh"
-#include "../../csrc/cuda/run.h"
-#include "../../csrc/emulation/memory.h"
+#include "../../../csrc/cuda/device.cuh"
+#include "../../../csrc/cuda/run.h"
+#include "../../../csrc/emulation/memory.h"
 
 using Values = std::vector<double>;
 

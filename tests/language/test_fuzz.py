@@ -1,7 +1,7 @@
 """For any content of its files and numbers, a command ends with status 0, 1 or 2, one sentence, no incomplete file.
 
-Each command runs in this process on a tiny model. The gate makes a few hundred runs; `pytest tests/test_fuzz.py
---fuzz-seconds 600` continues for that time with a new seed.
+Each command runs in this process on a tiny model. The gate makes a few hundred runs; `pytest
+tests/language/test_fuzz.py --fuzz-seconds 600` continues for that time with a new seed.
 """
 
 from __future__ import annotations

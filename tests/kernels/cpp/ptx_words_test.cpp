@@ -1,4 +1,4 @@
-// Runs the kernels of lane_maps.cuh on the emulated device as PTX (tests/ptx), to check the runtime's lane layouts and
+// Runs the kernels of lane_maps.cuh on the emulated device as PTX (../ptx), to check the runtime's lane layouts and
 // numbers, and the CUDA bodies of the fr:: functions. Prints a line for each failure and a summary; exit status 1 on
 // failure.
 #include <cstdio>

@@ -14,7 +14,7 @@ import torch
 
 import fastrnn
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "cpp"
 
 MODEL = """

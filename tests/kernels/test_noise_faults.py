@@ -50,7 +50,7 @@ for cell in ("lstm", "gru_reset_before"):
 
 
 def run_check(made: Path) -> subprocess.CompletedProcess:
-    own = dict(FASTRNN_PLAN="emulate:step", FASTRNN_EMULATION=str(made), PYTHONPATH=str(Path(__file__).parent))
+    own = dict(FASTRNN_PLAN="emulate:step", FASTRNN_EMULATION=str(made), PYTHONPATH=str(Path(__file__).parents[1]))
     return subprocess.run([sys.executable, "-c", CHECK], env=os.environ | own, capture_output=True, text=True)
 
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/emulation/rnn_emulated.h"
+#include "../../../csrc/emulation/rnn_emulated.h"
 #include "buffer.h"
 #include "plain_step.h"
 

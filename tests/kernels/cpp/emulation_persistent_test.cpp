@@ -11,8 +11,8 @@
 #include <set>
 #include <tuple>
 
-#include "../../csrc/cuda/persistent/deadline.h"
-#include "../../csrc/cuda/persistent/partition.h"
+#include "../../../csrc/cuda/persistent/deadline.h"
+#include "../../../csrc/cuda/persistent/partition.h"
 #include "emulation_cases.h"
 
 namespace {

@@ -239,7 +239,7 @@ def test_library_missing_or_of_other_sources(monkeypatch):
     with pytest.raises(RuntimeError, match="was built from other sources"):
         load()
     monkeypatch.delenv("FASTRNN_EMULATION")
-    with pytest.raises(RuntimeError, match="run `python tests/kernel_programs.py`"):
+    with pytest.raises(RuntimeError, match="run `python tests/kernels/kernel_programs.py`"):
         load()
 
 

@@ -1,8 +1,8 @@
 // Tests the CPU backend through its public entry points (csrc/rnn.h), for every cell, several odd shapes and all ways
 // of sharing work. The result must equal that of one thread bit for bit; agree with a plain double step loop (forward)
 // and with central differences of the forward pass (backward, in float64); and agree between instruction sets within
-// rounding. Built plain and under sanitizers (tests/test_cpp.py); buffers have the exact size, so that an access beyond
-// is seen.
+// rounding. Built plain and under sanitizers (test_cpp.py); buffers have the exact size, so that an access beyond is
+// seen.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/emulation/rnn_emulated.h"
+#include "../../../csrc/emulation/rnn_emulated.h"
 #include "buffer.h"
 #include "plain_step.h"
 

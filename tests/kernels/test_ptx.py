@@ -1,7 +1,7 @@
 """nvcc's PTX of the shipped kernels runs on the host, is compared with the CPU core, and must expose planted faults.
 
 Only these tests run the CUDA bodies of device.cuh, and the parameters, shared addresses and vector accesses that nvcc
-generates. tests/ptx has the translator and the checks of every access.
+generates. tests/kernels/ptx has the translator and the checks of every access.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Job:
         ptx = ptx_programs(programs, folder.parent / "ptx")
         changed = ()
         if self.kernels:
-            for tree in ("csrc", "tests/cpp"):
+            for tree in ("csrc", "tests/kernels/cpp"):
                 shutil.copytree(ROOT / tree, folder / tree)
             words = folder / "csrc" / "cuda" / "device.cuh"
             if self.old:
@@ -84,7 +84,7 @@ def against_the_core(math: str, architecture: str, seeds: str) -> list[Job]:
 
 _FORWARD = {"kernels": ("PersistentKernel<Bf16Math, 1, false>",), "header": "csrc/cuda/persistent/kernel.cuh"}
 _STEP = {"kernels": ("StepKernel<Bf16Math, 1>",), "header": "csrc/cuda/step/kernel.cuh"}
-_WORDS = {"kernels": ("MmaKernel", "MatrixKernel", "RoundKernel"), "header": "tests/cpp/lane_maps.cuh"}
+_WORDS = {"kernels": ("MmaKernel", "MatrixKernel", "RoundKernel"), "header": "tests/kernels/cpp/lane_maps.cuh"}
 RUNS = [
     Job("ptx_words_test", "", math="none", **_WORDS),
     *(

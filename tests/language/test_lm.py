@@ -32,7 +32,7 @@ from fastrnn.text_models.sampling import Sampling
 from fastrnn.text_models.units import Units
 
 pytest.importorskip("safetensors")
-TEXT = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")[:6000]
+TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")[:6000]
 SMALL = TrainingOptions(batch=4, window=16)
 
 

@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "../../csrc/emulation/scheduler.h"
+#include "../../../csrc/emulation/scheduler.h"
 
 namespace fr::ptx {
 

@@ -1,4 +1,4 @@
-"""The C++ tests (tests/cpp) built from CMakeLists.txt: plain, and under the sanitizers."""
+"""The C++ tests (tests/kernels/cpp) built from CMakeLists.txt: plain, and under the sanitizers."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kernel_programs import CCACHE
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIMD_TESTS = {  # and the instruction set that each needs
     "simd_test_Baseline": "baseline",
     "simd_test_Avx2": "avx2",

@@ -1,4 +1,4 @@
-"""The programs of kernel_programs.py with nvcc's PTX of the kernels instead of their host builds (tests/ptx)."""
+"""The programs of kernel_programs.py with nvcc's PTX of the kernels instead of their host builds (ptx/)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kernel_programs
-from kernel_programs import CSRC, INSTANCES, ROOT, SANITIZERS, Programs, compile_all, link
+from kernel_programs import CSRC, INSTANCES, SANITIZERS, TESTS, Programs, compile_all, link
 from ptx.translate import Kernel, translate
 
 NVCC = shutil.which("nvcc")
-RUNTIME = ROOT / "tests" / "ptx"
+RUNTIME = TESTS / "ptx"
 # -Og compiles translated PTX in half the time of -O1 and runs it slightly slower. Integers wrap around in PTX.
 FLAGS = ["-std=c++20", "-fwrapv", "-ffp-contract=off", "-Wno-unused", "-I", str(RUNTIME)]
 LEVEL = {"plain": "-Og", "address": "-Og", "thread": "-O1"}

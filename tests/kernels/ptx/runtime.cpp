@@ -10,7 +10,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "../../csrc/emulation/memory.h"
+#include "../../../csrc/emulation/memory.h"
 
 namespace fr::ptx {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../../csrc/cells/cells.h"
-#include "../../csrc/cuda/device.cuh"
+#include "../../../csrc/cells/cells.h"
+#include "../../../csrc/cuda/device.cuh"
 
 // Weights of one direction: hh [G*H, R] and bias_hh [G*H], hr [P, H], unit [U*H].
 struct PlainWeights {
@@ -106,7 +106,7 @@ inline void plain_step(fr::Cell cell, const PlainWeights& w, const double* input
 #define FR_CELL(name, Type) \
   case fr::Cell::name:      \
     return plain_step<fr::Type>(w, input, h, c, noise);
-#include "../../csrc/cells/cells.inc"
+#include "../../../csrc/cells/cells.inc"
 #undef FR_CELL
   }
 }
