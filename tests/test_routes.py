@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tolerances as tol
@@ -278,3 +281,16 @@ def test_importing_fastrnn_does_not_import_the_compiler():
     """torch._dynamo takes a second or more to import; torch itself does not import it."""
     code = "import sys, torch, fastrnn; raise SystemExit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+SETS = {"avx2": {"avx2", "fma", "f16c"}}  # and the flags of /proc/cpuinfo that each needs
+SETS["avx512"] = SETS["avx2"] | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+SETS["avx512_bf16"] = SETS["avx512"] | {"avx512_bf16"}
+
+
+@pytest.mark.skipif(platform.system() != "Linux" or platform.machine() != "x86_64", reason="needs /proc/cpuinfo")
+@pytest.mark.skipif(os.environ.get("FASTRNN_PLAN", "").startswith("cpu:"), reason="FASTRNN_PLAN chooses another")
+def test_the_best_compiled_instruction_set_is_chosen():
+    info, flags = fastrnn.build_info(), set(Path("/proc/cpuinfo").read_text().split())
+    found = [name for name in info["cpu_instruction_sets"].split() if SETS.get(name, set()) <= flags]
+    assert info["cpu_chosen"] == found[0]

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#if defined(FASTRNN_AVX2)
+#include <cpuid.h>
+#endif
 
 #include "cross_entropy.h"
 #include "layer_norm.h"
@@ -23,16 +26,31 @@ struct InstructionSet {
 };
 
 #if defined(FASTRNN_AVX2)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
-#endif
-#if defined(FASTRNN_AVX512)
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+struct Processor {
+  bool avx2, avx512, avx512_bf16;
+};
+
+// What the processor has and the system saves. Not __builtin_cpu_supports, which reads a table that zig's runtime
+// library leaves empty (tools/wheel.sh); clang 14 does not know its f16c. Leaves and bits: Intel 64 and IA-32 manual,
+// volume 2, "CPUID"; states in XCR0: volume 1, "XSAVE-Supported Features and State-Component Bitmaps".
+Processor read_processor() {
+  constexpr unsigned kYmm = 0x06, kZmm = 0xe6, k512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+  Processor found{};
+  unsigned a, b, c, d, saved, high;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return found;
+  asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  found.avx2 = (b & bit_AVX2) && (saved & kYmm) == kYmm;
+  found.avx512 = found.avx2 && (b & k512) == k512 && (saved & kZmm) == kZmm;
+  const bool has_leaf = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
+  found.avx512_bf16 = found.avx512 && has_leaf && (a & bit_AVX512BF16);
+  return found;
 }
-#endif
-#if defined(FASTRNN_AVX512_BF16)
-bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+const Processor& processor() {
+  static const Processor found = read_processor();
+  return found;
+}
 #endif
 
 #if defined(__aarch64__)
@@ -48,16 +66,20 @@ template <class Served>
 // not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
-    {"avx512_bf16", has_bf16, find_backend<Avx512BFloat16>, left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>,
+    {"avx512_bf16", [] { return processor().avx512_bf16; }, find_backend<Avx512BFloat16>,
+     left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>,
      [](Cell, Form) { return static_cast<const Backend*>(nullptr); }},
 #endif
 #if defined(FASTRNN_AVX512)
-    {"avx512", has_avx512, find_backend<Avx512>, find_cross_entropy<Avx512>, left_to_the_next<LayerNormBackend>, find_serving<Avx512>},
+    {"avx512", [] { return processor().avx512; }, find_backend<Avx512>, find_cross_entropy<Avx512>,
+     left_to_the_next<LayerNormBackend>, find_serving<Avx512>},
 #endif
 #if defined(FASTRNN_AVX2)
-    {"avx2", has_avx2, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>, find_serving<Avx2>},
+    {"avx2", [] { return processor().avx2; }, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
+     find_serving<Avx2>},
 #endif
-    {kBaselineName, [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>, find_layer_norm<Baseline>, find_serving<Baseline>},
+    {kBaselineName, [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>,
+     find_layer_norm<Baseline>, find_serving<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 
