@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._core.named import cell_name, make_layer
+from ..frozen import freeze
 from ..functional import linear_cross_entropy
 from ..text_models.files import WeightsError, read_tensors
 from ..text_models.model_folder import (
@@ -273,6 +274,20 @@ class LanguageModel(nn.Module):
             texts.append(prefix + (joint if own and not own.startswith("\n") else "") + own)
         return texts
 
+    def _stepper(self, state: State) -> Callable[[Tensor], Tensor]:
+        """A function that makes one step from ``state`` on: [B, E] -> the last layer's output [B, R]."""
+        try:
+            frozen = freeze(self.recurrent)  # its weights are prepared once, not at each step
+        except (TypeError, ValueError):  # another cell, type or device
+            def step(vectors: Tensor) -> Tensor:
+                nonlocal state
+                output, state = self.recurrent(vectors[None], state)
+                return output[0]
+
+            return step
+        frozen.reset_state(state)
+        return frozen.step
+
     @torch.inference_mode()
     def draw(
         self, given: Ids, *, count: int, maximum: int, sampling: Sampling, stop: bool, seed: int,
@@ -285,13 +300,19 @@ class LanguageModel(nn.Module):
         units = torch.from_numpy(np.concatenate([[self.units.boundary], given]).astype(np.int64))
         units = units[:, None].expand(-1, count).to(self.device)
         drawn: list[Tensor] = []
-        open_rows, state, device = torch.ones(count, dtype=torch.bool), None, self.device
+        open_rows, device = torch.ones(count, dtype=torch.bool), self.device
         weight, bias = self.softmax.weight, self.softmax.bias
         if never:  # once here, not at every step
             bias = bias.index_fill(0, torch.tensor(never, device=device), float("-inf"))
+        step = None
         while len(drawn) < maximum:
-            hidden, state = self.recurrent(F.embedding(units, self.embedding.weight), state)
-            drawn.append(sampling.draw(F.linear(hidden[-1], weight, bias).float().cpu(), random))
+            vectors = F.embedding(units, self.embedding.weight)
+            if step is None:  # all of what is given
+                output, state = self.recurrent(vectors)
+                hidden, step = output[-1], self._stepper(state)
+            else:
+                hidden = step(vectors[0])
+            drawn.append(sampling.draw(F.linear(hidden, weight, bias).float().cpu(), random))
             if stop:
                 open_rows &= drawn[-1] != self.units.boundary
                 if not open_rows.any():
