@@ -99,6 +99,15 @@ def test_a_cell_that_counts_is_found_to_count():
     torch.testing.assert_close(trace, torch.tensor([0, 1, 2, 3, 4, 3, 2, 1, 0]) * math.tanh(1), rtol=1e-5, atol=1e-5)
 
 
+def test_counting_begins_with_gates_that_keep_the_state():
+    for cell, gate in (("lstm", slice(5, 10)), ("gru", slice(5, 10)), ("rnn", slice(0))):
+        models = [probe.count_with_cell(cell, hidden=5, steps=0, tried_to=1, keep_bias=bias).model for bias in (0, 4)]
+        added = models[1].layer.bias_ih_l0 - models[0].layer.bias_ih_l0
+        wanted = torch.zeros_like(added)
+        wanted[gate] = 4
+        torch.testing.assert_close(added, wanted)
+
+
 @pytest.mark.parametrize(
     "name, options",
     [
