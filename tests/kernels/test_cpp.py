@@ -1,5 +1,8 @@
 """The C++ tests (tests/kernels/cpp) built from CMakeLists.txt: plain, and under the sanitizers."""
 
+import json
+import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -15,6 +18,11 @@ SIMD_TESTS = {  # and the instruction set that each needs
     "simd_test_Avx512": "avx512",
     "simd_test_Avx512BFloat16": "avx512_bf16",
 }
+CLANG_FLAGS = [  # and the names of the files that need them, as in CMakeLists.txt
+    *(("avx", flag) for flag in ("-mavx2", "-mfma", "-mf16c")),
+    *(("avx512", flag) for flag in ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")),
+    ("avx512_bf16", "-mavx512bf16"),
+]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +77,31 @@ def test_clang_understands_the_core(target: str) -> None:
     clang = shutil.which("clang++")
     if clang is None or not Path(f"/usr/{target}/include/c++").is_dir() and target.startswith("aarch64"):
         pytest.skip("clang++ (and for arm64 g++-aarch64-linux-gnu's headers) are needed")
+    avx = target.startswith("x86_64")
+    command = [clang, f"--target={target}", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    command += ["-DFASTRNN_AVX2", "-DFASTRNN_AVX512", "-DFASTRNN_AVX512_BF16"] * avx
     for source in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")):
-        if "avx" not in source.stem:
-            command = [clang, f"--target={target}", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-            run = subprocess.run([*command, "-I", ROOT / "csrc", source], capture_output=True, text=True)
+        if avx or "avx" not in source.stem:
+            flags = [flag for name, flag in CLANG_FLAGS if name in source.stem]
+            run = subprocess.run([*command, *flags, "-I", ROOT / "csrc", source], capture_output=True, text=True)
             assert run.returncode == 0, run.stderr[-4000:]
+
+
+def test_avx512_compiles_anywhere(tmp_path: Path) -> None:
+    """A build for this machine only contains what its processor can run (FASTRNN_CPU=native)."""
+    if not shutil.which("cmake") or platform.machine() != "x86_64":
+        pytest.skip("cmake and an x86-64 compiler are needed")
+    options = ["-DFASTRNN_CPU=all", "-DFASTRNN_BUILD_MODULE=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *options], check=True, stdout=subprocess.DEVNULL)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    commands = [shlex.split(entry["command"]) for entry in commands if "avx512" in Path(entry["file"]).stem]
+    assert len(commands) == len(list((ROOT / "csrc" / "cpu").glob("*avx512*.cpp")))
+    for command in commands:
+        output = command.index("-o")
+        # Not -fsyntax-only: only code generation refuses an instruction that the file's set does not have.
+        command[output:] = ["-O0", "-Werror", "-S", "-o", "/dev/null", *command[output + 2 :]]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert run.returncode == 0, run.stderr[-4000:]
 
 
 def _runs_here(test: str) -> bool:
