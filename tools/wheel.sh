@@ -20,8 +20,8 @@ cat > "$work/c++" << END
 exec "$work/build/bin/python" -m ziglang c++ -target x86_64-linux-gnu.2.28 "\$@"
 END
 chmod +x "$work/c++"
-CXX="$work/c++" FASTRNN_CPU=all LDFLAGS=-s "$work/build/bin/python" -m build --outdir "$work/dist" . > "$work/log" 2>&1 ||
-  { tail -n 60 "$work/log"; exit 1; }
+CXX="$work/c++" FASTRNN_CPU=all LDFLAGS=-s \
+  "$work/build/bin/python" -m build --outdir "$work/dist" . > "$work/log" 2>&1 || { tail -n 60 "$work/log"; exit 1; }
 grep -h "^fastrnn: " "$work/log"
 # Fails if a symbol is newer than the platform. libgomp comes with torch.
 PATH="$work/build/bin:$PATH" auditwheel repair --plat manylinux_2_28_x86_64 --wheel-dir "$folder" "$work"/dist/*.whl
