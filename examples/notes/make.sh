@@ -20,7 +20,8 @@ once exploding.png fastrnn probe gradients --cell rnn --radius 1.5 --both-clips 
 once anbn.png fastrnn probe counting --cell rnn,gru,lstm --json anbn.json
 once anbncn.png fastrnn probe counting --language anbncn --cell rnn,gru,lstm --json anbncn.json
 for task in copy adding; do
-    once $task.png fastrnn probe distance --task $task --hidden 32 --batch 16 --learning-rate 0.005 --json $task.json
+    once $task.png fastrnn probe distance --task $task --hidden 32 --batch 16 --learning-rate 0.005 --steps 1000 \
+        --json $task.json
 done
 once language_models.png fastrnn lm train "$input" --out large --cell rnn,gru,lstm --embedding 64 --dropout 0.1 \
     --json language_models.json

@@ -90,7 +90,8 @@ def gradients(
         title = f"{name}: norm of d loss / d h, k steps back"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         distances = [k for k in (1, 3, 10, 30, 100, 300, 1000) if k < settings["time"]]
-        for heading in ("cell", "", *(f"k={k}" for k in distances), "1% at", "loss", "largest"):
+        of_training = () if models else ("loss", "largest")
+        for heading in ("cell", "", *(f"k={k}" for k in distances), "1% at", *of_training):
             table.add_column(heading, justify="left" if heading in ("cell", "") else "right", no_wrap=True)
 
         def add_row(label: str, moment: str, norms: list[float], *more: str) -> None:
