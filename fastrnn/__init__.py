@@ -1,17 +1,9 @@
 """fastrnn: fast recurrent layers for PyTorch, drop-in for torch.nn.LSTM, GRU and RNN."""
 
-import importlib.machinery as _machinery
-import sys as _sys
+from importlib import import_module as _import_module
+from importlib.machinery import EXTENSION_SUFFIXES as _SUFFIXES
 from pathlib import Path as _Path
-
-_here = _Path(__file__).resolve().parent
-if not any(_here.glob("_C.*")):
-    # A source folder without a compiled core. `python -c` and `python -m` put it before the installed package on
-    # sys.path, so submodules are imported from the installed package instead.
-    _elsewhere = [entry for entry in _sys.path if _Path(entry or ".").resolve() != _here.parent]
-    _installed = _machinery.PathFinder.find_spec("fastrnn", _elsewhere)
-    if _installed is not None and _installed.submodule_search_locations:
-        __path__[:] = _installed.submodule_search_locations
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,7 +11,14 @@ __all__ = [
     "__version__", "build_info", "convert", "explain", "freeze", "functional", "has_cuda", "onnx", "revert",
 ]  # fmt: skip
 
-if _Path(*_sys.argv[:1]).stem != "fastrnn":
+_here = _Path(__file__).resolve().parent
+if not any((_here / f"_C{suffix}").exists() for suffix in _SUFFIXES):
+    raise ImportError(
+        f"fastrnn in {_here} is a source folder without a core compiled for this Python: build it there with "
+        f"`pip install -e {_here.parent}`, or run Python in another folder to use an installed fastrnn"
+    )
+
+if _TYPE_CHECKING:
     from ._api import (
         GRU,
         LSTM,
@@ -38,13 +37,21 @@ if _Path(*_sys.argv[:1]).stem != "fastrnn":
         onnx,
         revert,
     )
-else:
 
-    def __getattr__(name: str) -> object:
-        """Import the public names on first use, so that the help of the program ``fastrnn`` does not wait for torch."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from . import _api
 
-        globals().update({each: getattr(_api, each) for each in _api.__all__})
+def __getattr__(name: str) -> object:
+    """Import the public names, and with them torch, on first use: the help of the program ``fastrnn`` needs neither."""
+    if name in __all__ and name not in ("functional", "onnx"):
+        api = _import_module("._api", __name__)
+        globals().update({each: getattr(api, each) for each in api.__all__})
         return globals()[name]
+    try:
+        return _import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,8 +2,8 @@
 
 from . import functional, onnx
 from ._core.extension import build_info, has_cuda
-from .convert import convert, revert
-from .explain import explain
+from .conversion import convert, revert
+from .explanation import explain
 from .frozen import freeze
 from .modules import GRU, LSTM, RNN, SLSTM, IndRNN
 from .step_modules import GRUCell, LSTMCell, RNNCell

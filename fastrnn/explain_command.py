@@ -1,4 +1,4 @@
-"""``fastrnn explain``: the options of the command; explain.py does the work."""
+"""``fastrnn explain``: the options of the command; explanation.py does the work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def explain(
         raise click.UsageError(f"--projection {projection} is larger than --hidden {hidden}")
     import torch
 
-    from .explain import explain_layer
+    from .explanation import explain_layer
 
     try:
         explanation = explain_layer(

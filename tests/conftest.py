@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,11 +12,17 @@ from pathlib import Path
 # their cores and make these tests five times as long. OpenMP reads this once, when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import kernel_programs
-import ptx_programs
-import pytest
-import torch
-from kernel_programs import Programs
+# The tests are those of the installed package. `python -m pytest` puts the source folder before it on the path, where
+# fastrnn may not be built.
+ROOT = Path(__file__).resolve().parents[1]
+if not any((ROOT / "fastrnn").glob("_C.*.so")):
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+import kernel_programs  # noqa: E402
+import ptx_programs  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from kernel_programs import Programs  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,6 +83,15 @@ def outcomes(programs, tmp_path_factory, request):
     with ThreadPoolExecutor(2) as pool:
         yield {job: pool.submit(job.outcome, programs, tmp_path_factory.mktemp("run")) for job in asked}
         pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run tests, and so the Python programs that they start, outside the source folder (see ROOT)."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(autouse=True)

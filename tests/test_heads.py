@@ -17,7 +17,7 @@ from fastrnn import _core, functional
 from fastrnn._core.config import Config
 from fastrnn._core.device import Emulated
 from fastrnn.cells import CELLS, Parameters
-from fastrnn.explain import explain_layer
+from fastrnn.explanation import explain_layer
 
 WITH_HEADS = [cell for cell, spec in CELLS.items() if spec.multiplies and not spec.projects]
 MODULES = {

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import fastrnn
 from fastrnn import _core, functional
 from fastrnn.cells import ALL_CELLS, Clips, Parameters
-from fastrnn.explain import explain_layer
+from fastrnn.explanation import explain_layer
 
 KINDS = {"lstm_layer_norm": fastrnn.LSTM, "gru_layer_norm": fastrnn.GRU}
 

@@ -48,7 +48,7 @@ def measured(rows: list[dict]) -> dict[str, float]:
 def assumed() -> dict[str, float]:
     """The constants that the plan assumes for this card."""
     from fastrnn._core.extension import _C
-    from fastrnn.explain import explain_layer
+    from fastrnn.explanation import explain_layer
 
     limits, model = explain_layer("lstm", hidden=64, batch=1, card="cuda:0").limits, _C.model_constants()
     values = {name: limits[name] for name in ("l2_per_sm", "peer_per_sm", "shared_rate_per_sm")}

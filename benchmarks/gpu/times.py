@@ -159,7 +159,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
 
 def planned(case: Case, card: str = "cuda:0") -> tuple[str, float]:
     """The plan's strategy on a card, and the predicted us a step without the input product."""
-    from fastrnn.explain import explain_layer
+    from fastrnn.explanation import explain_layer
 
     kind = "lstm_projected" if case.projection else case.cell.lower()
     plan = explain_layer(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import convert as swap
 from .._core.recurrent import Recurrent
-from ..convert import Report
+from ..conversion import Report
 
 __all__ = [
     "CnnLstmPolicy",

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import convert as swap
 from .._core.recurrent import Recurrent
-from ..convert import Report
+from ..conversion import Report
 
 __all__ = ["GRUModule", "LSTMModule", "convert"]
 

@@ -43,7 +43,7 @@ with torch.no_grad():
     torch.save(model(x), sys.argv[2])
 """
 LOAD = """
-import sys, torch, fastrnn
+import sys, torch, fastrnn.functional
 x = torch.linspace(-1, 1, 5 * 3 * 8).view(5, 3, 8)
 assert torch.equal(torch._inductor.aoti_load_package(sys.argv[1])(x), torch.load(sys.argv[2]))
 """
@@ -100,7 +100,7 @@ def test_serve(prefix, tmp_path):
 
 @pytest.mark.builds
 def test_package(prefix, tmp_path):
-    """A package of AOTInductor: in a new Python process after `import fastrnn`, and in C++ with ops.cpp."""
+    """A package of AOTInductor: in a new Python process after `import fastrnn.functional`, and in C++ with ops.cpp."""
     package, expected = tmp_path / "model.pt2", tmp_path / "expected.pt"
     run(sys.executable, "-c", MODEL + WRITE, package, expected)
     run(sys.executable, "-c", LOAD, package, expected)

@@ -16,7 +16,7 @@ from cases import make_call, weighted_sum
 
 import fastrnn
 from fastrnn import _core, functional
-from fastrnn.explain import explain_layer
+from fastrnn.explanation import explain_layer
 
 STRATEGIES = ("step", "block", "cluster", "grid", "streaming")
 CELLS = {"lstm": fastrnn.LSTM, "gru": fastrnn.GRU}

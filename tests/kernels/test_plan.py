@@ -10,10 +10,11 @@ import torch
 from click.testing import CliRunner
 
 import fastrnn
+from fastrnn import explain
 from fastrnn._core.extension import _C
 from fastrnn.cells import CELLS
-from fastrnn.explain import explain, explain_layer
 from fastrnn.explain_command import explain as command
+from fastrnn.explanation import explain_layer
 
 CARDS = {card["name"]: card for card in _C.cards()}
 STRATEGIES = ("step", "block", "cluster", "grid", "streaming")

@@ -10,7 +10,7 @@ import torch
 from test_text_files import place, run, trained  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastrnn.explain import explain_layer
+from fastrnn.explanation import explain_layer
 
 h5py = pytest.importorskip("h5py")
 safetensors_torch = pytest.importorskip("safetensors.torch")
