@@ -8,8 +8,6 @@
 
 namespace fr {
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // A bump allocator over the caller's scratch memory. With a null base it only counts.
 class Workspace {
  public:

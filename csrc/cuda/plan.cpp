@@ -31,8 +31,6 @@ constexpr int64_t kStepRows = 32;            // batch rows of a warp's tile in `
 constexpr int kPersistentThreads = 256, kElementwiseRegisters = 64;
 constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all batches in choose()
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 std::string number(int64_t value) { return std::to_string(value); }
 std::string kib(int64_t bytes) {
   char text[32];

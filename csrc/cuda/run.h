@@ -10,6 +10,8 @@
 
 namespace fr {
 
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Bytes of scratch memory that a call needs. The caller allocates them, aligned to 256.
 int64_t step_forward_workspace(const ForwardArgs& args);
 int64_t step_backward_workspace(const BackwardArgs& args);

@@ -72,19 +72,17 @@ struct PersistentPartition {
 
 namespace detail {
 
-inline int64_t persistent_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Splits the depth over no more warps than it takes for the registers to hold the weights, and over fewer if the blocks
 // would not fit the device. Must depend on sizes and device only, never on the batch, because it decides the order of a
 // row's sums.
 inline void share_warps(PhasePartition& phase, int warps, int register_slices, int most_blocks) {
-  const auto blocks = [&] { return persistent_divide_up(phase.units, static_cast<int64_t>(phase.tile_units) * (warps / phase.depth_warps)); };
+  const auto blocks = [&] { return divide_up(phase.units, static_cast<int64_t>(phase.tile_units) * (warps / phase.depth_warps)); };
   while (phase.depth_warps < warps && phase.depth_warps < phase.slices &&
-         persistent_divide_up(phase.slices, phase.depth_warps) > register_slices)
+         divide_up(phase.slices, phase.depth_warps) > register_slices)
     phase.depth_warps *= 2;
   while (phase.depth_warps > 1 && blocks() > most_blocks) phase.depth_warps /= 2;
   phase.unit_warps = warps / phase.depth_warps;
-  phase.rounds = static_cast<int>(persistent_divide_up(phase.slices, phase.depth_warps));
+  phase.rounds = static_cast<int>(divide_up(phase.slices, phase.depth_warps));
   phase.register_rounds = std::min(phase.rounds, register_slices / phase.tiles);
 }
 
@@ -106,11 +104,11 @@ constexpr int kMostSummingBlocks = 192, kMostSlots = 4;
 constexpr int64_t kMostSumsBytes = 32 << 20;
 
 inline int64_t sums_bytes_of_block(int64_t width) {
-  return kPersistentChunk * persistent_divide_up(width, 16) * 16 * static_cast<int64_t>(sizeof(float));
+  return kPersistentChunk * divide_up(width, 16) * 16 * static_cast<int64_t>(sizeof(float));
 }
 inline int64_t summing_slots(int64_t width, int64_t rows) {
   const int64_t fit = std::max<int64_t>(1, kMostSumsBytes / (kMostSummingBlocks * sums_bytes_of_block(width)));
-  return std::min({static_cast<int64_t>(kMostSlots), fit, persistent_divide_up(rows, kPersistentChunk)});
+  return std::min({static_cast<int64_t>(kMostSlots), fit, divide_up(rows, kPersistentChunk)});
 }
 
 // projected.cuh: one product of depth R for a block's units, and one over the depth of these units for all R results.
@@ -125,7 +123,7 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
     p.refusal = std::move(why);
     return p;
   };
-  const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
+  const auto slices = [&](int64_t depth) { return static_cast<int>(divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& product = p.phase[own];
   PhasePartition& partial = p.phase[1 - own];
   // Forward's partition serves both passes: forward's first-product weights are backward's partial-sum weights.
@@ -135,7 +133,7 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   const int most_blocks = std::min(limits.sms, kMostSummingBlocks) / request.directions;
   share_warps(product, limits.warps, std::min(limits.register_slices, persistent_register_slices(4)), most_blocks);
   product.gates = request.backward ? 1 : 4;
-  p.blocks = static_cast<int>(persistent_divide_up(product.units, product.block_units()));
+  p.blocks = static_cast<int>(divide_up(product.units, product.block_units()));
   if (p.blocks > most_blocks)
     return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " + std::to_string(most_blocks) +
                   " SMs for each of " + std::to_string(request.directions) + " directions");
@@ -143,14 +141,14 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   partial.units = request.projection;
   partial.first_slices = partial.slices = slices(own_gates * product.block_units());
   partial.unit_warps = limits.warps;
-  partial.rounds = static_cast<int>(persistent_divide_up(partial.units, partial.block_units())) * partial.slices;
+  partial.rounds = static_cast<int>(divide_up(partial.units, partial.block_units())) * partial.slices;
   for (const int i : {0, 1})
     p.phase[i].register_rounds = std::min({p.phase[i].rounds, limits.register_slices, projected_register_slices(request.backward, p.phase[i].partial)});
 
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
-  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, persistent_divide_up(batch, tile));
-  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), tile) * tile;
-  p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
+  const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, divide_up(batch, tile));
+  p.rows_per_group = divide_up(divide_up(batch, groups), tile) * tile;
+  p.groups = static_cast<int>(divide_up(batch, p.rows_per_group));
   p.slots = static_cast<int>(summing_slots(request.projection, p.rows_per_group));
   p.sums_bytes = request.directions * p.groups * p.slots * p.blocks * sums_bytes_of_block(request.projection);
 
@@ -209,7 +207,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     return refuse("of cells with two products those with 2 gate rows and 1 have a persistent kernel, this one has " +
                   std::to_string(cell.phase[0].gates) + " and " + std::to_string(cell.phase[1].gates));
 
-  const auto slices = [&](int64_t depth) { return static_cast<int>(persistent_divide_up(depth * element, kPersistentSlice)); };
+  const auto slices = [&](int64_t depth) { return static_cast<int>(divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& first = p.phase[0];
   PhasePartition& second = p.phase[1];
   if (request.backward) {
@@ -232,7 +230,7 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
     p.phase[i].tile_units = persistent_units(tensor);
     share_warps(p.phase[i], limits.warps, registers, !p.cluster ? most_blocks : i == 0 ? most_cluster : p.blocks);
-    p.blocks = std::max(p.blocks, static_cast<int>(persistent_divide_up(p.phase[i].units, p.phase[i].block_units())));
+    p.blocks = std::max(p.blocks, static_cast<int>(divide_up(p.phase[i].units, p.phase[i].block_units())));
   }
   while (p.cluster && (p.blocks & (p.blocks - 1))) ++p.blocks;  // a cluster's size is a power of two; the last blocks
                                                                 // may have no units
@@ -248,11 +246,11 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   // memory in any batch.
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
   const int64_t most_groups = p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions) : most_blocks / p.blocks;
-  const int64_t groups = std::min<int64_t>(most_groups, persistent_divide_up(batch, tile));
-  p.rows_per_group = persistent_divide_up(persistent_divide_up(batch, groups), tile) * tile;
+  const int64_t groups = std::min<int64_t>(most_groups, divide_up(batch, tile));
+  p.rows_per_group = divide_up(divide_up(batch, groups), tile) * tile;
   if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentChunk);
-  if (persistent_divide_up(batch, p.rows_per_group) > kMostBlocksY) return refuse("more groups of rows than a grid has");
-  p.groups = static_cast<int>(persistent_divide_up(batch, p.rows_per_group));
+  if (divide_up(batch, p.rows_per_group) > kMostBlocksY) return refuse("more groups of rows than a grid has");
+  p.groups = static_cast<int>(divide_up(batch, p.rows_per_group));
 
   int64_t partial_bytes = 0;
   for (int i = 0; i < p.phases; ++i) {
@@ -318,8 +316,8 @@ inline PersistentPartition partition_of_launch(const PersistentRequest& request,
 // Bytes of partial sums that any launch of such a call writes, on any device: part of the call's scratch memory.
 inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, int64_t projection, int directions) {
   if (!facts_of(cell).projects() || batch < 1) return 0;
-  const int64_t blocks = detail::persistent_divide_up(hidden, persistent_units(false)) *
-                         detail::persistent_divide_up(batch, persistent_row_tile(false)) * directions;
+  const int64_t blocks = divide_up(hidden, persistent_units(false)) *
+                         divide_up(batch, persistent_row_tile(false)) * directions;
   return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) * detail::sums_bytes_of_block(projection);
 }
 
