@@ -137,6 +137,10 @@ def _direction(
     weights = _cast(weights, compute)
     if heads_of(weights.weight_hh) > 1:
         weights = replace(weights, weight_hh=block_diagonal(weights.weight_hh, spec.gates))
+    if lengths is not None:
+        active = _active(lengths, sizes, x)
+        x = torch.where(active, x, 0.0)  # a NaN in padding would make gradients NaN
+        step_active = active.unbind(0) if sizes is None else active.split(sizes)
     gates = spec.input_part(x.to(compute), weights)
     if sizes is None:
         steps, batch = x.shape[0], x.shape[1]
@@ -159,7 +163,6 @@ def _direction(
     for step in reversed(range(steps)) if backwards else range(steps):
         rows = batch if sizes is None else sizes[step]
         old, fresh = _head(states, rows, batch), _head(restart, rows, batch)
-        active = None if lengths is None else (lengths[:rows] > step).unsqueeze(-1)
         begin = old
         if step_resets is not None and not backwards:
             begin = _where(step_resets[step].unsqueeze(-1), fresh, old)
@@ -174,11 +177,11 @@ def _direction(
             new = of_step(step_gates[step], begin, weights, clips)
         if storage != compute:
             new = (new[0].to(storage).to(compute), *new[1:])
-        if active is None:
+        if lengths is None:
             outputs[step], cells[step] = new[0], new[-1]
         else:
-            outputs[step], cells[step] = torch.where(active, new[0], 0.0), torch.where(active, new[-1], 0.0)
-            new = _where(active, new, old)
+            outputs[step], cells[step] = _where(step_active[step], (new[0], new[-1]), (0.0, 0.0))
+            new = _where(step_active[step], new, old)
         if rows < batch:
             new = tuple(torch.cat([n, s[rows:]]) for n, s in zip(new, states, strict=True))
         states = new
@@ -188,6 +191,15 @@ def _direction(
     if all_states:
         of_steps = join(cells) if steps else gates.new_zeros(*x.shape[:-1], spec.cells * hidden)
     return output.to(storage), tuple(state.to(storage) for state in states), of_steps
+
+
+def _active(lengths: Tensor, sizes: list[int] | None, x: Tensor) -> Tensor:
+    """Whether each row of x is active, [T, B, 1] or [N, 1]."""
+    if sizes is None:
+        return (lengths > torch.arange(x.shape[0], device=x.device).unsqueeze(-1)).unsqueeze(-1)
+    if not sizes:
+        return x.new_empty(0, 1, dtype=torch.bool)
+    return torch.cat([lengths[:rows] > step for step, rows in enumerate(sizes)]).unsqueeze(-1)
 
 
 def _reverse_cut(reset: Tensor, lengths: Tensor | None, step: int, fresh: States, old: States) -> States:
@@ -205,7 +217,7 @@ def _head(states: States, rows: int, batch: int) -> States:
     return states if rows == batch else tuple(state[:rows] for state in states)
 
 
-def _where(mask: Tensor, yes: States, no: States) -> States:
+def _where(mask: Tensor, yes: States, no: States | tuple[float, float]) -> States:
     return tuple(torch.where(mask, y, n) for y, n in zip(yes, no, strict=True))
 
 
