@@ -53,11 +53,21 @@ struct NoisePlace {
   uint32_t unit, row, step, direction;
 };
 
-// The two random words of each unit of V: zero by default, else drawn from a seed, the place of the first unit (which
-// must be even) and the stream.
+// The two random words of each unit of V; zero by default.
 //   V if_below(int word, uint32_t bound, V yes, V no)
 template <class V>
 struct Draws;
+
+constexpr uint32_t kCandidateStream = 0x80000000u;
+
+// Where the words of V's units come from. Here they are drawn when needed; the CPU draws those of several vectors
+// beforehand (cpu/draws.h).
+template <class V>
+struct NoiseSource {
+  NoisePlace place;
+  FR_HD Draws<V> states(uint64_t seed) const { return Draws<V>(seed, place, place.direction); }
+  FR_HD Draws<V> candidates(uint64_t seed) const { return Draws<V>(seed, place, place.direction | kCandidateStream); }
+};
 
 enum NoiseWord : int { kWordOfH = 0, kWordOfCells = 1, kWordOfCandidate = 0 };
 
@@ -66,14 +76,14 @@ enum NoiseWord : int { kWordOfH = 0, kWordOfCells = 1, kWordOfCandidate = 0 };
 template <class V>
 struct UnitNoise {
   const NoiseParams& params;
-  const NoisePlace place;
+  const NoiseSource<V> source;
   const bool drawn;
   const V entering;  // factor on h_prev where it enters the recurrence
   Draws<V> draws;
 
-  FR_HD UnitNoise(const NoiseParams& p, const NoisePlace& at, V factor)
-      : params(p), place(at), drawn(p.on && p.seed != nullptr), entering(factor) {
-    if (drawn && (p.below_h > 0 || p.below_c > 0)) draws = Draws<V>(*p.seed, place, place.direction);
+  FR_HD UnitNoise(const NoiseParams& p, const NoiseSource<V>& words, V factor)
+      : params(p), source(words), drawn(p.on && p.seed != nullptr), entering(factor) {
+    if (drawn && (p.below_h > 0 || p.below_c > 0)) draws = source.states(*p.seed);
   }
 
   FR_HD static V value(double x) { return V(static_cast<typename V::Lane>(x)); }
@@ -91,8 +101,8 @@ struct UnitNoise {
   }
   FR_HD V candidate() const {
     if (!drawn || params.below_candidate == 0) return V(1);
-    const Draws<V> of_candidate(*params.seed, place, place.direction | 0x80000000u);
-    return of_candidate.if_below(kWordOfCandidate, params.below_candidate, V(0), value(params.scale));
+    const Draws<V> words = source.candidates(*params.seed);
+    return words.if_below(kWordOfCandidate, params.below_candidate, V(0), value(params.scale));
   }
 
   // Whether `entering` is applied here, because h enters outside a product.

@@ -9,23 +9,35 @@
 
 namespace fr {
 
+// The keys of a round, computed as the rounds go.
+struct PhiloxKeys {
+  uint32_t first, second;
+  FR_HD void next() { first += 0x9E3779B9u, second += 0xBB67AE85u; }
+};
+
 // Lanes: words of one counter or of several. `Lanes::Word` holds them; its bits beyond 32 have no meaning.
-// multiply(word, by, high, low) gives both halves of the products with a constant.
-template <class Lanes>
-FR_HD void philox(typename Lanes::Word (&counter)[4], uint32_t key0, uint32_t key1) {
+// multiply(word, by, high, low) gives both halves of the products with a constant. Keys: as PhiloxKeys.
+template <class Lanes, class Keys>
+FR_HD void philox(typename Lanes::Word (&counter)[4], Keys keys) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1  // every cell of every kernel has a copy: keep it small
+#elif !defined(__CUDACC__)
+#pragma GCC unroll 10
 #endif
   for (int round = 0; round < 10; ++round) {
     typename Lanes::Word high[2], low[2];
     Lanes::multiply(counter[0], 0xD2511F53u, high[0], low[0]);
     Lanes::multiply(counter[2], 0xCD9E8D57u, high[1], low[1]);
-    counter[0] = high[1] ^ counter[1] ^ key0;
+    counter[0] = high[1] ^ (counter[1] ^ keys.first);
     counter[1] = low[1];
-    counter[2] = high[0] ^ counter[3] ^ key1;
+    counter[2] = high[0] ^ (counter[3] ^ keys.second);
     counter[3] = low[0];
-    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+    keys.next();
   }
+}
+template <class Lanes>
+FR_HD void philox(typename Lanes::Word (&counter)[4], uint32_t key0, uint32_t key1) {
+  philox<Lanes>(counter, PhiloxKeys{key0, key1});
 }
 
 struct OneCounter {

@@ -59,18 +59,15 @@ struct Backward {
                        call.options.proj_clip > 0};
   // If the mask acts only on a product's operand, the pointwise part needs no noise code for it.
   const NoiseParams noise{call.options.noise, N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell> ? nullptr : direction.weights.state_mask};
+  const Drawer<V> drawer{noise, Cell::kDropsCandidate};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool clips_gradient = call.options.gradient_clip <= std::numeric_limits<double>::max();
   const bool cuts_gradient = call.options.gradient_clip == 0;
   const V gradient_clip{T(call.options.gradient_clip)};
 
   template <class Element>
-  static Element* at(const Rows& rows, int64_t offset) {
-    return static_cast<Element*>(rows.data) + offset;
-  }
-  template <class Element>
   const Element* in_all(const Rows& rows, int64_t t, int64_t b) const {
-    return at<const Element>(rows, call.offset(rows, t, b));
+    return static_cast<const Element*>(rows.data) + call.offset(rows, t, b);
   }
   T* d_h(int64_t b) const { return static_cast<T*>(work.d_h) + b * width; }
   T* d_c(int64_t b) const { return static_cast<T*>(work.d_c) + b * kCells * hidden; }
@@ -129,23 +126,34 @@ struct Backward {
     int64_t count = 0;
     for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b)
       if (call.is_active(t, b)) rows[count++] = b;
-    for_each_panel(t & 1, [&](int64_t panel, int64_t next) {
-      if constexpr (N::kMultiplies) add_pending(panel, next);
-      const int64_t begin = panel * Transposed::kUnits, end = begin + Transposed::kUnits;
-      for (int64_t row = 0; row < count; ++row)
-        for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes)
-          noise.on ? noisy_first_phase(t, rows[row], unit) : first_phase<false>(t, rows[row], unit);
-    });
+    if constexpr (N::kMultiplies) {
+      for_each_panel(t & 1, [&](int64_t panel, int64_t next) {
+        add_pending(panel, next);
+        if (noise.on) return noisy_first_phase(t, panel, count);
+        const int64_t begin = panel * Transposed::kUnits, end = begin + Transposed::kUnits;
+        for (int64_t row = 0; row < count; ++row) {
+          const Place place = at_row(t, rows[row]);
+          for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes) first_phase(place, unit);
+        }
+      });
+    } else if (noise.on) {
+      for_each_panel(t & 1, [&](int64_t panel, int64_t) { noisy_first_phase(t, panel, count); });
+    } else {  // whole rows, which memory delivers faster than panels of them
+      for (int64_t row = 0; row < count; ++row) {
+        const Place place = at_row(t, rows[row]);
+        for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) first_phase(place, unit);
+      }
+    }
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
-      for (int64_t row = 0; row < count; ++row) second[row] = second_operand(t, rows[row]);
+      for (int64_t row = 0; row < count; ++row) second[row] = second_operand(gradients(t, rows[row]));
       for_each_tile<Transposed>(work.second_transposed, units, second, count, tile, nullptr, [&](int64_t panel, int64_t row0, int64_t size) {
+        if (noise.on) return noisy_second_phase(t, panel, row0, size);
         for (int64_t row = 0; row < size; ++row)
           for (int group = 0; group < Transposed::kGroups; ++group) {
             const int64_t unit = panel * Transposed::kUnits + group * kLanes;
             if (unit >= units.end) break;
-            const T* const sums = tile + row * Transposed::kColumns + group * kLanes;
-            noise.on ? noisy_second_phase(t, rows[row0 + row], unit, sums) : second_phase<false>(t, rows[row0 + row], unit, sums);
+            second_phase(at_row(t, rows[row0 + row]), unit, tile + row * Transposed::kColumns + group * kLanes);
           }
       }, t & 1);
     }
@@ -164,108 +172,156 @@ struct Backward {
 
   // The row's gradients, which begin with the operand of the first product.
   O* gradients(int64_t t, int64_t b) const { return static_cast<O*>(work.gradients) + call.range_row(t, b) * work.columns.stride; }
-  O* second_operand(int64_t t, int64_t b) const {
-    return gradients(t, b) + (N::kProjects ? work.columns.projected : work.columns.gates + N::kFirstGates * hidden);
+  O* second_operand(O* gradients) const {
+    return gradients + (N::kProjects ? work.columns.projected : work.columns.gates + N::kFirstGates * hidden);
   }
 
-  // Not inlined, so that the code without noise stays as it is.
-  [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit) { first_phase<true>(t, b, unit); }
-  [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) { second_phase<true>(t, b, unit, sums); }
-  UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
+  // Where a row's values of one step lie, found once for all its units.
+  struct Place {
+    int64_t b;
+    Origin origin;
+    bool cut;
+    const S *d_output, *output, *h_prev, *gates;  // d_output, h_prev: null if zero
+    const T *cells, *c_prev, *d_cells;            // c_prev, d_cells: likewise
+    O* gradients;
+    T* d_h;
+  };
+  Place at_row(int64_t t, int64_t b) const {
+    Place row{};
+    const int64_t before = direction.reverse ? t + 1 : t - 1;
+    row.b = b, row.origin = call.origin(direction.reverse, t, b), row.cut = call.is_cut(direction.reverse, t, b);
+    const bool steps = row.origin == Origin::kStep, starts = row.origin == Origin::kInitial;
+    if (direction.d_output.data) row.d_output = in_all<S>(direction.d_output, t, b);
+    if constexpr (Cell::kReadsOutput || N::kProjects) row.output = in_all<S>(direction.output, t, b);
+    if constexpr (Cell::kReadsHidden) {
+      if (steps) row.h_prev = in_all<S>(direction.output, before, b);
+      else if (starts && direction.h0) row.h_prev = static_cast<const S*>(direction.h0) + b * width;
+    }
+    if constexpr (N::kSaved > 0) {
+      row.gates = static_cast<const S*>(work.rebuilt_gates) + call.range_row(t, b) * N::kSaved * hidden;
+      if (direction.gates.data) row.gates = in_all<S>(direction.gates, t, b);
+    }
+    if constexpr (kCells > 0) {
+      row.cells = in_all<T>(direction.cells, t, b);
+      if (steps) row.c_prev = in_all<T>(direction.cells, before, b);
+      else if (starts && direction.c0) row.c_prev = static_cast<const T*>(direction.c0) + b * kCells * hidden;
+      if (direction.d_cells.data) row.d_cells = in_all<T>(direction.d_cells, t, b);
+    }
+    row.gradients = gradients(t, b), row.d_h = d_h(b);
+    return row;
+  }
+
+  // The phases with noise. Not inlined, so that the code without noise stays as it is.
+  using Words = NoiseSource<V>;
+  [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t panel, int64_t count) {
+    noisy_panel(t, panel, 0, count, out_units.end, [&](const Place& row, int64_t, int64_t unit, const Words& words) {
+      first_phase(row, unit, &words);
+    });
+  }
+  [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t panel, int64_t row0, int64_t size) {
+    noisy_panel(t, panel, row0, size, units.end, [&](const Place& row, int64_t i, int64_t unit, const Words& words) {
+      second_phase(row, unit, tile + i * kLanes, &words);
+    });
+  }
+  // Calls pointwise(row, i, unit, words), i numbering the vectors of the tile.
+  template <class Pointwise>
+  void noisy_panel(int64_t t, int64_t panel, int64_t row0, int64_t size, int64_t end, Pointwise pointwise) const {
+    constexpr int kGroups = Transposed::kGroups;
+    static_assert(kGroups * kLanes == Transposed::kColumns);
+    Place row;
+    const auto unit_of = [&](int64_t i) { return panel * Transposed::kUnits + i % kGroups * kLanes; };
+    const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
+    const auto place = [&](int64_t i) -> NoisePlace {
+      return {word(unit_of(i)), word(rows[row0 + i / kGroups]), word(t), word(part.direction)};
+    };
+    drawer.for_each(size * kGroups, place, [&](int64_t i, const Words& words) {
+      if (i % kGroups == 0) row = at_row(t, rows[row0 + i / kGroups]);
+      if (unit_of(i) < end) pointwise(row, i, unit_of(i), words);
+    });
+  }
+  UnitNoise<V> noise_at(int64_t b, int64_t unit, const Words& words) const {
     V factor(1);
     if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
       if (mask) factor = load<V>(mask + b * width + unit, lanes_left(width - unit));
-    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}, factor};
+    return {noise, words, factor};
   }
 
-  // Backward of the last phase, over R. With one phase this is a unit's whole gradient.
-  template <bool kNoise>
-  void first_phase(int64_t t, int64_t b, int64_t unit) {
+  // Backward of the last phase, over R. With one phase this is a unit's whole gradient. `words`: a pointer to those of
+  // noise, or nothing.
+  template <class... Pointer>
+  void first_phase(const Place& row, int64_t unit, Pointer... words) {
+    constexpr bool kNoise = sizeof...(words) > 0;
     const int n = lanes_left(width - unit);
     Unit<V, Cell> u;
-    u.d_h = load<V>(d_h(b) + unit, n);
-    if (direction.d_output.data) u.d_h = u.d_h + load<V>(in_all<S>(direction.d_output, t, b) + unit, n);
-    if constexpr (!N::kProjects) load_previous(t, b, unit, n, u);
-    if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load<V>(in_all<S>(direction.output, t, b) + unit, n);
+    u.d_h = load<V>(row.d_h + unit, n);
+    if (row.d_output) u.d_h = u.d_h + load<V>(row.d_output + unit, n);
+    if constexpr (!N::kProjects) load_previous(row, unit, n, u);
+    if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load<V>(row.output + unit, n);
     if constexpr (!N::kProjects) {
-      load_saved(t, b, unit, n, u);
+      load_saved(row, unit, n, u);
       load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     }
     if constexpr (!N::kTwoPhases) {
-      load_cells(t, b, unit, n, u);
-      if constexpr (kNoise) noise_at(t, b, unit).backward0(u, clips);
+      load_cells(row, unit, n, u);
+      if constexpr (kNoise) noise_at(row.b, unit, *words...).backward0(u, clips);
       else Cell::backward0(u, clips);
-      store_gates<0, kGates>(t, b, unit, n, u);
-      pass_cells_on(t, b, unit, n, u);
+      store_gates<0, kGates>(row, unit, n, u);
+      pass_cells_on(row, unit, n, u);
     } else {
-      if constexpr (kNoise) noise_at(t, b, unit).backward1(u, clips);
+      if constexpr (kNoise) noise_at(row.b, unit, *words...).backward1(u, clips);
       else Cell::backward1(u, clips);
-      if constexpr (N::kProjects) store(second_operand(t, b) + unit, u.d_projected, n);
-      store_gates<N::kFirstGradients, kGates>(t, b, unit, n, u);
+      if constexpr (N::kProjects) store(second_operand(row.gradients) + unit, u.d_projected, n);
+      store_gates<N::kFirstGradients, kGates>(row, unit, n, u);
     }
-    if constexpr (!N::kProjects) add_unit_gradients(b, unit, n, u);
-    pass_hidden_on(t, b, unit, n, u.d_h_prev);
+    if constexpr (!N::kProjects) add_unit_gradients(row.b, unit, n, u);
+    pass_hidden_on(row, unit, n, u.d_h_prev);
   }
 
   // Backward of the first of two phases, over H, once d_inner is known.
-  template <bool kNoise>
-  void second_phase(int64_t t, int64_t b, int64_t unit, const T* sums) {
+  template <class... Pointer>
+  void second_phase(const Place& row, int64_t unit, const T* sums, Pointer... words) {
+    constexpr bool kNoise = sizeof...(words) > 0;
     const int n = lanes_left(hidden - unit);
     Unit<V, Cell> u;
     u.d_inner = load_full<V>(sums);
-    load_saved(t, b, unit, n, u);
-    load_previous(t, b, unit, n, u);
-    load_cells(t, b, unit, n, u);
+    load_saved(row, unit, n, u);
+    load_previous(row, unit, n, u);
+    load_cells(row, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
-    if constexpr (!N::kProjects) u.d_h_prev = load<V>(d_h(b) + unit, n);
-    if constexpr (kNoise) noise_at(t, b, unit).backward0(u, clips);
+    if constexpr (!N::kProjects) u.d_h_prev = load<V>(row.d_h + unit, n);
+    if constexpr (kNoise) noise_at(row.b, unit, *words...).backward0(u, clips);
     else Cell::backward0(u, clips);
-    store_operand<S>(gradients(t, b) + work.columns.inner + unit, u.inner, n);
-    store_gates<0, N::kFirstGradients>(t, b, unit, n, u);
-    add_unit_gradients(b, unit, n, u);
-    pass_cells_on(t, b, unit, n, u);
-    if constexpr (!N::kProjects) pass_hidden_on(t, b, unit, n, u.d_h_prev);
+    store_operand<S>(row.gradients + work.columns.inner + unit, u.inner, n);
+    store_gates<0, N::kFirstGradients>(row, unit, n, u);
+    add_unit_gradients(row.b, unit, n, u);
+    pass_cells_on(row, unit, n, u);
+    if constexpr (!N::kProjects) pass_hidden_on(row, unit, n, u.d_h_prev);
   }
 
   // ---- loads ----
 
-  void load_previous(int64_t t, int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
-    if constexpr (Cell::kReadsHidden) {
-      const Origin origin = call.origin(direction.reverse, t, b);
-      if (origin == Origin::kStep) u.h_prev = load<V>(in_all<S>(direction.output, direction.reverse ? t + 1 : t - 1, b) + unit, n);
-      else if (origin == Origin::kZero || !direction.h0) u.h_prev = V(0);
-      else u.h_prev = load<V>(static_cast<const S*>(direction.h0) + b * width + unit, n);
-    }
+  void load_previous(const Place& row, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (Cell::kReadsHidden) u.h_prev = row.h_prev ? load<V>(row.h_prev + unit, n) : V(0);
   }
-  void load_saved(int64_t t, int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
-    if constexpr (N::kSaved > 0) {
-      const S* gates = direction.gates.data
-                           ? in_all<S>(direction.gates, t, b)
-                           : static_cast<const S*>(work.rebuilt_gates) + call.range_row(t, b) * N::kSaved * hidden;
-      for (int value = 0; value < N::kSaved; ++value) u.saved[value] = load<V>(gates + value * hidden + unit, n);
-    }
+  void load_saved(const Place& row, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (N::kSaved > 0)
+      for (int value = 0; value < N::kSaved; ++value) u.saved[value] = load<V>(row.gates + value * hidden + unit, n);
   }
-  void load_cells(int64_t t, int64_t b, int64_t unit, int n, Unit<V, Cell>& u) const {
-    if constexpr (kCells > 0) {
-      const Origin origin = call.origin(direction.reverse, t, b);
-      const T* const before =
-          origin == Origin::kStep ? in_all<T>(direction.cells, direction.reverse ? t + 1 : t - 1, b)
-          : origin == Origin::kZero || !direction.c0 ? nullptr
-                                                     : static_cast<const T*>(direction.c0) + b * kCells * hidden;
+  void load_cells(const Place& row, int64_t unit, int n, Unit<V, Cell>& u) const {
+    if constexpr (kCells > 0)
       for (int value = 0; value < kCells; ++value) {
-        u.c[value] = load<V>(in_all<T>(direction.cells, t, b) + value * hidden + unit, n);
-        u.d_c[value] = load<V>(d_c(b) + value * hidden + unit, n);
-        if (direction.d_cells.data) u.d_c[value] = u.d_c[value] + load<V>(in_all<T>(direction.d_cells, t, b) + value * hidden + unit, n);
-        u.c_prev[value] = before ? load<V>(before + value * hidden + unit, n) : V(0);
+        u.c[value] = load<V>(row.cells + value * hidden + unit, n);
+        u.d_c[value] = load<V>(d_c(row.b) + value * hidden + unit, n);
+        if (row.d_cells) u.d_c[value] = u.d_c[value] + load<V>(row.d_cells + value * hidden + unit, n);
+        u.c_prev[value] = row.c_prev ? load<V>(row.c_prev + value * hidden + unit, n) : V(0);
       }
-    }
   }
 
   // ---- stores ----
 
   template <int kBegin, int kEnd>
-  void store_gates(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
-    O* const to = gradients(t, b) + unit;
+  void store_gates(const Place& row, int64_t unit, int n, const Unit<V, Cell>& u) const {
+    O* const to = row.gradients + unit;
     for (int gate = kBegin; gate < kEnd; ++gate) store(to + work.columns.gates + gate * hidden, u.d_input[gate], n);
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(to, u.d_split, n);
   }
@@ -278,26 +334,25 @@ struct Backward {
       }
   }
   // The gradient that reaches the old state on elementwise paths. The product's part follows with the next step.
-  void pass_hidden_on(int64_t t, int64_t b, int64_t unit, int n, V d_h_prev) const {
+  void pass_hidden_on(const Place& row, int64_t unit, int n, V d_h_prev) const {
     // with a product, add_pending clips the sum
     if (!N::kMultiplies && clips_gradient) d_h_prev = clipped(d_h_prev, gradient_clip);
-    const bool cut = N::kMultiplies ? call.origin(direction.reverse, t, b) == Origin::kZero : call.is_cut(direction.reverse, t, b);
+    const bool cut = N::kMultiplies ? row.origin == Origin::kZero : row.cut;
     if (!N::kMultiplies && cut && work.d_h0_reset) {  // with a product, add_pending does this
-      T* d_h0 = static_cast<T*>(work.d_h0_reset) + b * width + unit;
+      T* d_h0 = static_cast<T*>(work.d_h0_reset) + row.b * width + unit;
       store(d_h0, load<V>(d_h0, n) + d_h_prev, n);
     }
-    store(d_h(b) + unit, cut || cuts_gradient ? V(0) : d_h_prev, n);
+    store(row.d_h + unit, cut || cuts_gradient ? V(0) : d_h_prev, n);
   }
-  void pass_cells_on(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) const {
+  void pass_cells_on(const Place& row, int64_t unit, int n, const Unit<V, Cell>& u) const {
     if constexpr (kCells > 0) {
-      const bool cut = call.is_cut(direction.reverse, t, b);
-      const bool to_initial = cut && call.options.reset_to_initial && work.d_c0_reset;
+      const bool to_initial = row.cut && call.options.reset_to_initial && work.d_c0_reset;
       for (int value = 0; value < kCells; ++value) {
         if (to_initial) {
-          T* d_c0 = static_cast<T*>(work.d_c0_reset) + (b * kCells + value) * hidden + unit;
+          T* d_c0 = static_cast<T*>(work.d_c0_reset) + (row.b * kCells + value) * hidden + unit;
           store(d_c0, load<V>(d_c0, n) + u.d_c[value], n);
         }
-        store(d_c(b) + value * hidden + unit, cut ? V(0) : u.d_c[value], n);
+        store(d_c(row.b) + value * hidden + unit, row.cut ? V(0) : u.d_c[value], n);
       }
     }
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "call.h"
+#include "draws.h"
 
 namespace fr::cpu {
 
@@ -86,6 +87,7 @@ struct Forward {
   // Rebuilt gates depend on noise only through the states, which are already stored.
   const NoiseParams noise =
       gates_only ? NoiseParams{} : NoiseParams(call.options.noise, kDropsInProduct ? nullptr : direction.weights.state_mask);
+  const Drawer<V> drawer{noise, Cell::kDropsCandidate};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool drops_state = N::kMultiplies && mask;
 
@@ -196,35 +198,39 @@ struct Forward {
     if (N::kMultiplies && !kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
     if constexpr (N::kMultiplies) {
       for_each_tile<First>(work.first, units, operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
+        if constexpr (kTrains)
+          if (noise.on) return noisy_first_tile(t, panel, row0, size, gates);
         for (int64_t row = 0; row < size; ++row) {
           const int64_t b = rows[row0 + row];
           for (int group = 0; group < First::kGroups; ++group) {
             const int64_t unit = panel * First::kUnits + group * kLanes;
             if (unit >= units.end) break;
-            const T* const sums = tile + row * First::kColumns;
-            T* const input = gates + (row0 + row) * own;
-            is_noisy() ? noisy_first_phase(t, b, unit, group, sums, input) : first_phase<false>(t, b, unit, group, sums, input);
+            first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
           }
         }
       }, t & 1);
     } else {
-      for (int64_t row = 0; row < count; ++row)
-        for (int64_t b = rows[row], unit = units.begin; unit < units.end; unit += kLanes)
-          is_noisy() ? noisy_first_phase(t, b, unit, 0, nullptr, gates + row * own)
-                   : first_phase<false>(t, b, unit, 0, nullptr, gates + row * own);
+      for (int64_t row = 0; row < count; ++row) {
+        if (noise.on) {
+          noisy_row(t, rows[row], gates + row * own);
+          continue;
+        }
+        for (int64_t unit = units.begin; unit < units.end; unit += kLanes)
+          first_phase(t, rows[row], unit, 0, nullptr, gates + row * own);
+      }
     }
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
       for_each_tile<Second>(work.second, out_units, inner_operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
+        if constexpr (kTrains)
+          if (noise.on) return noisy_second_tile(t, panel, row0, size, gates);
         for (int64_t row = 0; row < size; ++row) {
           const int64_t b = rows[row0 + row];
           for (int group = 0; group < Second::kGroups; ++group) {
             const int64_t unit = panel * Second::kUnits + group * kLanes;
             if (unit >= out_units.end) break;
-            const T* const sums = tile + row * Second::kColumns;
-            const T* const input = gates + (row0 + row) * own;
-            is_noisy() ? noisy_second_phase(t, b, unit, group, sums, input) : second_phase<false>(t, b, unit, group, sums, input);
+            second_phase(t, b, unit, group, tile + row * Second::kColumns, gates + (row0 + row) * own);
           }
         }
       }, t & 1);
@@ -282,26 +288,51 @@ struct Forward {
     }
   }
 
-  bool is_noisy() const {
-    if constexpr (kTrains) return noise.on;
-    else return false;
+  // Tiles and rows with noise. Not inlined, so that the code without noise stays as it is.
+  using Words = NoiseSource<V>;
+  [[gnu::noinline]] void noisy_first_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, T* gates) {
+    const auto pointwise = [&](int64_t row, int64_t unit, int group, const Words& words) {
+      first_phase(t, rows[row0 + row], unit, group, tile + row * First::kColumns, gates + (row0 + row) * own, &words);
+    };
+    noisy_tile<First>(t, panel, row0, size, units.end, pointwise);
   }
-  // Not inlined, so that the code without noise stays as it is.
-  [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, T* input) {
-    if constexpr (kTrains) first_phase<true>(t, b, unit, group, sums, input);
+  [[gnu::noinline]] void noisy_second_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, const T* gates) {
+    const auto pointwise = [&](int64_t row, int64_t unit, int group, const Words& words) {
+      second_phase(t, rows[row0 + row], unit, group, tile + row * Second::kColumns, gates + (row0 + row) * own, &words);
+    };
+    noisy_tile<Second>(t, panel, row0, size, out_units.end, pointwise);
   }
-  [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input) {
-    if constexpr (kTrains) second_phase<true>(t, b, unit, group, sums, input);
+  template <class P, class Pointwise>
+  void noisy_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, int64_t end, Pointwise pointwise) {
+    const auto unit_of = [&](int64_t i) { return panel * P::kUnits + i % P::kGroups * kLanes; };
+    const auto place = [&](int64_t i) { return noise_place(t, rows[row0 + i / P::kGroups], unit_of(i)); };
+    drawer.for_each(size * P::kGroups, place, [&](int64_t i, const Words& words) {
+      if (unit_of(i) < end) pointwise(i / P::kGroups, unit_of(i), static_cast<int>(i % P::kGroups), words);
+    });
   }
-  UnitNoise<V> noise_at(int64_t t, int64_t b, int64_t unit) const {
+  [[gnu::noinline]] void noisy_row(int64_t t, int64_t b, T* input) {
+    const auto unit_of = [&](int64_t i) { return units.begin + i * kLanes; };
+    const auto place = [&](int64_t i) { return noise_place(t, b, unit_of(i)); };
+    drawer.for_each((units.end - units.begin + kLanes - 1) / kLanes, place, [&](int64_t i, const Words& words) {
+      first_phase(t, b, unit_of(i), 0, nullptr, input, &words);
+    });
+  }
+  NoisePlace noise_place(int64_t t, int64_t b, int64_t unit) const {
+    const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
+    return {word(unit), word(b), word(t), word(part.direction)};
+  }
+  UnitNoise<V> noise_at(int64_t b, int64_t unit, const Words& words) const {
     V factor(1);
     if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
       if (mask) factor = load<V>(mask + b * width + unit, lanes_left(width - unit));
-    return {noise, {static_cast<uint32_t>(unit), static_cast<uint32_t>(b), static_cast<uint32_t>(t), static_cast<uint32_t>(part.direction)}, factor};
+    return {noise, words, factor};
   }
 
-  template <bool kNoise>
-  void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums, T* input) {
+  // `words`: a pointer to those of noise, or nothing.
+  template <class... Pointer>
+  void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums,
+                   T* input, Pointer... words) {
+    constexpr bool kNoise = sizeof...(words) > 0;
     const int n = lanes_left(hidden - unit);
     Unit<V, Cell> u;
     for (int gate = 0; gate < First::kGates; ++gate) {
@@ -311,7 +342,7 @@ struct Forward {
     if constexpr (Cell::kReadsHidden || (kNoise && !N::kTwoPhases)) u.h_prev = load<V>(current[b] + unit, n);
     load_cells(b, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
-    if constexpr (kNoise) noise_at(t, b, unit).forward0(u, clips);
+    if constexpr (kNoise) noise_at(b, unit, *words...).forward0(u, clips);
     else Cell::forward0(u, clips);
     store_cells(t, b, unit, n, u);
     save<0, N::kFirstSaved>(t, b, unit, n, u);
@@ -325,8 +356,9 @@ struct Forward {
     }
   }
 
-  template <bool kNoise>
-  void second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input) {
+  template <class... Pointer>
+  void second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input, Pointer... words) {
+    constexpr bool kNoise = sizeof...(words) > 0;
     const int n = lanes_left(width - unit);
     Unit<V, Cell> u;
     const auto sum = [&](int gate) { return load_full<V>(sums + (gate * Second::kGroups + group) * kLanes); };
@@ -343,7 +375,7 @@ struct Forward {
         for (int value = 0; value < N::kCarried; ++value) u.carried[value] = load_full<V>(input + place(unit, value));
       load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     }
-    if constexpr (kNoise) noise_at(t, b, unit).forward1(u, clips);
+    if constexpr (kNoise) noise_at(b, unit, *words...).forward1(u, clips);
     else Cell::forward1(u, clips);
     save<N::kFirstSaved, N::kSaved>(t, b, unit, n, u);
     finish_unit<kNoise>(t, b, unit, n, u.h);

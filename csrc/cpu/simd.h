@@ -15,7 +15,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "../cells/noise.h"
+#include "../cells/cell.h"
 #include "storage.h"
 
 namespace fr::cpu {
@@ -252,78 +252,4 @@ inline Vec<T, Isa> fr_tanh(Vec<T, Isa> x) {
   return quotient(minus_one, minus_one + V(2));
 }
 
-// ---- random words (contract in cells/noise.h) -----------------------------------------------------------------------
-
-// Several counters, one in each 64-bit lane, as the multiply instructions need them.
-template <class Isa>
-struct Counters {
-  using Word = typename RawVector<uint64_t, Isa::kBytes>::type;
-  static void multiply(Word a, uint32_t by, Word& high, Word& low) {
-#if defined(__AVX512F__)
-    low = reinterpret_cast<Word>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi64(by)));
-#elif defined(__AVX2__)
-    low = reinterpret_cast<Word>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(by)));
-#elif defined(__SSE2__)
-    low = reinterpret_cast<Word>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), _mm_set1_epi64x(by)));
-#elif defined(__aarch64__)
-    low = reinterpret_cast<Word>(vmull_n_u32(vmovn_u64(reinterpret_cast<uint64x2_t>(a)), by));
-#else
-    low = (a & 0xFFFFFFFFu) * by;
-#endif
-    high = low >> 32;
-  }
-};
-
 }  // namespace fr::cpu
-
-namespace fr {
-
-template <class T, class Isa>
-struct Draws<cpu::Vec<T, Isa>> {
-  using V = cpu::Vec<T, Isa>;
-  using Integer = typename V::Integer;
-  using Word = typename cpu::Counters<Isa>::Word;
-  static constexpr int kCounters = sizeof(Word) / 8;
-  struct Lanes {
-    alignas(sizeof(Word)) uint64_t of[kCounters];
-  };
-  template <class Function>
-  static constexpr Lanes lanes(Function function) {
-    Lanes all{};
-    for (int lane = 0; lane < kCounters; ++lane) all.of[lane] = function(lane);
-    return all;
-  }
-  static Word word_of(const Lanes& lanes) {
-    Word word;
-    std::memcpy(&word, lanes.of, sizeof word);
-    return word;
-  }
-
-  typename V::RawInteger word[2]{};
-
-  Draws() = default;
-  // In float the two units of a counter share its 64-bit lane; in double they are neighbouring lanes, with a copy of
-  // the counter each.
-  Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
-    constexpr bool kShared = sizeof(T) == 4;
-    const Word zero{};
-    // Vectors of constants. Writing them lane by lane would store them in halves, from which a full load cannot be
-    // forwarded.
-    static constexpr auto offset = lanes([](uint64_t lane) { return kShared ? lane : lane / 2; });
-    [[maybe_unused]] static constexpr auto odd_lanes = lanes([](uint64_t lane) { return lane % 2 ? ~uint64_t{0} : 0; });
-    const Word odd = word_of(odd_lanes);
-    Word counter[4] = {word_of(offset) + place.unit / 2, zero + place.row, zero + place.step, zero + stream};
-    philox<cpu::Counters<Isa>>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    for (int i = 0; i < 2; ++i) {
-      const Word of_unit = kShared ? (counter[i] & 0xFFFFFFFFu) | counter[2 + i] << 32
-                                   : ((counter[i] & ~odd) | (counter[2 + i] & odd)) & 0xFFFFFFFFu;
-      word[i] = reinterpret_cast<typename V::RawInteger>(of_unit);
-    }
-  }
-  V if_below(int i, uint32_t bound, V yes, V no) const {
-    if constexpr (sizeof(T) == 8) return {word[i] < static_cast<Integer>(bound) ? yes.raw : no.raw};
-    else return {(word[i] ^ INT32_MIN) < static_cast<Integer>(bound ^ 0x80000000u) ? yes.raw : no.raw};
-  }
-};
-
-}  // namespace fr

@@ -515,7 +515,7 @@ MUTANTS = {
         runs=(("all", "lstm_peephole float64 T"),),
     ),
     "noise: the candidate draws what the state draws": Mutant(
-        "../cells/noise.h", "place.direction | 0x80000000u", "place.direction", "plain", "FAIL", runs=_NOISY
+        "../cells/noise.h", "place.direction | kCandidateStream", "place.direction", "plain", "FAIL", runs=_NOISY
     ),
     "noise: a cell that was kept is taken for the new one": Mutant(
         "../cells/noise.h",

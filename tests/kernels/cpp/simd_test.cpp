@@ -1,13 +1,15 @@
-// Tests the vector functions of csrc/cpu/simd.h for one instruction set (FR_TEST_ISA, with the compiler flags to match)
-// against long double: the stated errors hold, NaN and Inf pass through as in torch, partial loads and stores stay in
-// bounds, and the 16-bit conversions agree with the scalar ones for every bit pattern.
+// Tests the vector functions of csrc/cpu/simd.h and the random words of draws.h for one instruction set (FR_TEST_ISA,
+// with the compiler flags to match). Of the functions, against long double: the stated errors hold, NaN and Inf pass
+// through as in torch, partial loads and stores stay in bounds, and the 16-bit conversions agree with the scalar ones for
+// every bit pattern.
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #include "check.h"
+#include "cpu/draws.h"
 #include "cpu/isa.h"
-#include "cpu/simd.h"
 
 using namespace fr;
 using namespace fr::cpu;
@@ -114,19 +116,31 @@ void random_words() {
     philox<OneCounter>(words, known[0], known[1]);
     for (int i = 0; i < 4; ++i) CHECK(words[i] == known[6 + i], "word %d of the known answer %x is %x", i, known[6 + i], words[i]);
     const uint64_t seed = static_cast<uint64_t>(known[1]) << 32 | known[0];
-    const NoisePlace place{known[2] / 4 * 2, known[3], known[4], 0};
-    const Draws<V> draws(seed, place, known[5]);
-    for (int lane = 0; lane < V::kLanes; ++lane) {
-      uint32_t word[4] = {place.unit / 2 + static_cast<uint32_t>(lane / 2), known[3], known[4], known[5]};
-      philox<OneCounter>(word, known[0], known[1]);
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t wanted = word[2 * (lane % 2) + i];
-        T above[V::kLanes], same[V::kLanes];
-        store_full(above, draws.if_below(i, wanted + 1, V(1), V(0)));
-        store_full(same, draws.if_below(i, wanted, V(1), V(0)));
-        CHECK(above[lane] == 1 && same[lane] == 0, "word %d of lane %d is not %x", i, lane, wanted);
-      }
-    }
+    const Drawer<V> drawer(NoiseParams({0.5, 0, 0.5, &seed}, nullptr), true);
+    int64_t seen = 0;
+    const auto place = [&](int64_t i) -> NoisePlace {
+      const auto vector = static_cast<uint32_t>(i);
+      return {known[2] / 4 * 2 + vector * V::kLanes, known[3] + vector / 2, known[4], known[5]};
+    };
+    drawer.for_each(11, place, [&](int64_t i, const NoiseSource<V>& drawn) {  // more than are drawn at once, and odd
+      CHECK(i == seen++, "vector %d is out of turn", static_cast<int>(i));
+      for (const bool candidate : {false, true})
+        for (int lane = 0; lane < V::kLanes; ++lane) {
+          const NoisePlace here = place(i);
+          const uint32_t stream = candidate ? here.direction | 0x80000000u : here.direction;
+          uint32_t word[4] = {here.unit / 2 + static_cast<uint32_t>(lane / 2), here.row, here.step, stream};
+          philox<OneCounter>(word, known[0], known[1]);
+          for (int which = 0; which < 2; ++which) {
+            const uint32_t wanted = word[2 * (lane % 2) + which];
+            const Draws<V>& draws = candidate ? drawn.candidates(seed) : drawn.states(seed);
+            T above[V::kLanes], same[V::kLanes];
+            store_full(above, draws.if_below(which, wanted + 1, V(1), V(0)));
+            store_full(same, draws.if_below(which, wanted, V(1), V(0)));
+            CHECK(above[lane] == 1 && same[lane] == 0, "word %d of lane %d is not %x", which, lane, wanted);
+          }
+        }
+    });
+    CHECK(seen == 11, "%d vectors", static_cast<int>(seen));
   }
 }
 
