@@ -23,19 +23,26 @@ struct Int8 {};
 template <class Isa>
 struct Pairs {
   using Sums = typename Vec<float, Isa>::RawInteger;
+  typedef int16_t Narrow __attribute__((vector_size(Isa::kBytes / 2)));  // of Sums that fit
 #if defined(__AVX512F__)
+  static Narrow narrow(Sums a) { return reinterpret_cast<Narrow>(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(a))); }
   using Words = __m512i;
   static Words widen(const int8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
   static Words repeat(int32_t pair) { return _mm512_set1_epi32(pair); }
   static Sums products(Words a, Words b) { return reinterpret_cast<Sums>(_mm512_madd_epi16(a, b)); }
   static Sums rounded(typename Vec<float, Isa>::Raw a) { return reinterpret_cast<Sums>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(a))); }
 #elif defined(__AVX2__)
+  static Narrow narrow(Sums a) {
+    const __m256i whole = reinterpret_cast<__m256i>(a);
+    return reinterpret_cast<Narrow>(_mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+  }
   using Words = __m256i;
   static Words widen(const int8_t* from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
   static Words repeat(int32_t pair) { return _mm256_set1_epi32(pair); }
   static Sums products(Words a, Words b) { return reinterpret_cast<Sums>(_mm256_madd_epi16(a, b)); }
   static Sums rounded(typename Vec<float, Isa>::Raw a) { return reinterpret_cast<Sums>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(a))); }
 #elif defined(__SSE2__)
+  static Narrow narrow(Sums a) { return __builtin_convertvector(a, Narrow); }
   using Words = __m128i;
   static Words widen(const int8_t* from) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
@@ -45,6 +52,7 @@ struct Pairs {
   static Sums products(Words a, Words b) { return reinterpret_cast<Sums>(_mm_madd_epi16(a, b)); }
   static Sums rounded(typename Vec<float, Isa>::Raw a) { return reinterpret_cast<Sums>(_mm_cvtps_epi32(reinterpret_cast<__m128>(a))); }
 #else
+  static Narrow narrow(Sums a) { return __builtin_convertvector(a, Narrow); }
   struct Words {
     Sums first, second;
   };
@@ -75,7 +83,10 @@ struct QuantisedProduct {
   using V = Vec<float, Isa>;
   static constexpr int kGates = kGates_, kGroups = Geometry::kGroups, kVectors = Geometry::kVectors, kLanes = V::kLanes;
   static constexpr int kColumns = Geometry::kColumns, kUnits = Geometry::kUnits;
-  static constexpr int kSlices = Geometry::kSlices, kSlice = Geometry::kSlice, kMaxRows = Geometry::kMaxRows;
+  static constexpr int kSlices = Geometry::kSlices, kSlice = Geometry::kSlice;
+  // Registers hold the sums, the slice's weights, one operand and one product.
+  static constexpr int kRegisters = Isa::kAccumulators > 16 ? 32 : 16, kMostRows = (kRegisters - 2 - kSlice) / kSlice;
+  static constexpr int kMaxRows = kMostRows < Geometry::kMaxRows ? kMostRows : Geometry::kMaxRows;
 
   struct Row {
     const int16_t* values;  // [padded depth]
@@ -123,13 +134,15 @@ struct QuantisedProduct {
   // Returns the scale. A row whose largest number is below 2^-100 counts as zero, because the inverse of its scale
   // would not be finite.
   static float quantise(const float* from, int64_t depth, int16_t* to) {
-    int32_t largest = 0;  // of the bits without the sign: they are ordered like the numbers
-    for (int64_t k = 0; k < depth; ++k) {
-      int32_t bits;
-      std::memcpy(&bits, from + k, sizeof bits);
-      bits &= 0x7fffffff;
-      largest = bits > largest ? bits : largest;
+    using Bits = typename Pairs<Isa>::Sums;
+    const auto n_at = [depth](int64_t k) { return depth - k < kLanes ? static_cast<int>(depth - k) : kLanes; };
+    Bits most_bits{};  // without the sign they are ordered like the numbers
+    for (int64_t k = 0; k < depth; k += kLanes) {
+      const Bits bits = reinterpret_cast<Bits>(load<V>(from + k, n_at(k)).raw) & 0x7fffffff;
+      most_bits = bits > most_bits ? bits : most_bits;
     }
+    int32_t largest = 0;
+    for (int lane = 0; lane < kLanes; ++lane) largest = most_bits[lane] > largest ? most_bits[lane] : largest;
     const float size = float_from_bits(static_cast<uint32_t>(largest));
     if (!(size <= FLT_MAX) || size < 0x1p-100f) {
       std::memset(to, 0, padded(depth) * sizeof(int16_t));
@@ -137,11 +150,11 @@ struct QuantisedProduct {
     }
     const int64_t most = INT32_MAX / (127 * depth);
     const float limit = static_cast<float>(most < 32767 ? most : 32767), inverse = limit / size;
-    typedef int16_t Narrow __attribute__((vector_size(kLanes * sizeof(int16_t))));
     for (int64_t k = 0; k < depth; k += kLanes) {
-      const int n = depth - k < kLanes ? static_cast<int>(depth - k) : kLanes;
-      const Narrow narrow = __builtin_convertvector(Pairs<Isa>::rounded((load<V>(from + k, n) * V(inverse)).raw), Narrow);
-      std::memcpy(to + k, &narrow, n * sizeof(int16_t));
+      const int n = n_at(k);
+      const auto narrow = Pairs<Isa>::narrow(Pairs<Isa>::rounded((load<V>(from + k, n) * V(inverse)).raw));
+      if (n == kLanes) std::memcpy(to + k, &narrow, sizeof narrow);
+      else std::memcpy(to + k, &narrow, n * sizeof(int16_t));
     }
     if (depth % 2) to[depth] = 0;
     return size / limit;
