@@ -414,13 +414,27 @@ class Frozen {
     return run(args, prepared, Tensor(input), Tensor(h0), Tensor(c0), Tensor(output), Tensor(h_n), Tensor(c_n));
   }
 
+  // A sequence [T, B, I] without lengths, resets or packing. Returns false also if a tensor is not an ordinary one of
+  // float32 on the CPU.
+  bool sequence(py::handle prepared, py::handle input, py::handle h0, py::handle c0, py::handle output, py::handle h_n,
+                py::handle c_n, int threads) const {
+    Description x, h, c;
+    if (!reads(x, input, 3) || !(x.of.shape[2] == 1 || x.of.strides[2] == 1)) return false;
+    if ((!h0.is_none() && !reads(h, h0, 3)) || (!c0.is_none() && !reads(c, c0, 3))) return false;
+    const Tensor first_h(h0), first_c(c0);
+    if ((first_h && !first_h.is_dense()) || (first_c && !first_c.is_dense())) return false;
+    ForwardArgs args{};
+    args.options = options_, args.threads = threads;
+    args.shape.steps = x.of.shape[0], args.shape.batch = x.of.shape[1];
+    return run(args, prepared, Tensor(input), first_h, first_c, Tensor(output), Tensor(h_n), Tensor(c_n));
+  }
+
   // One step for the rows of `input` [B, I]; updates the states h and c in place.
   bool step(py::handle prepared, py::handle input, py::handle h, py::handle c, py::handle output, int threads) const {
     Description x, y;
     const Tensor states(h);
     const auto fits = [&](Description& t, py::handle object) {
-      return is_plain(object.ptr(), t) && t.of.device_type == kCpu && t.of.type_code == kFloat && t.of.type_bits == 32 && t.of.dimensions == 2 &&
-             t.of.shape[0] == states.size(1) && (t.of.shape[1] == 1 || t.of.strides[1] == 1);
+      return reads(t, object, 2) && t.of.shape[0] == states.size(1) && (t.of.shape[1] == 1 || t.of.strides[1] == 1);
     };
     if (!fits(x, input) || !fits(y, output)) return false;
     const Tensor out(output);
@@ -436,6 +450,11 @@ class Frozen {
   const Cell cell_;
   const std::vector<bool> reverse_;
   Options options_{};
+
+  static bool reads(Description& t, py::handle object, int dimensions) {
+    return is_plain(object.ptr(), t) && t.of.device_type == kCpu && t.of.type_code == kFloat && t.of.type_bits == 32 &&
+           t.of.dimensions == dimensions;
+  }
 
   bool run(ForwardArgs& args, py::handle prepared, const Tensor& input, const Tensor& h0, const Tensor& c0, const Tensor& output,
            const Tensor& h_n, const Tensor& c_n) const {
@@ -544,6 +563,7 @@ void bind_layer(py::module_& m) {
   py::class_<Frozen>(m, "Frozen")
       .def(py::init<int, std::vector<bool>, double, double>())
       .def("forward", &Frozen::forward)
+      .def("sequence", &Frozen::sequence)
       .def("step", &Frozen::step);
   m.def("prepared_bytes", [](int cell, int form, int64_t input, int64_t hidden, int64_t projection) {
     return cpu_prepared_bytes(prepared_shape(cell, input, hidden, projection), static_cast<Form>(form));

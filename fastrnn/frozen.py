@@ -51,6 +51,7 @@ class Frozen(Recurrent):
     training = False
     _stream: tuple | None = None  # h, c and output shape, for `step`
     _core: Any = None
+    _widths: tuple[int, int] = (0, 0)  # of `_sizes`, once there is a _core
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{type(self).__name__} is made by fastrnn.freeze(layer)")
@@ -95,6 +96,10 @@ class Frozen(Recurrent):
     def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None, all_states=False):
         if all_states:
             raise RuntimeError("a frozen layer has no all_states: ask the layer that it was made from")
+        if lengths is resets is batch_sizes is None and self._core is not None:
+            found = self._short(x, states, weights)
+            if found is not None:
+                return found
         _refuse_gradients(x, *(states or ()))
         given = (("input", x), ("weights", weights[0]), *zip(("h0", "c0"), states or (), strict=False))
         for name, t in given:
@@ -127,7 +132,24 @@ class Frozen(Recurrent):
             found = _forward(self._weights(), *call)
             if found is None:
                 raise RuntimeError(f"the prepared weights are not those of {self}")
+        self.__dict__.update(_core=_kernels(*self._options()), _widths=self._sizes())
         return _two_or_one(*found)
+
+    def _short(self, x: Tensor, states: States | None, weights: list[Tensor]) -> tuple[Tensor, States] | None:
+        """Run a sequence of ordinary tensors, without lengths or packing; None if that needs the checks of `_stack`."""
+        h0, c0 = states if states is not None and len(states) == 2 else (states[0] if states else None, None)
+        if torch.compiler.is_compiling() or routes._transformed() or routes._observed():
+            return None
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, h0, c0)):
+            return None
+        (width, of_cells), count = self._widths, len(weights)
+        steps, batch, _ = x.shape
+        output = x.new_empty(steps, batch, (2 if self.bidirectional else 1) * width)
+        h_n = x.new_empty(count, batch, width)
+        c_n = x.new_empty(count, batch, of_cells) if of_cells else None
+        if not batch or not self._core.sequence(weights, x, h0, c0, output, h_n, c_n, forked.threads()):
+            return None
+        return output, (h_n,) if c_n is None else (h_n, c_n)
 
     def _options(self) -> tuple:
         return self.cell, self.bidirectional, float(self.cell_clip or 0), float(self.proj_clip or 0)
@@ -176,7 +198,7 @@ class Frozen(Recurrent):
             raise RuntimeError("step: expected out without gaps")
         if not began:
             self._begin(batch)
-        self.__dict__["_core"] = _kernels(*self._options())
+        self.__dict__.update(_core=_kernels(*self._options()), _widths=self._sizes())
         h, c, shape = self._stream
         output = h.new_empty(shape) if out is None else out
         x = x.detach().resolve_neg().contiguous()
