@@ -64,7 +64,8 @@ class CellSpec:
 
     Attributes:
         name: the key in :data:`CELLS`.
-        step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states.
+        step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states. h enters the recurrence
+            through `_entering`, and a candidate passes through `_dropped`, if the header declares one.
         code: index in csrc/cells/cells.inc, or None if no kernel has the cell: the step loop runs it (reference.py).
         gates: G, rows of weight_ih and weight_hh per hidden unit.
         cells: cell states per hidden unit, not counting h.
