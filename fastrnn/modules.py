@@ -65,7 +65,7 @@ class LSTM(Recurrent):
         state_dropout: probability that a unit's h is zero where it enters the recurrence, in training, with one mask
             per row for all steps (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): keras'
             ``recurrent_dropout``, MXNet's ``drop_states``. Outputs and final states are not masked. Gates are saved for
-            backward even with ``recompute``.
+            backward even with ``recompute``. On a GPU the layer then runs in strategy ``step``.
         recurrent_gradient_clip: clip the gradient of h that a step passes to the previous step to +-this value; 0 cuts
             it, None is off; FlashRNN has both. With 0, gradients flow back in time only through c, as in the first LSTM
             (Hochreiter and Schmidhuber 1997).

@@ -71,10 +71,16 @@ def _state(config: Config, index: int) -> int:
 
 def take_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
     """States [D, B, blocks*H] as [D*heads, B, blocks*H/heads]."""
-    return [
-        None if t is None else _take(t, 2, _state(config, i), config.heads, 1).flatten(0, 1)
-        for i, t in enumerate(states)
-    ]
+    found = []
+    for i, t in enumerate(states):
+        if t is not None:
+            blocks, rows = _state(config, i), t.shape[1]
+            if rows == 1 and blocks == 1:  # the same memory
+                t = t.reshape(len(config.reverse) * config.heads, 1, -1)
+            else:
+                t = _take(t, 2, blocks, config.heads, 1).flatten(0, 1)
+        found.append(t)
+    return found
 
 
 def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -83,6 +89,9 @@ def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor |
     for i, t in enumerate(states):
         if t is not None:
             rows, blocks, heads = t.shape[1], _state(config, i), config.heads
+            if rows == 1 and blocks == 1:  # the same memory
+                found.append(t.view(len(config.reverse), 1, -1))
+                continue
             t = t.view(len(config.reverse), heads, rows, blocks, t.shape[2] // blocks).permute(0, 2, 3, 1, 4).flatten(2)
         found.append(t)
     return found
