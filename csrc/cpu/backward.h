@@ -136,11 +136,13 @@ struct Backward {
           for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes) first_phase(place, unit);
         }
       });
-    } else if (noise.on) {
-      for_each_panel(t & 1, [&](int64_t panel, int64_t) { noisy_first_phase(t, panel, count); });
     } else {  // whole rows, which memory delivers faster than panels of them
       for (int64_t row = 0; row < count; ++row) {
         const Place place = at_row(t, rows[row]);
+        if (noise.on) {
+          noisy_row(t, place);
+          continue;
+        }
         for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) first_phase(place, unit);
       }
     }
@@ -223,17 +225,25 @@ struct Backward {
       second_phase(row, unit, tile + i * kLanes, &words);
     });
   }
+  [[gnu::noinline]] void noisy_row(int64_t t, const Place& row) {
+    const auto unit_of = [&](int64_t i) { return out_units.begin + i * kLanes; };
+    const auto place = [&](int64_t i) { return noise_place(t, row.b, unit_of(i)); };
+    drawer.for_each((out_units.end - out_units.begin + kLanes - 1) / kLanes, place, [&](int64_t i, const Words& words) {
+      first_phase(row, unit_of(i), &words);
+    });
+  }
+  NoisePlace noise_place(int64_t t, int64_t b, int64_t unit) const {
+    const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
+    return {word(unit), word(b), word(t), word(part.direction)};
+  }
   // Calls pointwise(row, i, unit, words), i numbering the vectors of the tile.
   template <class Pointwise>
   void noisy_panel(int64_t t, int64_t panel, int64_t row0, int64_t size, int64_t end, Pointwise pointwise) const {
     constexpr int kGroups = Transposed::kGroups;
     static_assert(kGroups * kLanes == Transposed::kColumns);
-    Place row;
+    Place row{};
     const auto unit_of = [&](int64_t i) { return panel * Transposed::kUnits + i % kGroups * kLanes; };
-    const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
-    const auto place = [&](int64_t i) -> NoisePlace {
-      return {word(unit_of(i)), word(rows[row0 + i / kGroups]), word(t), word(part.direction)};
-    };
+    const auto place = [&](int64_t i) { return noise_place(t, rows[row0 + i / kGroups], unit_of(i)); };
     drawer.for_each(size * kGroups, place, [&](int64_t i, const Words& words) {
       if (i % kGroups == 0) row = at_row(t, rows[row0 + i / kGroups]);
       if (unit_of(i) < end) pointwise(row, i, unit_of(i), words);
