@@ -138,7 +138,7 @@ def test_core_step_repeats(kind, monkeypatch):
     inputs, steps = torch.randn(batch, gates * hidden), []
     step = _core.layer_norm.core_step(kind, lambda tensors: True)
     for threads, rows in ((1, batch), (3, batch), (1, 7)):
-        monkeypatch.setattr(_core.layer_norm._forked, "threads", lambda threads=threads: threads)
+        monkeypatch.setattr(_core.layer_norm.forked, "threads", lambda threads=threads: threads)
         new = step(
             inputs[:rows], tuple(s[:rows] for s in states), Parameters(weight, weight, weight_unit=unit), Clips()
         )
