@@ -17,8 +17,8 @@ once() { # the picture, and the command that draws it
 once gradients.png fastrnn probe gradients --cell rnn,gru,lstm --json gradients.json
 once exploding.png fastrnn probe gradients --cell rnn --radius 1.5 --both-clips --optimizer sgd --learning-rate 1 \
     --steps 200 --json exploding.json
-once anbn.png fastrnn probe counting --cell rnn,gru,lstm --json anbn.json
-once anbncn.png fastrnn probe counting --language anbncn --cell rnn,gru,lstm --json anbncn.json
+once anbn.png fastrnn probe counting --cell gru,lstm --json anbn.json
+once anbncn.png fastrnn probe counting --language anbncn --cell lstm --json anbncn.json
 for task in copy adding; do
     once $task.png fastrnn probe distance --task $task --hidden 32 --batch 16 --learning-rate 0.005 --steps 1000 \
         --json $task.json
