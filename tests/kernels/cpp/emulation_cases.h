@@ -24,6 +24,8 @@ using fr::Cell, fr::Type;
 fr::EmulationOptions g_options;  // strategy and device of the runs
 // The calls in which a block stalls as g_options says; with kForward a run ends there.
 enum class Pass { kNone, kForward, kBackward, kBoth } g_stalled = Pass::kNone;
+// For those who count instructions: run_kernels runs one pass only, and without the caller's products.
+enum class Only { kAll, kForward, kBackward } g_only = Only::kAll;
 
 // ---- a case ----------------------------------------------------------------------------------------------------------------
 struct Case {
@@ -236,13 +238,13 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     if (!c.inference && p.cell.cells) f.cells = x.cells.as_rows(c.batch);
     if (!c.inference && !c.recompute && p.cell.saved) f.gates = x.kept.as_rows(c.batch);
   }
-  fr::emulated_forward(forward, options_of(Pass::kForward));
+  if (g_only != Only::kBackward) fr::emulated_forward(forward, options_of(Pass::kForward));
   std::vector<Got> got(c.directions);
   for (int d = 0; d < c.directions; ++d)
     got[d].output = all[d].output.take(), got[d].h_n = all[d].h_n.take(), got[d].c_n = all[d].c_n.take();
   if (g_stalled == Pass::kForward)
     for (int d = 0; d < c.directions; ++d) got[d].kept = all[d].kept.take(), got[d].cells = all[d].cells.take();
-  if (c.inference || g_stalled == Pass::kForward) return got;
+  if (c.inference || g_stalled == Pass::kForward || g_only == Only::kForward) return got;
 
   backward.shape = forward.shape, backward.options = forward.options, backward.directions = 1;
   for (int d = 0; d < c.directions; ++d) {
@@ -293,7 +295,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
         Inputs& g = got[first + i].gradient;
         Range& r = ranges[i];
         for (int64_t n = 0; n < rows; ++n)
-          for (int64_t j = 0; j < GH; ++j) {
+          for (int64_t j = 0; j < GH && g_only == Only::kAll; ++j) {
             const int gate = int(j / H);
             const double d_input = r.d_gates.get(n, j);
             const double d_recurrent = gate == p.cell.split_gate ? r.d_recurrent.get(n, j % H) : d_input;
@@ -302,7 +304,7 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
             const bool second = gate >= p.cell.phase[0].gates;
             for (int64_t k = 0; k < R; ++k) g.hh[j * R + k] += d_recurrent * (second ? r.inner.get(n, k) : r.h_prev.get(n, k));
           }
-        for (int64_t n = 0; n < rows && c.projection; ++n)
+        for (int64_t n = 0; n < rows && c.projection && g_only == Only::kAll; ++n)
           for (int64_t q = 0; q < R; ++q)
             for (int64_t k = 0; k < H; ++k) g.hr[q * H + k] += r.d_projected.get(n, q) * r.inner.get(n, k);
         for (int64_t t = backward.first_step; t < backward.last_step; ++t)

@@ -100,6 +100,11 @@ void Thread::find_buffer(uint64_t address, size_t bytes, int line) {
   if (!emulation::may_touch(address, bytes, last.begin, last.end)) fail("global memory out of range", address, bytes, line);
 }
 
+void Thread::count_first_poll(bool again) {
+  if (again) std::copy(counts_at_poll.begin(), counts_at_poll.end(), counts);
+  else counts_at_poll.assign(counts, counts + counted().back().blocks);
+}
+
 // ---- numbers ------------------------------------------------------------------------------------------------------------
 namespace {
 float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
@@ -115,6 +120,14 @@ float fma_down(float a, float b, float c) {
   if (!std::isfinite(rounded)) return rounded;
   const double above = rounded - sum;
   return above > 0 || (above == 0 && rest < 0) ? std::nextafter(rounded, -INFINITY) : rounded;
+}
+// Rounded to the nearest float, and one step back if that lies beyond the sum, whose rounding error in double is `rest`.
+float add_toward_zero(float a, float b) {
+  const double sum = static_cast<double>(a) + b, back = sum - a, rest = (a - (sum - back)) + (b - back);
+  const float rounded = static_cast<float>(sum);
+  if (!std::isfinite(sum) || rounded == 0) return rounded;
+  const double beyond = (rounded - sum) - rest;
+  return (rounded > 0 ? beyond > 0 : beyond < 0) ? std::nextafter(rounded, 0.f) : rounded;
 }
 // The hardware's approximations have errors (9.7.3.18, "ex2": 2 ulp; 9.7.3.12, "rcp": 1 ulp) that are not modelled
 // here.
@@ -244,10 +257,12 @@ void Thread::mma(void (*how)(void** parts), Mma& part, const char* place, int li
 // ---- blocks and clusters --------------------------------------------------------------------------------------------------
 // bar.sync is aligned (9.7.13.1): all lanes of a warp are at the same one.
 void Thread::barrier(const char* place, int line) const {
+  polled = 0;
   emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, false, place, line);
   emulation::block_sync(place, line);
 }
 bool Thread::barrier_or(bool value, const char* place, int line) const {
+  polled = 0;
   emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, false, place, line);
   return emulation::block_sync_any(value, place, line);
 }

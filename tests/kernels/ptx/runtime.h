@@ -35,8 +35,9 @@ struct Registered {
   Registered(const char* mangled, emulation::Entry run, size_t param_bytes, int max_threads, int blocks);
 };
 
-// How often each thread of a launch's first block ran each basic block of its kernel, a row for each thread, added up
-// over all launches of a kernel that was translated to count (blocks > 0).
+// How often each thread of a launch's first block ran each basic block of its kernel, a row for each thread, for each
+// launch of a kernel that was translated to count (blocks > 0). Of a wait only the first poll counts: the others depend
+// on when the emulation runs the threads that are waited for.
 struct Counts {
   std::string kernel;
   int threads, blocks;
@@ -73,6 +74,7 @@ inline T insert_bits(T a, T b, uint32_t first, uint32_t count) {
   return (b & static_cast<T>(~mask)) | (shl<T>(a, first) & mask);
 }
 float fma_down(float a, float b, float c);
+float add_toward_zero(float a, float b);
 float ex2_approx_ftz(float x);
 float rcp_approx_ftz(float x);
 double rcp_approx_ftz(double x);
@@ -112,8 +114,9 @@ struct Thread {
   const uint32_t tid, ntid;
   const emulation::Dim ctaid, nctaid;
   uint32_t* const counts;  // of this thread's basic blocks; null: not counted
+  std::vector<uint32_t> counts_at_poll;
   uint64_t peers[16] = {};  // where mapa has found the shared memory of the cluster's other blocks
-  uint64_t polled = 0;
+  mutable uint64_t polled = 0;  // 0 after a barrier
   Range last = {0, 0};  // the buffer of the last global access
   bool arrived = false;
 
@@ -221,9 +224,11 @@ struct Thread {
   T load_atomic(uint64_t address, const char* place, int line) {
     at_global(address, sizeof(T), line);
     if (polled == address) emulation::pause(place, line);
+    if (counts) count_first_poll(polled == address);
     polled = address;
     return __atomic_load_n(reinterpret_cast<const T*>(address), kOrder);
   }
+  void count_first_poll(bool again);
   template <class T, int kOrder>
   void store_atomic(uint64_t address, T value, bool others_may_wait, int line) {
     at_global(address, sizeof(T), line);

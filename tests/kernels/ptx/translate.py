@@ -34,7 +34,8 @@ OF_INTEGERS = {
     "bfi": "insert_bits<T>({a}, {b}, {c}, {d})",
 }  # fmt: skip
 OF_FLOATS = {
-    "add": "{a} + {b}", "add.rn": "{a} + {b}", "sub": "{a} - {b}", "mul": "{a} * {b}", "neg": "-{a}",
+    "add": "{a} + {b}", "add.rn": "{a} + {b}", "add.rz": "add_toward_zero({a}, {b})", "div.rn": "{a} / {b}",
+    "sub": "{a} - {b}", "mul": "{a} * {b}", "neg": "-{a}",
     "abs": "std::fabs({a})",
     "fma.rn": "std::fma({a}, {b}, {c})", "fma.rm": "fma_down({a}, {b}, {c})", "copysign": "std::copysign({b}, {a})",
     "min": "std::fmin({a}, {b})", "max": "std::fmax({a}, {b})", "rcp.rn": "1 / {a}",
@@ -48,7 +49,7 @@ CONVERT = {  # 9.7.9.21, "cvt": all but integers to integers
     "cvt.f32.f16": "fp16_to_float({a})", "cvt.f64.f32": "double({a})", "cvt.rn.bf16.f32": "to_bf16({a})",
     "cvt.rz.bf16.f32": "to_bf16_toward_zero({a})", "cvt.rn.f16.f32": "to_fp16({a})", "cvt.rna.tf32.f32": "to_tf32({a})",
     "cvt.rn.f32.f64": "float({a})", "cvt.sat.f32.f32": "saturate({a})", "cvt.rni.f32.f32": "std::nearbyint({a})",
-    "cvt.rni.f64.f64": "std::nearbyint({a})",
+    "cvt.rni.f64.f64": "std::nearbyint({a})", "cvt.rn.f32.s32": "float({a})",
 }  # fmt: skip
 MMA = {
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "mma_bf16",
