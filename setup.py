@@ -67,7 +67,7 @@ class CMakeBuild(build_ext):
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         # An editable install has a new build_temp each time; what changed is built in a folder that stays.
-        build = (ROOT / "build" / "inplace" if self.inplace else Path(self.build_temp).resolve()) / "cmake"
+        build = (ROOT / "build" / "editable" if self.editable_mode else Path(self.build_temp).resolve()) / "cmake"
         build.mkdir(parents=True, exist_ok=True)
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
