@@ -7,6 +7,7 @@ of the cell's spec.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -29,6 +30,9 @@ class Rows(NamedTuple):
     resets: Tensor | None  # bool [T, B] or [N]
     batch_sizes: Tensor | None  # int64 [T] on the CPU
     seed: Tensor | None = None  # int64 [1], for the noise in the state; None: its expectation
+
+
+FLOAT_MAX = sys.float_info.max  # stands for inf in the operators: AOTInductor cannot read an inf that it wrote
 
 
 @dataclass(slots=True, eq=False)  # not a NamedTuple: torch.compile of torch 2.6 and 2.9 cannot read its properties
@@ -67,6 +71,8 @@ class Config:
     known: Any = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.gradient_clip >= FLOAT_MAX:
+            self.gradient_clip = inf
         self.first_state = self.inputs
         self.first_weight = self.inputs + (self.spec.states if self.has_initial else 0)
         self.places = self.spec.parameters[int(self.has_bias)]

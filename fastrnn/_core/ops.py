@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..cells import CELLS, States, state_dtype
 from . import backward, raw
-from .config import Config, Rows, config_of, reads_mixed_output, reference_gradients
+from .config import FLOAT_MAX, Config, Rows, config_of, reads_mixed_output, reference_gradients
 
 
 def config_of_options(cell: str, reverse: Sequence[bool], *options) -> Config:
@@ -30,7 +30,11 @@ def _arguments(config: Config, rows: Rows) -> tuple:
 
 def _options(config: Config) -> tuple:
     """The operators' arguments that describe a Config; the inverse of config_of_options."""
-    return (config.spec.name, list(config.reverse), *(getattr(config, name) for name in _OPTION_TYPES))
+    options = [
+        min(getattr(config, name), FLOAT_MAX) if kind is float else getattr(config, name)
+        for name, kind in _OPTION_TYPES.items()
+    ]
+    return (config.spec.name, list(config.reverse), *options)
 
 
 _SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
