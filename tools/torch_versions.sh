@@ -22,7 +22,7 @@ for version in "$@"; do
   "$python" -m venv "$folder/$version"
   "$folder/$version/bin/pip" install -qq "torch==$version" "$wheel[test]"
   echo "== torch $version"
-  "$folder/$version/bin/python" -m pytest --no-header $tests || failed="$failed $version"
+  "$folder/$version/bin/pytest" --no-header $tests || failed="$failed $version"
   rm -rf "${folder:?}/$version"
 done
 [ -z "$failed" ] || { echo "failed beside torch$failed"; exit 1; }

@@ -35,6 +35,6 @@ for torch in $torches; do
   "$python" -m venv "$work/$torch"
   "$work/$torch/bin/pip" install -qq "torch==$torch" "$wheel[test]"
   echo "== torch $torch"
-  "$work/$torch/bin/python" -m pytest --no-header tests/test_routes.py tests/test_compile.py
+  "$work/$torch/bin/pytest" --no-header tests/test_routes.py tests/test_compile.py
   rm -rf "${work:?}/$torch"
 done
