@@ -1,5 +1,6 @@
 """fastrnn: fast recurrent layers for PyTorch, drop-in for torch.nn.LSTM, GRU and RNN."""
 
+import sys as _sys
 from importlib import import_module as _import_module
 from importlib.machinery import EXTENSION_SUFFIXES as _SUFFIXES
 from pathlib import Path as _Path
@@ -55,3 +56,8 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "torch" in _sys.modules:
+    # Then this costs little, and registers the operators that exported programs call.
+    _import_module("._api", __name__)
