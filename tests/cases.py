@@ -59,7 +59,12 @@ OPTIONS: dict[str, dict] = {
     "heads_two_inputs": dict(heads=2, two_inputs=True, lengths=True, bias=False, reverse=BOTH),
     "heads_recompute": dict(heads=3, recompute=True, lengths=True, resets=True, reset_to_initial=True, reverse=BOTH),
     "heads_noise": dict(
-        heads=3, state_dropout=0.3, gradient_clip=0.3, zoneout=(0.3, 0.4), candidate_dropout=0.3, lengths=True,
+        heads=3,
+        state_dropout=0.3,
+        gradient_clip=0.3,
+        zoneout=(0.3, 0.4),
+        candidate_dropout=0.3,
+        lengths=True,
         reverse=BOTH,
     ),  # fmt: skip
     "heads_packed": dict(heads=3, packed=True, resets=True, reverse=BOTH),

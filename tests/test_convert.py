@@ -109,9 +109,7 @@ def test_what_is_left_and_why():
     report = fastrnn.convert(model)
     assert report.swapped == []
     assert set(report.left) == {"own", "cell", "complex", "patched"}
-    assert (
-        report.left["own"].endswith("Own.forward uses torch.nn's _flat_weights") and "step" in report.left["cell"]
-    )
+    assert report.left["own"].endswith("Own.forward uses torch.nn's _flat_weights") and "step" in report.left["cell"]
     assert "complex64" in report.left["complex"] and "forward" in report.left["patched"]
     assert "left own: " in str(report) and str(report).startswith("swapped 0, left 4")
 

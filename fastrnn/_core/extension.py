@@ -11,9 +11,7 @@ import torch  # before _C: loads the OpenMP runtime, which _C uses but does not 
 from torch.utils.dlpack import to_dlpack
 
 if torch.__version__ < "2.6":
-    raise ImportError(
-        f"fastrnn needs torch 2.6 or newer, found torch {torch.__version__}: pip install --upgrade torch"
-    )
+    raise ImportError(f"fastrnn needs torch 2.6 or newer, found torch {torch.__version__}: pip install --upgrade torch")
 
 
 def _load():

@@ -137,9 +137,7 @@ class StateNoise:
             masks = state_masks(self.state_dropout, self.seed, self.streams, batch, width // len(self.streams), like)
             self.entering = masks.movedim(0, 1).flatten(1)
 
-    def _words(
-        self, steps: int, batch: int, units: int, device: torch.device, kind: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def _words(self, steps: int, batch: int, units: int, device: torch.device, kind: int = 0) -> tuple[Tensor, Tensor]:
         """Two random words for each unit, [T, B, units]; two neighbouring units share the four words of a counter."""
         each = units // len(self.streams)
         count = [torch.arange(n, device=device) for n in (steps, batch, each)]

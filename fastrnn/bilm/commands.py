@@ -110,7 +110,7 @@ _MODEL_OPTIONS = (
         "bidirectional",
         default=True,
         show_default=True,
-        help="Train both directions, or the forward one alone, as bilm-tf does with \"bidirectional\": false.",
+        help='Train both directions, or the forward one alone, as bilm-tf does with "bidirectional": false.',
     ),
     click.option(
         "--char-dim", default=16, show_default=True, type=click.IntRange(1), help="Width of a character's vector."

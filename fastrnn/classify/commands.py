@@ -61,9 +61,7 @@ def classify() -> None:
     help="What is read of the last layer: its last step (of each direction), or mean or maximum of each unit.",
 )  # fmt: skip
 @with_options(TRAINING, RESULTS)
-def train(
-    train_file: str, cells: tuple[str, ...], start_from: str | None, **values: Any
-) -> None:
+def train(train_file: str, cells: tuple[str, ...], start_from: str | None, **values: Any) -> None:
     """Train classifiers on TRAIN, or continue a run of the same command that was stopped.
 
     Each line is a label, a blank and a tokenised text. The table also shows the most frequent label as a baseline.
@@ -136,9 +134,7 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
 
         guard_results([("FILE", file), *(("--model", model) for model in models)], values)
         texts, labels = read_labelled(file)
-        scores = {
-            name: Accuracy.of(labels, Classifier.load(name, values["device"]).predict(texts)) for name in models
-        }
+        scores = {name: Accuracy.of(labels, Classifier.load(name, values["device"]).predict(texts)) for name in models}
         report_scores(scores, values)
 
 

@@ -51,9 +51,7 @@ def _results(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("train")
 @_text
 @click.option("--out", "folder", required=True, help="Folder for checkpoints, log and model.")
-@click.option(
-    "--held-out", multiple=True, help="Text to evaluate after each epoch.  [default: the last part of TEXT]"
-)
+@click.option("--held-out", multiple=True, help="Text to evaluate after each epoch.  [default: the last part of TEXT]")
 @click.option(
     "--held-out-share",
     default=0.1,

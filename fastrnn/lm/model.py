@@ -279,6 +279,7 @@ class LanguageModel(nn.Module):
         try:
             frozen = freeze(self.recurrent)  # its weights are prepared once, not at each step
         except (TypeError, ValueError):  # another cell, type or device
+
             def step(vectors: Tensor) -> Tensor:
                 nonlocal state
                 output, state = self.recurrent(vectors[None], state)

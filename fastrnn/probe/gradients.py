@@ -35,9 +35,7 @@ class GradientResult:
     curve: Curve
 
 
-def gradient_norms(
-    layer: torch.nn.Module, x: Tensor, loss_of: Callable[[Tensor], Tensor]
-) -> dict[str, list[float]]:
+def gradient_norms(layer: torch.nn.Module, x: Tensor, loss_of: Callable[[Tensor], Tensor]) -> dict[str, list[float]]:
     """Norm of d loss_T / d state_(T-k) for k = 0, 1, ..., T - 1.
 
     Args:

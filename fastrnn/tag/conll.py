@@ -112,7 +112,7 @@ def read_document(
             raise ValueError(f"{name} is text without tags: give conll or conllu")
         lines = read_lines(path)
         places = [[number] for number, line in enumerate(lines) if line.split()]
-        return Document(name, format, [lines[place].split() for place, in places], None, lines, places, 0)
+        return Document(name, format, [lines[place].split() for (place,) in places], None, lines, places, 0)
     number = column_number(column, format)
     read = Document(name, format, [], [] if tagged else None, read_lines(path), [], number)
     separator = "\t" if format == "conllu" or any("\t" in line.strip() for line in read.lines) else None

@@ -118,9 +118,7 @@ class TaskModel(nn.Module):
         save_model(folder, self.settings(), self.state_dict(), {"format": self.format})
 
     @classmethod
-    def load(
-        cls: type[Model], place: Path | str, device: torch.device | str = "cpu", **moved: str | None
-    ) -> Model:
+    def load(cls: type[Model], place: Path | str, device: torch.device | str = "cpu", **moved: str | None) -> Model:
         """Reads a model, for evaluation.
 
         Args:

@@ -28,9 +28,7 @@ class EpochTrainer(Generic[Model]):
         total: steps of the whole run.
     """
 
-    def __init__(
-        self, model: Model, optimizer: torch.optim.Optimizer, *, clip: float, epoch: int, epochs: int
-    ) -> None:
+    def __init__(self, model: Model, optimizer: torch.optim.Optimizer, *, clip: float, epoch: int, epochs: int) -> None:
         self.model, self.epoch = model, epoch
         self.total, self.done = epoch * epochs, 0
         self._optimizer, self._clip = optimizer, clip

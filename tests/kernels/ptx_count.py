@@ -145,4 +145,3 @@ class PtxCounter:
             kinds[kind_of(i.opcode)] += most[i.block]
             lines[i.places[0]] += most[i.block]
         return Count(name, warps, {kind: kinds[kind] for kind in KINDS}, dict(lines.most_common(_LINES)))
-

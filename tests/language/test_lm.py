@@ -257,8 +257,10 @@ def test_a_stopped_run_ends_with_the_same_bits(
     assert [epoch["train_loss"] for epoch in parts.epochs] == [epoch["train_loss"] for epoch in whole.epochs]
     assert_same_parameters(parts.load(), whole.load())
     corpus = read_corpus(run)
-    assert whole.load().evaluate(corpus.held_out).loss == whole.held_out.loss == min(
-        epoch["held_out_loss"] for epoch in whole.epochs
+    assert (
+        whole.load().evaluate(corpus.held_out).loss
+        == whole.held_out.loss
+        == min(epoch["held_out_loss"] for epoch in whole.epochs)
     )
     if options.tied:
         model = whole.load()

@@ -54,9 +54,7 @@ READERS = {
     "classify-train": (["classify", "train", "read", "--out", "out", *TINY], "a w1 naïve\nb w2\n"),
     "lm-train": (["lm", "train", "read", "--out", "out", *SMALL, "--held-out-share", "0"], TEXT),
     "lm-held-out": (["lm", "train", "shard0.txt", "--held-out", "read", "--out", "out", *SMALL], TEXT),
-    "lm-words": (
-        ["lm", "train", "shard0.txt", "--units", "words", "--vocab", "read", "--out", "out", *SMALL], WORDS
-    ),
+    "lm-words": (["lm", "train", "shard0.txt", "--units", "words", "--vocab", "read", "--out", "out", *SMALL], WORDS),
     "lm-score": (["lm", "score", "read", "--model", "lm"], TEXT),
     "lm-eval": (["lm", "eval", "read", "--model", "lm"], TEXT),
 }
