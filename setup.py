@@ -10,6 +10,7 @@ which a wheel for other machines needs.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -72,6 +73,7 @@ class CMakeBuild(build_ext):
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
+            f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",  # a build before may have had another, since deleted
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             cpu_option(),
