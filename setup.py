@@ -18,6 +18,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -86,4 +87,15 @@ class CMakeBuild(build_ext):
         print(f"fastrnn: compiled in {time.monotonic() - begin:.0f} s", flush=True)
 
 
-setup(ext_modules=[Extension("fastrnn._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+class WithSources(build_py):
+    """Also installs the C++ sources, from which fastrnn/cpp_ops.py builds."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "fastrnn" / "_sources"
+            shutil.copytree(ROOT / "csrc", target / "csrc", dirs_exist_ok=True)
+            shutil.copy(ROOT / "CMakeLists.txt", target)
+
+
+setup(ext_modules=[Extension("fastrnn._C", sources=[])], cmdclass={"build_ext": CMakeBuild, "build_py": WithSources})

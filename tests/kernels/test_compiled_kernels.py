@@ -130,8 +130,8 @@ def test_size_budget(compiled, architectures):
     assert sum(compiled(name, architectures).path.stat().st_size for name in names) < BYTES_BUDGET[architectures]
 
 
-def disassemble(path: Path, arch: str) -> str:
-    """SASS of an object file, from the PyPI package nvidia-cuda-cuobjdump or a toolkit."""
+def cuobjdump(*arguments: str | Path) -> str:
+    """Output of cuobjdump, from the PyPI package nvidia-cuda-cuobjdump or a toolkit."""
     tool = shutil.which("cuobjdump")
     if tool is None:
         found = [p for entry in sys.path for p in Path(entry or ".").glob("nvidia/*/bin/cuobjdump")]
@@ -140,9 +140,7 @@ def disassemble(path: Path, arch: str) -> str:
         tool = str(found[0])
     folder = str(Path(tool).parent)  # it calls nvdisasm, which is in the same folder
     environment = {**os.environ, "PATH": folder + os.pathsep + os.environ["PATH"]}
-    done = subprocess.run(
-        [tool, "-sass", "-arch", f"sm_{arch}", str(path)], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([tool, *arguments], capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and "Function" in done.stdout, done.stderr
     return done.stdout
 
@@ -153,7 +151,7 @@ def disassemble(path: Path, arch: str) -> str:
     [pytest.param(*item, marks=() if item[0] in ORDINARY else pytest.mark.full) for item in INSTRUCTIONS.items()],
 )
 def test_instructions(compiled, name, wanted, architectures, arch):
-    sass = disassemble(compiled(name, architectures).path, arch)
+    sass = cuobjdump("-sass", "-arch", f"sm_{arch}", compiled(name, architectures).path)
     for function in sass.split("Function : ")[1:]:
         assert wanted in function, f"no {wanted} in {function.splitlines()[0]}"
         assert "LDGSTS" in function or name.startswith("block"), "no asynchronous copies"

@@ -26,14 +26,18 @@ class Tagger(torch.nn.Module):
         torch.manual_seed(0)
         options = {"num_layers": 2, "bidirectional": True, "proj_size": 5, "zoneout": 0.1}
         self.lstm, self.next = fastrnn.LSTM(8, 16, **options), fastrnn.LSTM(10, 16, **options)
-        self.gru = fastrnn.GRU(10, 7, batch_first=True)
-        self.peephole = fastrnn.LSTM(7, 6, peephole=True)
-        self.rnn = fastrnn.IndRNN(6, 3, bias=False)
+        self.gru = fastrnn.GRU(10, 6, batch_first=True, heads=2)
+        self.peephole = fastrnn.LSTM(6, 6, peephole=True, heads=3, bidirectional=True)
+        self.slstm = fastrnn.SLSTM(12, 8, heads=4)
+        self.rnn = fastrnn.IndRNN(8, 3, bias=False)
 
     def forward(self, x):
         x, states = self.lstm(x)
         x = self.gru(self.next(x, states)[0])[0]
-        return self.rnn(self.peephole(x)[0])[0]
+        start = x.new_ones(2, 3, 6).cumsum(2) / 9
+        x, (h, c) = self.peephole(x, (start, start))
+        x, states, of_steps = self.slstm(x * c.mean(), all_states=True)
+        return self.rnn(x + of_steps[0][1][..., 4:12] + states[1].mean())[0]
 
 model, x = Tagger().eval(), torch.linspace(-1, 1, 5 * 3 * 8).view(5, 3, 8)
 """
@@ -56,7 +60,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def test_the_operator_of_programs_without_python_is_the_operator():
-    strings = re.search(r"kSchema\[\] =([^;]*);", (EXAMPLES / "ops.cpp").read_text())[1]
+    strings = re.search(r"kSchema\[\] =([^;]*);", (ROOT / "fastrnn" / "cpp_ops.cpp").read_text())[1]
     assert "fastrnn::" + "".join(re.findall(r'"(.*)"', strings)) == str(torch.ops.fastrnn.layer.default._schema)
 
 
@@ -72,8 +76,8 @@ def prefix(tmp_path_factory) -> Path:
     return folder / "prefix"
 
 
-def built(prefix: Path, folder: Path, *found: str) -> Path:
-    run("cmake", "-S", EXAMPLES, "-B", folder, f"-DCMAKE_PREFIX_PATH={';'.join([str(prefix), *found])}")
+def built(folder: Path, option: str) -> Path:
+    run("cmake", "-S", EXAMPLES, "-B", folder, option)
     run("cmake", "--build", folder)
     return folder
 
@@ -85,7 +89,7 @@ def numbers(text: str) -> torch.Tensor:
 @pytest.mark.builds
 def test_serve(prefix, tmp_path):
     """A safetensors file and the core: the same bits as the module in Python."""
-    torch_free = built(prefix, tmp_path / "build")
+    torch_free = built(tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
     writer = pytest.importorskip("safetensors.torch")
     for options in ({"num_layers": 2, "bidirectional": True}, {"bias": False}):
         lstm, x = fastrnn.LSTM(5, 19, **options), torch.randn(7, 3, 5)
@@ -99,11 +103,20 @@ def test_serve(prefix, tmp_path):
 
 
 @pytest.mark.builds
-def test_package(prefix, tmp_path):
-    """A package of AOTInductor: in a new Python process after `import fastrnn.functional`, and in C++ with ops.cpp."""
+def test_package(tmp_path):
+    """A package of AOTInductor, in a new Python process with the operators and in C++ with fastrnn.cpp_ops."""
     package, expected = tmp_path / "model.pt2", tmp_path / "expected.pt"
     run(sys.executable, "-c", MODEL + WRITE, package, expected)
     run(sys.executable, "-c", LOAD, package, expected)
-    build = built(prefix, tmp_path / "build", torch.utils.cmake_prefix_path)
-    found = numbers(run(build / "package", package, build / "libfastrnn_ops.so", "5", "3", "8"))
+    build = built(tmp_path / "build", f"-DTORCH={Path(torch.__file__).parent}")
+    library = run(sys.executable, "-m", "fastrnn.cpp_ops", tmp_path / "ops").splitlines()[-1]
+    found = numbers(run(build / "package", package, library, "5", "3", "8"))
     assert torch.equal(found, torch.load(expected).flatten(0, 1))
+    # Python without fastrnn, which shares the operator's code with C++ then
+    run(
+        sys.executable,
+        "-c",
+        LOAD.replace("fastrnn.functional", f"os; torch.ops.load_library({library!r})"),
+        package,
+        expected,
+    )
