@@ -15,8 +15,9 @@ PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-r
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, tmp_path):
     """Simulates a machine with (FASTRNN_CUDA, an nvcc or None, the driver's version or None)."""
+    monkeypatch.chdir(tmp_path)  # setuptools looks for packages where it runs, and finds other tests' folders elsewhere
 
     def set_up(mode, nvcc, driver):
         monkeypatch.setenv("FASTRNN_CUDA", mode)
