@@ -281,8 +281,6 @@ class Kernel:
                 order = word
             elif word in ("gpu", "sys"):
                 scope = word
-            elif word == "nc" and (head, space) == ("ld", "global"):
-                pass
             else:
                 raise NotUnderstood(".".join(words))
         c_type = C_TYPE[kind]
