@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -71,8 +71,11 @@ def sass_of(source: Path) -> str:
 
     cubin = source.with_suffix(".cubin")
     subprocess.run([NVCC, "-std=c++17", "-O3", "-arch=sm_90", "-cubin", str(source), "-o", str(cubin)], check=True)
-    tool = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvdisasm"
-    command = [str(tool) if tool.is_file() else "nvdisasm", "-c", str(cubin)]
+    found = [str(tool) for entry in sys.path for tool in Path(entry or ".").glob("nvidia/*/bin/nvdisasm")]
+    tool = found[0] if found else shutil.which("nvdisasm")
+    if tool is None:
+        raise SystemExit("no nvdisasm: pip install nvidia-cuda-nvdisasm")
+    command = [tool, "-c", str(cubin)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
