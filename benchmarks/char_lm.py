@@ -2,7 +2,8 @@
 
 Both start from the same weights and see the same text in the same order. They alternate after each step, so that their
 losses agree up to rounding and their times are measured under the same load. Training is truncated backpropagation with
-the state carried over. Then both generate text, one character per step.
+the state carried over. Then both write text in turn, one character per step: torch.nn's layer in the loop that one
+writes by hand, fastrnn's as :class:`fastrnn.lm.LanguageModel`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .options import OUTPUT_FILE, overwrite_option, require_device, require_outp
 
 _MOST_CHARACTERS = 4_000_000
 _CLASSES = {"lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}  # in torch.nn and in fastrnn
-_WRITTEN, _TURNS = 100, 5  # characters in a turn of generation, and turns of each model
+_WRITTEN, _TURNS = 500, 5  # characters in a turn of generation, and turns of each model
+_TEMPERATURE = 0.8
 
 
 def default_text() -> tuple[str, str]:
@@ -67,7 +69,7 @@ class Model:
 
 
 def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, Curve]:
-    """Trains with torch.nn's layer and fastrnn's in turn, then lets both generate text.
+    """Trains with torch.nn's layer and fastrnn's in turn, then lets both write text.
 
     Args:
         text: at least batch * (time + 1) characters, read as ``batch`` parallel streams that start over at their end.
@@ -84,28 +86,29 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
     from torch import nn
 
     import fastrnn
+    from fastrnn.text_models.units import Units
 
     if len(text) < sizes.batch * (sizes.time + 1):
         raise ValueError(
             f"the text has {len(text)} characters; batch {sizes.batch} and time {sizes.time} need at least "
             f"{sizes.batch * (sizes.time + 1)}"
         )
-    vocabulary = {character: index for index, character in enumerate(sorted(set(text)))}
-    ids = torch.tensor([vocabulary[character] for character in text])
+    units = Units.of_text("characters", text, 1)
+    ids = torch.from_numpy(units.encode(text)).long()
     streams = ids[: len(ids) // sizes.batch * sizes.batch].view(sizes.batch, -1).t().contiguous().to(sizes.device)
     windows = (len(streams) - 1) // sizes.time
 
     class CharacterModel(nn.Module):
         def __init__(self, recurrent: type[nn.RNNBase]) -> None:
             super().__init__()
-            self.embed = nn.Embedding(len(vocabulary), sizes.hidden)
+            self.embedding = nn.Embedding(len(units), sizes.hidden)
             self.recurrent = recurrent(sizes.hidden, sizes.hidden, sizes.layers)
-            self.predict = nn.Linear(sizes.hidden, len(vocabulary))
+            self.softmax = nn.Linear(sizes.hidden, len(units))
 
         def forward(self, characters, state):
-            output, state = self.recurrent(self.embed(characters), state)
+            output, state = self.recurrent(self.embedding(characters), state)
             detached = state.detach() if isinstance(state, torch.Tensor) else tuple(part.detach() for part in state)
-            return self.predict(output), detached
+            return self.softmax(output), detached
 
     torch.manual_seed(sizes.seed)
     baseline, ours = (CharacterModel(getattr(where, _CLASSES[sizes.cell])).to(sizes.device) for where in (nn, fastrnn))
@@ -131,34 +134,41 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
             curves[name].losses.append(loss.item())  # synchronises with the device
             curves[name].seconds.append(time.perf_counter() - begin)
             curves[name].cpu_seconds.append(time.process_time() - cpu_begin)
+    writers = {"torch.nn": lambda: _write(baseline, sizes.device), "fastrnn": _writer(ours, units, sizes)}
     for turn in range(_TURNS):
-        for name in reversed(models) if turn % 2 else models:
-            seconds, cpu_seconds = _seconds_a_character(models[name], sizes.device)
-            curves[name].written.append(seconds)
-            curves[name].cpu_written.append(cpu_seconds)
+        for name in reversed(writers) if turn % 2 else writers:
+            begin, cpu_begin = time.perf_counter(), time.process_time()
+            writers[name]()
+            curves[name].written.append((time.perf_counter() - begin) / _WRITTEN)
+            curves[name].cpu_written.append((time.process_time() - cpu_begin) / _WRITTEN)
     return curves
 
 
-def _seconds_a_character(model, device: str) -> tuple[float, float]:
-    """Seconds and CPU seconds per character when one stream generates a few, always the most probable one."""
+def _write(model, device: str) -> list[int]:
+    """Writes characters with torch alone, as one does by hand."""
     import torch
 
-    import fastrnn
-
-    character, state = torch.zeros(1, 1, dtype=torch.int64, device=device), None
-    begin, cpu_begin = time.perf_counter(), time.process_time()
+    random = torch.Generator(device).manual_seed(0)
+    character, state, written = torch.zeros(1, 1, dtype=torch.int64, device=device), None, []
     with torch.inference_mode():
-        frozen = None
-        if device == "cpu" and type(model.recurrent).__module__.startswith("fastrnn"):
-            frozen = fastrnn.freeze(model.recurrent)  # as LanguageModel.generate does
         for _ in range(_WRITTEN):
-            if frozen is None:
-                logits, state = model(character, state)
-            else:
-                logits = model.predict(frozen.step(model.embed(character[0])))[None]
-            character = logits.argmax(-1)
-        character.item()  # synchronises with the device
-    return (time.perf_counter() - begin) / _WRITTEN, (time.process_time() - cpu_begin) / _WRITTEN
+            logits, state = model(character, state)
+            character = torch.multinomial((logits[0] / _TEMPERATURE).softmax(-1), 1, generator=random)
+            written.append(character)
+        return torch.cat(written).flatten().tolist()
+
+
+def _writer(trained, units, sizes: Model):
+    """A function that writes characters with a `LanguageModel` of the trained weights."""
+    import numpy as np
+
+    from fastrnn.lm import LanguageModel, LanguageModelOptions
+    from fastrnn.text_models.sampling import Sampling
+
+    model = LanguageModel(LanguageModelOptions(sizes.cell, sizes.hidden, sizes.layers), units).to(sizes.device)
+    model.load_state_dict(trained.state_dict())
+    sampling, nothing = Sampling(_TEMPERATURE), np.zeros(0, np.int32)
+    return lambda: model.draw(nothing, count=1, maximum=_WRITTEN, sampling=sampling, stop=False, seed=0)
 
 
 def summarize(curves: dict[str, Curve], sizes: Model) -> dict[str, object]:

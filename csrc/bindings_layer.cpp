@@ -429,8 +429,10 @@ class Frozen {
     return run(args, prepared, Tensor(input), first_h, first_c, Tensor(output), Tensor(h_n), Tensor(c_n));
   }
 
-  // One step for the rows of `input` [B, I]; updates the states h and c in place.
-  bool step(py::handle prepared, py::handle input, py::handle h, py::handle c, py::handle output, int threads) const {
+  // One step for the rows of `input` [B, I], or of its part of the first layer's gates [B, G*H]; updates the states h and
+  // c in place.
+  bool step(py::handle prepared, py::handle input, bool is_gates, py::handle h, py::handle c, py::handle output,
+            int threads) const {
     Description x, y;
     const Tensor states(h);
     const auto fits = [&](Description& t, py::handle object) {
@@ -442,7 +444,7 @@ class Frozen {
     ForwardArgs args{};
     args.options = options_, args.threads = threads;
     args.shape.steps = 1, args.shape.batch = states.size(1);
-    return run(args, prepared, Tensor(input), states, Tensor(c), out, states, Tensor(c));
+    return run(args, prepared, Tensor(input), states, Tensor(c), out, states, Tensor(c), is_gates);
   }
 
  private:
@@ -457,7 +459,7 @@ class Frozen {
   }
 
   bool run(ForwardArgs& args, py::handle prepared, const Tensor& input, const Tensor& h0, const Tensor& c0, const Tensor& output,
-           const Tensor& h_n, const Tensor& c_n) const {
+           const Tensor& h_n, const Tensor& c_n, bool is_gates = false) const {
     const Items items(prepared);
     std::vector<const Prepared*> weights;
     for (int64_t i = 0; i < items.count; ++i) {
@@ -472,6 +474,10 @@ class Frozen {
     const int directions = static_cast<int>(reverse_.size());
     const int64_t layers = items.count / directions, batch = args.shape.batch;
     int64_t columns = input.size(0);  // of what enters a layer
+    if (is_gates) {
+      if (weights.empty() || columns != facts_of(cell_).gates * weights[0]->hidden) return false;
+      columns = weights[0]->input;
+    }
     for (int64_t place = 0; place < items.count; ++place) {
       const Prepared& own = *weights[place];
       const int64_t width = own.projection ? own.projection : own.hidden;
@@ -500,7 +506,8 @@ class Frozen {
         const int64_t place = layer * directions + d;
         ForwardDirection& x = args.direction[d];
         x.reverse = reverse_[d], x.weights.prepared = weights[place];
-        x.input = from, x.output = {to + d * width, batch * row, row};
+        (is_gates && layer == 0 ? x.input_gates : x.input) = from;
+        x.output = {to + d * width, batch * row, row};
         x.h0 = h0.part(place), x.c0 = c0.part(place), x.h_n = h_n.part(place), x.c_n = c_n.part(place);
       }
       fr::cpu_forward(args);

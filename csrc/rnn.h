@@ -88,8 +88,8 @@ struct Weights {
 struct ForwardDirection {
   bool reverse;
   Weights weights;
-  Rows input;        // [N, I] storage, read. CUDA: null; the input part comes in `input_gates`
-  Rows input_gates;  // [N, G*H] state type: x W_ih^T + b_ih, for backends whose caller computes this product; else null
+  Rows input;        // [N, I] storage, read; null: the input part comes in `input_gates`, as always on CUDA
+  Rows input_gates;  // [N, G*H] state type: x W_ih^T + b_ih, if the caller has this product; else null
   Rows output;       // [N, R] storage, written; zero beyond a row's length
   const void* h0;    // [B, R] storage, contiguous, or null: zero
   const void* c0;    // [B, kCells*H] state type, contiguous, or null: zero

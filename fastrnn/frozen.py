@@ -161,7 +161,24 @@ class Frozen(Recurrent):
 
     # ---- steps ----
 
-    def step(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def input_gates(self, x: Tensor) -> Tensor:
+        """The input's part of the first layer's gates, x W_ih^T + b_ih, for `step` with ``gates=True``.
+
+        If only a few inputs occur, such as the vectors of an embedding, then this product is computed once for each of
+        them, and a step saves it.
+
+        Args:
+            x: [N, I] float32 on the CPU.
+
+        Returns:
+            [N, G*H], gates in the order of torch.nn. It may differ from what the kernels compute by rounding; with int8
+            weights the input is not quantised.
+        """
+        self._refuse_two_directions()
+        weight, _, bias, _, _, scale, _, _ = _unpack(next(iter(self._buffers.values())))
+        return torch.nn.functional.linear(x, weight if scale is None else weight * scale.unsqueeze(1), bias)
+
+    def step(self, x: Tensor, out: Tensor | None = None, *, gates: bool = False) -> Tensor:
         """Run one step of every row, starting from the state that the last call left in this object.
 
         The object keeps the state. So two streams need two frozen layers (``copy.deepcopy``; both may read the same
@@ -170,6 +187,7 @@ class Frozen(Recurrent):
         Args:
             x: [B, I] float32 on the CPU, with the same B in every call.
             out: contiguous [B, R] to write; None allocates one.
+            gates: x [B, G*H] is the result of `input_gates` instead.
 
         Returns:
             The last layer's h, [B, R].
@@ -178,17 +196,18 @@ class Frozen(Recurrent):
         if stream is not None and self._core is not None and not (x.requires_grad and torch.is_grad_enabled()):
             h, c, shape = stream
             output = h.new_empty(shape) if out is None else out
-            if self._core.step(list(self._buffers.values()), x, h, c, output, forked.threads()):
+            if self._core.step(list(self._buffers.values()), x, gates, h, c, output, forked.threads()):
                 return output
-        return self._first_step(x, out)
+        return self._first_step(x, out, gates)
 
-    def _first_step(self, x: Tensor, out: Tensor | None) -> Tensor:
+    def _first_step(self, x: Tensor, out: Tensor | None, gates: bool) -> Tensor:
         """Run a step that starts a stream, or refuse it."""
         self._refuse_two_directions()
         _refuse_gradients(x)
         width, began = self.proj_size or self.hidden_size, self._stream is not None
         batch = self._stream[2][0] if began else len(x) if x.dim() else 0
-        for name, t, shape in (("x", x, (batch, self.input_size)), ("out", out, (batch, width))):
+        columns = CELLS[self.cell].gates * self.hidden_size if gates else self.input_size
+        for name, t, shape in (("x", x, (batch, columns)), ("out", out, (batch, width))):
             if t is not None and (t.shape != shape or t.dtype != torch.float32 or t.device.type != "cpu"):
                 raise RuntimeError(
                     f"step: expected {name} of shape {shape}, float32 on the CPU, got {tuple(t.shape)}, {t.dtype} on "
@@ -203,7 +222,7 @@ class Frozen(Recurrent):
         output = h.new_empty(shape) if out is None else out
         x = x.detach().resolve_neg().contiguous()
         for _ in range(2):
-            if self._core.step(self._weights(), x, h, c, output, forked.threads()):
+            if self._core.step(self._weights(), x, gates, h, c, output, forked.threads()):
                 return output
             self._prepare_again()
         if routes._plain((x, output)):

@@ -175,6 +175,37 @@ def test_steps_and_threads(form, threads):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fastrnn.LSTM(33, 65, num_layers=2, cell_clip=0.5),
+        lambda: fastrnn.LSTM(64, 64, bias=False),
+        lambda: fastrnn.LSTM(5, 33, proj_size=9),
+        lambda: fastrnn.GRU(24, 700),  # two threads share its units
+        lambda: fastrnn.GRU(5, 19, num_layers=2, reset_after=False),
+        lambda: fastrnn.RNN(1, 1),
+    ],
+)
+def test_steps_from_input_gates(make, form):
+    torch.manual_seed(0)
+    layer = make().eval()
+    own = fastrnn.freeze(layer, form)
+    table, picked = torch.randn(6, layer.input_size), torch.tensor([[5, 1], [1, 1], [0, 4]])
+    with torch.no_grad():
+        expected = tensors(as_prepared(layer, form)(table[picked].double()))
+        gates = own.input_gates(table)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        output = torch.stack([own.step(gates[rows], gates=True) for rows in picked])
+    finally:
+        torch.set_num_threads(before)
+    bound = tol.prepared(form, layer.num_layers, len(picked), layer.input_size + 2 * layer.hidden_size)
+    for one, other in zip(tensors((output, own.state)), expected, strict=True):
+        tol.assert_close(one, other, bound, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_copies(form, tmp_path):
     from safetensors.torch import load_model, save_model
 
@@ -319,9 +350,12 @@ def test_refusals():
     refused(lambda: own.step(torch.randn(2, 3)), RuntimeError, r"of shape \(1, 3\).*reset_state\(\) begins anew")
     refused(lambda: own.step(x[0], out=torch.empty(1, 3)), RuntimeError, r"step: expected out of shape \(1, 4\)")
     refused(lambda: own.step(x[0].requires_grad_()), RuntimeError, "gives no gradients")
+    refused(lambda: own.step(x[0], gates=True), RuntimeError, r"expected x of shape \(1, 16\)")
+    refused(lambda: own.step(torch.randn(1, 16)), RuntimeError, r"expected x of shape \(1, 3\)")
     refused(lambda: own.reset_state(zeros), RuntimeError, r"reset_state: expected \(h, c\), got 1 states")
     refused(lambda: own.reset_state((zeros.double(), zeros)), RuntimeError, "reset_state: expected float32 on the CPU")
     assert own.state is not None  # what is refused changes nothing
     both = freeze(fastrnn.GRU(3, 4, bidirectional=True))
     refused(lambda: both.step(x[0]), RuntimeError, "one direction")
+    refused(lambda: both.input_gates(x[0]), RuntimeError, "one direction")
     refused(lambda: both.reset_state(torch.zeros(2, 1, 4)), RuntimeError, "one direction")

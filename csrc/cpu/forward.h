@@ -144,26 +144,45 @@ struct Forward {
 
   // ---- the input part of the gates for the active rows of steps [begin, end), in processing order ----
 
-  void input_product(int64_t begin, int64_t end) {
-    int64_t count = 0;
+  // Calls function(t, b) for these rows.
+  template <class Function>
+  void for_each_active(int64_t begin, int64_t end, Function function) const {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = step_at(i), here = call.batch_at(t);
-      for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b) {
-        if (!call.is_active(t, b)) continue;
-        const S* from = at<const S>(direction.input, call.offset(direction.input, t, b));
-        if constexpr (kOutputIsOperand) {
-          input_rows[count] = from;
-        } else {
-          O* to = static_cast<O*>(scratch.converted) + count * call.shape.input;
-          for (int64_t k = 0; k < call.shape.input; k += kLanes) {
-            const int n = lanes_left(call.shape.input - k);
-            store(to + k, load<V>(from + k, n), n);
-          }
-          input_rows[count] = to;
-        }
-        ++count;
-      }
+      for (int64_t b = part.row_begin; b < part.row_end && b < here; ++b)
+        if (call.is_active(t, b)) function(t, b);
     }
+  }
+
+  // Takes the product from the caller: only the order of its values changes.
+  void place_input_gates(int64_t begin, int64_t end) const {
+    T* to = input_gates;
+    for_each_active(begin, end, [&](int64_t t, int64_t b) {
+      const T* from = at<const T>(direction.input_gates, call.offset(direction.input_gates, t, b));
+      for (int64_t unit = units.begin; unit < units.end; unit += kLanes)
+        for (int gate = 0; gate < kGates; ++gate)
+          store_full(to + place(unit, gate), load<V>(from + gate * hidden + unit, lanes_left(hidden - unit)));
+      to += own;
+    });
+  }
+
+  void input_product(int64_t begin, int64_t end) {
+    if (direction.input_gates.data) return place_input_gates(begin, end);
+    int64_t count = 0;
+    for_each_active(begin, end, [&](int64_t t, int64_t b) {
+      const S* from = at<const S>(direction.input, call.offset(direction.input, t, b));
+      if constexpr (kOutputIsOperand) {
+        input_rows[count] = from;
+      } else {
+        O* to = static_cast<O*>(scratch.converted) + count * call.shape.input;
+        for (int64_t k = 0; k < call.shape.input; k += kLanes) {
+          const int n = lanes_left(call.shape.input - k);
+          store(to + k, load<V>(from + k, n), n);
+        }
+        input_rows[count] = to;
+      }
+      ++count;
+    });
     if (count == 0 || units.begin >= units.end) return;
     const int64_t panel0 = units.begin / Input::kUnits;
     const typename Input::Row* const operands = Input::operands(input_rows, count, call.shape.input, scratch.quantised);

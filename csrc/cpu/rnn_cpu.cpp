@@ -13,7 +13,9 @@ void cpu_forward(const ForwardArgs& args) {
   const Shape& s = args.shape;
   const bool rows = s.steps > 0 && s.batch > 0;
   for (int d = 0; d < args.directions; ++d) {
-    check_address(args.direction[d].input.data, bytes_of(s.type), "input", rows && s.input > 0);
+    const Rows& gates = args.direction[d].input_gates;
+    check_address(args.direction[d].input.data, bytes_of(s.type), "input", rows && s.input > 0 && !gates.data);
+    check_address(gates.data, s.type == Type::kFloat64 ? 8 : 4, "input_gates", false);
     check_address(args.direction[d].h_n, bytes_of(s.type), "h_n", s.batch > 0);
     check_address(args.direction[d].c_n, 4, "c_n", s.batch > 0 && cell.cells > 0);
   }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..text_models.sampling import Sampling
+from ..text_models.sampling import Drawer, Sampling
 from ..text_models.text import as_tokens
 from .data import TokenTable
 from .language_model import LanguageModel
@@ -46,7 +46,7 @@ def generate(
         raise ValueError(f"direction must be forward or backward, got {direction!r}")
     if direction == "backward" and model.directions == 1:
         raise ValueError("this model reads forward alone: it cannot write backward")
-    sampling = Sampling(temperature, top_k)
+    draw = Drawer(Sampling(temperature, top_k), torch.Generator().manual_seed(seed))
     prefix = as_tokens(prefix, "the prefix")
     vocabulary = model.vocabulary
     backward = direction == "backward"
@@ -55,7 +55,6 @@ def generate(
     table = TokenTable(vocabulary, model.max_characters)
     given = table.rows(list(prefix))
     given = np.concatenate([[start], given[::-1] if backward else given]).astype(np.int32)
-    random = torch.Generator().manual_seed(seed)
     tokens = torch.from_numpy(given.astype(np.int64))[:, None].expand(-1, count)
     sentences = [list(prefix)[::-1] if backward else list(prefix) for _ in range(count)]
     open_rows = set(range(count))
@@ -64,7 +63,7 @@ def generate(
         ids = torch.from_numpy(table.ids[tokens.numpy()]).to(model.device)
         layers, state = model.bilm.contextualize(model.bilm.encode(ids), state, reverse=(False, False))
         hidden = model.bilm.halves(layers[-1][-1])[1 if backward else 0]
-        tokens = sampling.draw(model.head.log_probabilities(hidden).cpu(), random, never)[None]
+        tokens = draw(model.head.log_probabilities(hidden).float().cpu(), never)[None]
         for row in list(open_rows):
             word = int(tokens[0, row])
             if word == stop:

@@ -26,7 +26,7 @@ from ..text_models.model_folder import (
     read_settings,
     save_model,
 )
-from ..text_models.sampling import Sampling
+from ..text_models.sampling import Drawer, Sampling
 from ..text_models.units import Ids, Units
 
 State = Tensor | tuple[Tensor, ...] | None  # as the layer returns it: h, or (h, c); None means zero
@@ -274,20 +274,38 @@ class LanguageModel(nn.Module):
             texts.append(prefix + (joint if own and not own.startswith("\n") else "") + own)
         return texts
 
-    def _stepper(self, state: State) -> Callable[[Tensor], Tensor]:
-        """A function that makes one step from ``state`` on: [B, E] -> the last layer's output [B, R]."""
+    def _stepper(self, state: State, expected: int) -> Callable[[Tensor], Tensor]:
+        """A function that makes one step from ``state`` on: units [B] -> the last layer's output [B, R].
+
+        Each call may overwrite the output of the last one.
+
+        Args:
+            expected: about how many units it will read in all.
+        """
+        table = self.embedding.weight
         try:
             frozen = freeze(self.recurrent)  # its weights are prepared once, not at each step
         except (TypeError, ValueError):  # another cell, type or device
 
-            def step(vectors: Tensor) -> Tensor:
+            def step(units: Tensor) -> Tensor:
                 nonlocal state
-                output, state = self.recurrent(vectors[None], state)
+                output, state = self.recurrent(F.embedding(units[None], table), state)
                 return output[0]
 
             return step
         frozen.reset_state(state)
-        return frozen.step
+        # A vector's product with W_ih is computed once for each unit, unless that is more than the steps would need.
+        gates = len(table) <= expected
+        if gates:
+            table = frozen.input_gates(table)
+        hidden: Tensor | None = None
+
+        def frozen_step(units: Tensor) -> Tensor:
+            nonlocal hidden
+            hidden = frozen.step(table.index_select(0, units), hidden, gates=gates)
+            return hidden
+
+        return frozen_step
 
     @torch.inference_mode()
     def draw(
@@ -297,7 +315,7 @@ class LanguageModel(nn.Module):
         """Numbers of the units that :meth:`generate` draws after a boundary and ``given``."""
         training = self.training
         self.eval()
-        random = torch.Generator().manual_seed(seed)
+        pick = Drawer(sampling, torch.Generator().manual_seed(seed))
         units = torch.from_numpy(np.concatenate([[self.units.boundary], given]).astype(np.int64))
         units = units[:, None].expand(-1, count).to(self.device)
         drawn: list[Tensor] = []
@@ -307,18 +325,17 @@ class LanguageModel(nn.Module):
             bias = bias.index_fill(0, torch.tensor(never, device=device), float("-inf"))
         step = None
         while len(drawn) < maximum:
-            vectors = F.embedding(units, self.embedding.weight)
             if step is None:  # all of what is given
-                output, state = self.recurrent(vectors)
-                hidden, step = output[-1], self._stepper(state)
+                output, state = self.recurrent(F.embedding(units, self.embedding.weight))
+                hidden, step = output[-1], self._stepper(state, maximum * count)
             else:
-                hidden = step(vectors[0])
-            drawn.append(sampling.draw(F.linear(hidden, weight, bias).float().cpu(), random))
+                hidden = step(units)
+            drawn.append(pick(F.linear(hidden, weight, bias).float().cpu()))
             if stop:
                 open_rows &= drawn[-1] != self.units.boundary
                 if not open_rows.any():
                     break
-            units = drawn[-1][None].to(device)
+            units = drawn[-1].to(device)
         self.train(training)
         rows = torch.stack(drawn, 1).tolist() if drawn else [[] for _ in range(count)]
         if not stop:

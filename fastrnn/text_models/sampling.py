@@ -1,9 +1,9 @@
-"""Samples the next unit from a model's log probabilities."""
+"""Samples the next unit from a model's logits or log probabilities."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,27 +33,64 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top-p must be above 0 and at most 1, got {self.top_p}")
 
-    def draw(self, log_probabilities: Tensor, random: torch.Generator, never: Sequence[int] = ()) -> Tensor:
-        """Draws one unit [B] for each row of ``log_probabilities`` [B, V], which may be shifted by a constant per row.
+
+class Drawer:
+    """Draws the units of one step after another.
+
+    The largest of log p(unit) / temperature + G(unit), with independent Gumbel noise G, is a draw from the softmax
+    (Gumbel 1954; Maddison, Tarlow and Minka 2014, "A* sampling"). So a step needs one addition and one argmax: noise is
+    made for several steps at once.
+
+    Args:
+        sampling: how to sample.
+        random: source of the noise, on the CPU.
+    """
+
+    _NOISE, _STEPS = 1 << 16, 64  # most values, and most steps, of which noise is made at once
+    # At this temperature all units are equally probable; noise much larger than that would not be finite.
+    _HOTTEST = 1e30
+
+    def __init__(self, sampling: Sampling, random: torch.Generator) -> None:
+        self.sampling, self._random = sampling, random
+        self._shape: torch.Size | None = None
+        self._noise: Iterator[Tensor] = iter(())
+
+    def __call__(self, logits: Tensor, never: Sequence[int] = ()) -> Tensor:
+        """Draws one unit [B] for each row of ``logits`` [B, V], which may be shifted by a constant per row.
 
         Args:
-            log_probabilities: on the CPU; is overwritten.
+            logits: float32 on the CPU; is overwritten.
             never: units that must not be drawn.
         """
+        sampling = self.sampling
         if never:
-            log_probabilities[:, never] = float("-inf")
-        if self.temperature == 0:
-            return log_probabilities.argmax(-1)
-        if self.top_k is not None and self.top_k < log_probabilities.shape[1]:
-            least = log_probabilities.topk(self.top_k).values[:, -1:]
-            log_probabilities[log_probabilities < least] = float("-inf")
-        # Subtract the maximum, in float64, so that a small temperature cannot cause 0 / 0 or inf - inf.
-        values = log_probabilities.double()
-        values -= values.amax(-1, keepdim=True)
-        probabilities = (values if self.temperature == 1 else values / self.temperature).softmax(-1)
-        if self.top_p is not None:
-            ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered
-            probabilities.scatter_(1, order, ordered.masked_fill(before >= self.top_p, 0))
-        # Draws like torch.multinomial, without its slow checks: the first of exponential clocks with these rates.
-        return (probabilities / torch.empty_like(probabilities).exponential_(generator=random)).argmax(-1)
+            logits[:, never] = float("-inf")
+        if sampling.temperature == 0:
+            return logits.argmax(-1)
+        if sampling.top_k is not None and sampling.top_k < logits.shape[1]:
+            least = logits.topk(sampling.top_k).values[:, -1:]
+            logits.masked_fill_(logits < least, float("-inf"))
+        if sampling.top_p is not None:
+            _keep_nucleus(logits, sampling.temperature, sampling.top_p)
+        noise = next(self._noise, None) if logits.shape == self._shape else None
+        if noise is None:
+            noise = self._more_noise(logits.shape)
+        return logits.add_(noise).argmax(-1)
+
+    def _more_noise(self, shape: torch.Size) -> Tensor:
+        """Gumbel noise times the temperature, for a step; keeps what it makes for the steps after it."""
+        steps = max(1, min(self._STEPS, self._NOISE // shape.numel()))
+        clocks = torch.empty(steps, *shape, dtype=torch.float64).exponential_(generator=self._random)
+        noise = clocks.clamp_min_(1e-30).log_().mul_(-min(self.sampling.temperature, self._HOTTEST)).float()
+        self._shape, self._noise = shape, iter(noise.unbind())
+        return next(self._noise)
+
+
+def _keep_nucleus(logits: Tensor, temperature: float, top_p: float) -> None:
+    """Sets all but the smallest set of most probable units with this probability to -inf."""
+    # Subtract the maximum, in float64, so that a small temperature cannot cause inf - inf.
+    values = logits.double()
+    probabilities = ((values - values.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    beyond = ordered.cumsum(-1) - ordered >= top_p
+    logits.masked_fill_(torch.zeros_like(beyond).scatter_(1, order, beyond), float("-inf"))

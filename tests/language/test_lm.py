@@ -16,6 +16,7 @@ import tolerances
 import torch
 from bilm_small import QUIET, assert_same_parameters, run_program, write_corpus
 from click.testing import CliRunner
+from torch import Tensor
 from torch.nn import functional
 
 from fastrnn._core.named import layers_by_cell
@@ -28,7 +29,7 @@ from fastrnn.text_models.checkpoint import list_checkpoints
 from fastrnn.text_models.errors import Interrupted, TrainingError
 from fastrnn.text_models.files import WeightsError
 from fastrnn.text_models.ngrams import KneserNey
-from fastrnn.text_models.sampling import Sampling
+from fastrnn.text_models.sampling import Drawer, Sampling
 from fastrnn.text_models.units import Units
 
 pytest.importorskip("safetensors")
@@ -115,7 +116,7 @@ def test_ngrams_are_distributions_and_orders_agree(order: int) -> None:
     "sampling", [Sampling(), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(top_p=0.6), Sampling(0.7, 4, 0.9)]
 )
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
-    """Chi-square test of 40,000 draws; forbidden units are never drawn."""
+    """Chi-square test of 40,000 draws, at once and as 1,000 steps of 40 rows; forbidden units are never drawn."""
     logits = torch.tensor([0.0, 1.5, -1.0, 2.0, 0.5, 1.9, -3.0])
     allowed = logits.clone()
     allowed[4] = -math.inf
@@ -131,17 +132,39 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
         wanted = torch.where(torch.isin(torch.arange(7), torch.tensor(kept)), wanted, 0.0)
         wanted /= wanted.sum()
     draws = 40_000
-    drawn = sampling.draw(logits.repeat(draws, 1), torch.Generator().manual_seed(1), never=[4])
-    counts = torch.bincount(drawn, minlength=7)
+    at_once = Drawer(sampling, torch.Generator().manual_seed(1))(logits.repeat(draws, 1), never=[4])
+    draw = Drawer(sampling, torch.Generator().manual_seed(2))
+    steps = torch.stack([draw(logits.repeat(40, 1), never=[4]) for _ in range(draws // 40)])
+    for drawn in (at_once, steps.flatten()):
+        assert_distributed(torch.bincount(drawn, minlength=7), wanted)
+    # One step's draws say nothing about the next step's.
+    pairs = torch.bincount((steps[:-1] * 7 + steps[1:]).flatten(), minlength=49)
+    assert_distributed(pairs, torch.outer(wanted, wanted).flatten())
+
+
+def assert_distributed(counts: Tensor, wanted: Tensor) -> None:
+    """Chi-square test of counts against probabilities."""
     assert not counts[wanted == 0].any()
-    expected = draws * wanted[wanted > 0]
+    expected = counts.sum() * wanted[wanted > 0]
     chi_square = float(((counts[wanted > 0] - expected) ** 2 / expected).sum())
     freedom = len(expected) - 1
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
 
 
+def test_extreme_temperatures() -> None:
+    """The coldest draws are the most probable unit, the hottest are uniform over what is allowed."""
+    logits = torch.tensor([[-80.0, 80.0, -math.inf, 79.0]])
+    for temperature in (1e-320, 1e-30, 1e-3):
+        draw = Drawer(Sampling(temperature, top_p=0.9), torch.Generator().manual_seed(0))
+        assert all(draw(logits.clone()).item() == 1 for _ in range(70))
+    for temperature in (1e20, 1e300):
+        drawn = Drawer(Sampling(temperature), torch.Generator().manual_seed(0))(logits.repeat(30_000, 1))
+        assert_distributed(torch.bincount(drawn, minlength=4), torch.tensor([1, 1, 0, 1]) / 3)
+
+
 def test_greedy_and_bad_sampling() -> None:
-    assert Sampling(0).draw(torch.tensor([[0.0, 2, 1], [3, 0, 0]]), torch.Generator()).tolist() == [1, 0]
+    greedy = Drawer(Sampling(0), torch.Generator())
+    assert greedy(torch.tensor([[0.0, 2, 1], [3, 0, 0]])).tolist() == [1, 0]
     for arguments in ({"temperature": math.nan}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ValueError, match="temperature|top"):
             Sampling(**arguments)
@@ -210,6 +233,25 @@ def test_generation() -> None:
     assert model.generate("a", maximum=0) == ["a"]
     with pytest.raises(ValueError, match="count must be at least 1"):
         model.generate(count=0)
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm", "slstm"])  # the last one cannot be frozen
+@pytest.mark.parametrize("maximum", [5, 80])  # fewer draws than there are units, and more
+def test_draws_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch, cell: str, maximum: int) -> None:
+    """At each step the distribution is that of the whole sequence so far."""
+    torch.manual_seed(0)
+    units = Units.of_text("characters", TEXT, 1)
+    model = LanguageModel(LanguageModelOptions(cell, 9, 2, embedding=5, dropout=0.5), units)
+    assert 2 * 5 < len(units) < 2 * 80
+    given, seen, draw = units.encode("Fast"), [], Drawer.__call__
+    monkeypatch.setattr(Drawer, "__call__", lambda self, logits: [seen.append(logits.clone()), draw(self, logits)][1])
+    rows = model.draw(given, count=2, maximum=maximum, sampling=Sampling(0.9), stop=False, seed=3, never=[1])
+    ids = torch.tensor([[units.boundary, *given, *row] for row in rows]).T
+    with torch.no_grad():
+        logits = model.eval().softmax(model(ids)[0][len(given) : -1])
+    assert all(torch.isneginf(step[:, 1]).all() for step in seen)
+    found, wanted = (torch.cat([t[..., :1], t[..., 2:]], -1) for t in (torch.stack(seen), logits))
+    tolerances.assert_close(found, wanted, tolerances.forward(torch.float32, len(ids), 20))
 
 
 def test_options_that_do_not_go_together() -> None:
