@@ -126,11 +126,19 @@ class PtxCounter:
         ]
 
     def _run(self, case: Case, name: str, kind: str, steps: int) -> list[list[int]]:
+        """Of each warp the counts of its basic blocks in the first launch. Directions may run in sequence, each in a
+        launch of its own."""
         done = subprocess.run([self._program, kind, *case.arguments(steps)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        first, *lines = done.stdout.splitlines()
-        assert first.split()[1] == self.kernels[name].name, f"{first}, not {name}"
-        return [list(map(int, line.split())) for line in lines]
+        launches: list[list[list[int]]] = []
+        for line in done.stdout.splitlines():
+            word, *others = line.split()
+            if word == "kernel":
+                assert others[0] == self.kernels[name].name, f"{line}, not {name}"
+                launches.append([])
+            else:
+                launches[-1].append(list(map(int, line.split())))
+        return launches[0]
 
     def _count(self, name: str, short: list[list[int]], long: list[list[int]]) -> Count:
         kernel = self.kernels[name]
