@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 MODES = ("forward", "training")
 # The cells besides lstm, gru and rnn_tanh, which have cases of many shapes. A test compares this with fastrnn.cells.
@@ -118,6 +119,29 @@ class Case:
             total += forward + (backward if self.mode == "training" else 0)
         return 2 * directions * self.row_steps * total
 
+    def least_bytes(self, input_gradient: bool = False) -> int:
+        """Least memory traffic of one call: each layer's input, parameters and output are read or written once.
+
+        Training also reads them again and reads the gradient of the output, and writes the gradients of the parameters
+        and of the inner layers' inputs; with ``input_gradient`` also the gradient of the first layer's input. Saved
+        gates and states do not count.
+        """
+        from fastrnn.cells import ALL_CELLS
+
+        directions = 2 if self.bidirectional else 1
+        spec = ALL_CELLS[self.cell + "_projected" * bool(self.proj)]
+        recurrent = self.proj or self.hidden
+        total = 0
+        for layer in range(self.layers):
+            width = self.input if layer == 0 else directions * recurrent
+            shapes = spec.shapes(True, width, self.hidden, recurrent, self.heads)
+            parameters = directions * sum(prod(shape) for shape in shapes.values())
+            inputs, outputs = self.row_steps * width, self.row_steps * directions * recurrent
+            total += inputs + parameters + outputs
+            if self.mode == "training":
+                total += inputs + 2 * parameters + 2 * outputs + (inputs if layer or input_gradient else 0)
+        return total * {"float32": 4, "float64": 8}.get(self.dtype, 2)
+
 
 def _both_modes(cases: list[Case]) -> list[Case]:
     return [replace(case, mode=mode) for case in cases for mode in MODES]
@@ -153,6 +177,7 @@ def _cpu() -> list[Case]:
             *(Case(cell, 100, 32, 256, 256, layers=2, bidirectional=True) for cell in cells),
             *(Case(cell, 100, 32, 256, 256, packed=True) for cell in cells),
             *(Case(cell, 100, 32, 256, 256) for cell in OTHER_CELLS),
+            Case("indrnn_relu", 1000, 32, 4, 256),  # almost without a product
             Case("lstm", 64, 20, 512, 4096, proj=512),
             Case("lstm", 100, 32, 256, 256, heads=4),
         ]

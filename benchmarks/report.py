@@ -13,11 +13,13 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from fastrnn.cells import ALL_CELLS
+
 from .cases import Case
 from .machine import describe
 from .runner import BASELINE, OURS, Result, Run
 
-WIDE = 124  # width of the whole table in characters
+WIDE = 131  # width of the whole table in characters
 _BUSY = 0.05  # share of the cores' time used by other programs above which the report warns
 _FEWEST_SAMPLES = 3  # with fewer samples no spread is shown
 CASE_FIELDS = (
@@ -36,6 +38,7 @@ FIELDS = (
     "row_steps_per_second",
     "gflops",
     "percent_of_peak",
+    "gbytes_per_second",
     "error_output",
     "error_gradient",
     "error_steps",
@@ -102,6 +105,7 @@ def record(run: Run, result: Result) -> dict[str, object]:
             "row_steps_per_second": case.row_steps / timing.median,
             "gflops": rate * 1e-9,
             "percent_of_peak": 100 * rate / run.peaks[case.dtype].flops_per_second,
+            "gbytes_per_second": 1e-9 * case.least_bytes(run.settings.input_gradient) / timing.median,
         }
     if error:
         row |= {"error_output": error.output, "error_gradient": error.gradient, "error_steps": error.steps}
@@ -117,6 +121,11 @@ def _rate(value: float) -> str:
     return f"{value / scale:.3g}{unit}"
 
 
+def _elementwise(results: Iterable[Result]) -> bool:
+    """Whether a case has an elementwise recurrence, which memory bounds rather than a product."""
+    return any(not ALL_CELLS[result.case.cell].multiplies for result in results)
+
+
 def _cells(run: Run, result: Result) -> dict[str, str]:
     if result.timing is None or result.error is None:
         return {"provider": result.provider, "median": "failed"}
@@ -130,6 +139,7 @@ def _cells(run: Run, result: Result) -> dict[str, str]:
         "steps x B / s": _rate(row["row_steps_per_second"]),
         "GFLOP/s": f"{row['gflops']:.1f}",
         "of peak": f"{row['percent_of_peak']:.0f} %",
+        "GB/s": f"{row['gbytes_per_second']:.1f}" if _elementwise([result]) else "",
         "error": f"{error:.1e}" + ("'" if result.error.steps < result.case.time else ""),
     }
 
@@ -137,11 +147,14 @@ def _cells(run: Run, result: Result) -> dict[str, str]:
 def table(run: Run, width: int = WIDE) -> Table:
     """One line per case and provider; a case's name takes up its first two lines.
 
-    If there are fewer than ``WIDE`` characters, two columns are left out.
+    GB/s are shown if a case has an elementwise recurrence. If there are fewer than ``WIDE`` characters, the columns of
+    rates are left out.
     """
-    columns = ["provider", "median", "spread", "speed", "steps x B / s", "GFLOP/s", "of peak", "error"]
+    columns = ["provider", "median", "spread", "speed", "steps x B / s", "GFLOP/s", "GB/s", "of peak", "error"]
+    hidden = set() if _elementwise(run.results) else {"GB/s"}
     if width < WIDE:
-        columns = [column for column in columns if column not in ("steps x B / s", "GFLOP/s")]
+        hidden |= {"steps x B / s", "GFLOP/s", "GB/s"}
+    columns = [column for column in columns if column not in hidden]
     view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     view.add_column("case", no_wrap=True)
     for column in columns:
@@ -163,11 +176,13 @@ def legend(run: Run) -> str:
         f"{dtype} {peak.flops_per_second * 1e-9:.0f} GFLOP/s ({peak.size} squared)" for dtype, peak in run.peaks.items()
     )
     gradients = "parameters and input" if run.settings.input_gradient else "parameters, not of the input"
+    gigabytes = ["GB/s: input, parameters and output, each moved once; in training again, with their gradients"]
     lines = [
         f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
         f"fastrnn {machine['fastrnn']}; {run.seconds:.0f} s",
         "T steps, B batch, I input, H hidden, P projection, L layers, D directions; packed: lengths spread over 1..T",
         f"peak: torch.mm in this run, {peaks}",
+        *(gigabytes if _elementwise(run.results) else []),
         f"training: forward and backward from a random gradient of the output, with gradients of the {gradients}",
         "spread: interquartile range; speed: torch.nn's time over this one's; error: largest difference from a float64 "
         "loop, relative to the tensor's largest value",

@@ -81,6 +81,18 @@ def test_flops_count_the_matrix_products():
     assert deep.flops() == 2 * forward + 2 * 2 * 4 * 3 * (4 * 6) * (12 + 6)
 
 
+def test_least_bytes_count_each_tensor_once():
+    case = Case("indrnn_relu", **SHAPE)
+    inputs, outputs, parameters = 4 * 3 * 5, 4 * 3 * 6, 6 * 5 + 6 + 6
+    assert case.least_bytes() == 4 * (inputs + parameters + outputs)
+    training = replace(case, mode="training", dtype="bfloat16")
+    assert training.least_bytes() == 2 * (2 * inputs + 3 * parameters + 3 * outputs)
+    assert training.least_bytes(input_gradient=True) == training.least_bytes() + 2 * inputs
+    deep = replace(case, layers=2, bidirectional=True)
+    second = 2 * outputs + 2 * (6 * 12 + 6 + 6) + 2 * outputs
+    assert deep.least_bytes() == 4 * (inputs + 2 * parameters + 2 * outputs + second)
+
+
 def test_packed_case_has_mean_length_of_half_the_time():
     case = Case("gru", 100, 10, 5, 6, packed=True)
     assert case.lengths == list(range(100, 0, -10))
@@ -298,6 +310,13 @@ def test_command_writes_table_files_and_the_last_line(tmp_path):
     assert list(table[0]) == list(report.FIELDS) and len(table) == len(rows)
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.png"]
+
+
+def test_gigabytes_are_shown_for_an_elementwise_recurrence():
+    for cell, shown in (("indrnn_tanh", True), ("lstm", False)):
+        outcome = run("--cell", cell, *TINY, "--mode", "forward")
+        assert outcome.exit_code == 0, outcome.output
+        assert ("GB/s" in outcome.output) == shown
 
 
 def test_command_measures_packed_projected_deep_and_16_bit(tmp_path):
