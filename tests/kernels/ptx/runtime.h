@@ -73,6 +73,17 @@ inline T insert_bits(T a, T b, uint32_t first, uint32_t count) {
   const T mask = shl<T>(shl<T>(T(1), count) - T(1), first);
   return (b & static_cast<T>(~mask)) | (shl<T>(a, first) & mask);
 }
+// Four of the bytes of a (numbers 0 to 3) and b (4 to 7). Each half byte of `choice` names one, the lowest first; with
+// its highest bit set, it takes the byte's sign for all bits (9.7.9.7, "prmt").
+inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t choice) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i, choice >>= 4) {
+    const uint8_t byte = static_cast<uint8_t>(bytes >> 8 * (choice & 7));
+    result |= uint32_t(choice & 8 ? (byte & 0x80 ? 0xFF : 0) : byte) << 8 * i;
+  }
+  return result;
+}
 float fma_down(float a, float b, float c);
 float add_toward_zero(float a, float b);
 float ex2_approx_ftz(float x);

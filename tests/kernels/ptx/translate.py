@@ -31,7 +31,7 @@ WRAPPING = {
 OF_INTEGERS = {
     "min": "std::min<T>({a}, {b})", "max": "std::max<T>({a}, {b})", "mul.hi": "T((W({a}) * W({b})) >> (8 * sizeof(T)))",
     "mul.wide": "W({a}) * W({b})", "div": "c.divide<T>({a}, {b}, {line})", "rem": "c.remainder<T>({a}, {b}, {line})",
-    "bfi": "insert_bits<T>({a}, {b}, {c}, {d})",
+    "bfi": "insert_bits<T>({a}, {b}, {c}, {d})", "prmt": "permute_bytes({a}, {b}, {c})",
 }  # fmt: skip
 OF_FLOATS = {
     "add": "{a} + {b}", "add.rn": "{a} + {b}", "add.rz": "add_toward_zero({a}, {b})", "div.rn": "{a} / {b}",
