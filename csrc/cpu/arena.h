@@ -62,6 +62,7 @@ class Memory {
 
 class Arena {
  public:
+  Arena() { wants_.reserve(32); }
   // Registers `to`, to point to `bytes` bytes after allocate().
   template <class Pointer>
   void want(Pointer*& to, int64_t bytes) {

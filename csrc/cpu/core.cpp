@@ -122,8 +122,8 @@ const CrossEntropyBackend& choose_cross_entropy(Type type) {
 
 // ---- argument checks ----
 
-void require(bool holds, const char* argument, const std::string& expected) {
-  if (!holds) throw std::invalid_argument(std::string(argument) + ": expected " + expected);
+void refuse(const char* argument, const std::string& expected) {
+  throw std::invalid_argument(std::string(argument) + ": expected " + expected);
 }
 
 int64_t bytes_of(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
@@ -131,7 +131,7 @@ int64_t bytes_of(Type type) { return type == Type::kFloat64 ? 8 : type == Type::
 void check_address(const void* data, int64_t alignment, const char* argument, bool needed) {
   if (needed) require(data != nullptr, argument, "an address, got null");
   require(reinterpret_cast<uintptr_t>(data) % alignment == 0, argument,
-          "an address aligned to " + std::to_string(alignment) + " bytes");
+          [&] { return "an address aligned to " + std::to_string(alignment) + " bytes"; });
 }
 
 // ---- sharing the work ----
@@ -174,7 +174,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   team.work_before.assign(batch + 1, 0);
   for (int64_t b = 0; b < batch; ++b) {
     if (shape.lengths) {
-      require(shape.lengths[b] >= 0, "lengths", "values that are not negative, got " + std::to_string(shape.lengths[b]));
+      require(shape.lengths[b] >= 0, "lengths", [&] { return "values that are not negative, got " + std::to_string(shape.lengths[b]); });
       if (shape.lengths[b] < team.active[b]) team.active[b] = shape.lengths[b];
     }
     team.work_before[b + 1] = team.work_before[b] + team.active[b];
@@ -320,8 +320,9 @@ void cpu_choose_instruction_set(const std::string& name) {
   int found = -1;
   for (int index = 0; index < cpu::kInstructionSetCount; ++index)
     if (name == cpu::kInstructionSets[index].name) found = index;
-  cpu::require(name.empty() || found >= 0, "instruction set", "one of: " + cpu_instruction_sets() + "; got " + name);
-  cpu::require(found < 0 || cpu::kInstructionSets[found].available(), "instruction set", "one that this machine has, got " + name);
+  cpu::require(name.empty() || found >= 0, "instruction set", [&] { return "one of: " + cpu_instruction_sets() + "; got " + name; });
+  cpu::require(found < 0 || cpu::kInstructionSets[found].available(), "instruction set",
+               [&] { return "one that this machine has, got " + name; });
   cpu::chosen_instruction_set.store(found, std::memory_order_relaxed);
 }
 

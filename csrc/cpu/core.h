@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "arena.h"
@@ -24,7 +25,15 @@ int64_t bytes_of(Type type);
 
 // ---- argument checks ----
 
-void require(bool holds, const char* argument, const std::string& expected);
+[[noreturn]] void refuse(const char* argument, const std::string& expected);
+// expected: a text, or a function that makes it. It is made only for an error: a call makes dozens of checks, and one of
+// a single step takes little longer than their texts would.
+template <class Text>
+void require(bool holds, const char* argument, const Text& expected) {
+  if (holds) [[likely]] return;
+  if constexpr (std::is_invocable_v<Text>) refuse(argument, expected());
+  else refuse(argument, expected);
+}
 void check_address(const void* data, int64_t alignment, const char* argument, bool needed);
 
 // The checks that forward and backward share.
@@ -33,20 +42,22 @@ const CellFacts& check(const Args& args) {
   const Shape& s = args.shape;
   const CellFacts& cell = facts_of(s.cell);
   const int type = static_cast<int>(s.type);
-  require(type >= 0 && type <= 3, "type", "a code from 0 to 3, got " + std::to_string(type));
+  require(type >= 0 && type <= 3, "type", [&] { return "a code from 0 to 3, got " + std::to_string(type); });
   require(s.steps >= 0 && s.batch >= 0 && s.input >= 0 && s.hidden > 0 && s.projection >= 0, "shape",
           "sizes that are not negative and hidden > 0");
-  require(cell.projects() == (s.projection > 0), "projection",
-          "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection));
+  require(cell.projects() == (s.projection > 0), "projection", [&] {
+    return "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection);
+  });
   const NoiseOptions& noise = args.options.noise;
   for (const double p : {noise.zoneout_h, noise.zoneout_c, noise.candidate})
-    require(p >= 0 && p < 1, "noise", "probabilities in [0, 1), got " + std::to_string(p));
+    require(p >= 0 && p < 1, "noise", [&] { return "probabilities in [0, 1), got " + std::to_string(p); });
   require(cell.zones_cells || noise.zoneout_c == 0, "zoneout_c", "0: the cell has no state to keep");
   require(cell.drops_candidate || noise.candidate == 0, "candidate_dropout", "0: the cell has no candidate");
   check_address(noise.seed, 8, "seed", false);
-  require(args.options.gradient_clip >= 0, "gradient_clip", "a bound that is not negative, got " + std::to_string(args.options.gradient_clip));
+  require(args.options.gradient_clip >= 0, "gradient_clip",
+          [&] { return "a bound that is not negative, got " + std::to_string(args.options.gradient_clip); });
   require(args.directions > 0 && static_cast<size_t>(args.directions) == args.direction.size(), "direction",
-          "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()));
+          [&] { return "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()); });
   require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");
   const bool rows = s.steps > 0 && s.batch > 0;
   const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;

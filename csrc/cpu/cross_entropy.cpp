@@ -20,7 +20,7 @@ constexpr int64_t kWorkPerThread = 1 << 17;
 
 void check(const CrossEntropyArgs& args) {
   const int type = static_cast<int>(args.type);
-  require(type == 0 || type == 1, "type", "float32 (0) or float64 (1), got " + std::to_string(type));
+  require(type == 0 || type == 1, "type", [&] { return "float32 (0) or float64 (1), got " + std::to_string(type); });
   require(args.rows >= 0 && args.words > 0 && args.depth > 0, "sizes", "rows >= 0, words > 0 and depth > 0");
   require(args.input_stride >= args.depth && args.weight_stride >= args.depth, "strides", "rows that do not overlap");
   require(args.piece_bytes > 0 && args.threads > 0, "piece_bytes, threads", "values above zero");

@@ -32,7 +32,7 @@ void share(const LayerNormArgs& args, Function function, int64_t count, int64_t 
 
 void check_call(const LayerNormArgs& args, bool backward) {
   const int type = static_cast<int>(args.type);
-  require(type == 0 || type == 1, "type", "float32 (0) or float64 (1), got " + std::to_string(type));
+  require(type == 0 || type == 1, "type", [&] { return "float32 (0) or float64 (1), got " + std::to_string(type); });
   require(args.rows >= 0 && args.hidden > 0 && args.threads > 0, "sizes", "rows >= 0, hidden > 0 and threads > 0");
   const int64_t size = bytes_of(args.type);
   const bool rows = args.rows > 0;

@@ -10,8 +10,10 @@ static_assert(sizeof(Prepared) == 64);
 const Backend& check_sizes(const Shape& s, Form form) {
   const CellFacts& cell = facts_of(s.cell);
   require(s.hidden > 0 && s.input >= 0 && cell.projects() == (s.projection > 0), "shape", "the sizes of a layer of the cell");
-  require(form == Form::kFloat32 || form == Form::kBFloat16 || form == Form::kInt8, "form", "a code from 0 to 2, got " + std::to_string(static_cast<int>(form)));
-  require(cell.multiplies() && cell.unit_weights == 0, "cell", "one whose weights are matrices and biases, got " + std::string(cell.name));
+  require(form == Form::kFloat32 || form == Form::kBFloat16 || form == Form::kInt8, "form",
+          [&] { return "a code from 0 to 2, got " + std::to_string(static_cast<int>(form)); });
+  require(cell.multiplies() && cell.unit_weights == 0, "cell",
+          [&] { return "one whose weights are matrices and biases, got " + std::string(cell.name); });
   return choose_serving(s.cell, form);
 }
 

@@ -320,7 +320,7 @@ class LanguageModel(nn.Module):
         units = units[:, None].expand(-1, count).to(self.device)
         drawn: list[Tensor] = []
         open_rows, device = torch.ones(count, dtype=torch.bool), self.device
-        weight, bias = self.softmax.weight, self.softmax.bias
+        weight, bias = self.softmax.weight.detach(), self.softmax.bias.detach()  # a parameter costs a step 1 us
         if never:  # once here, not at every step
             bias = bias.index_fill(0, torch.tensor(never, device=device), float("-inf"))
         step = None
