@@ -192,8 +192,12 @@ def distance(
 @click.option("--language", type=click.Choice(["anbn", "anbncn"]), default="anbn", show_default=True)
 @click.option("--trained-to", type=click.IntRange(1), help="Largest n of training.  [default: 100, anbncn 50]")
 @click.option(
-    "--keep-bias", default=4.0, show_default=True,
+    "--keep-bias", default=10.0, show_default=True,
     help="Added at the start to the bias of the gate that keeps the old state: f of an LSTM, z of a GRU.",
+)  # fmt: skip
+@click.option(
+    "--weight-noise", type=click.FloatRange(0), default=0.1, show_default=True,
+    help="Deviation of the noise on the parameters in training; it falls to 0.",
 )  # fmt: skip
 @click.option("--tried-to", type=click.IntRange(1), default=1000, show_default=True, help="Largest n to try.")
 @click.option("--plot-n", type=click.IntRange(1), help="n of the picture.  [default: 1000, anbncn 100]")

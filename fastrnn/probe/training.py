@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +40,7 @@ def fit(
     last_rate: float = 1.0,
     clip: float = 1.0,
     optimizer: str = "adam",
+    weight_noise: float = 0.0,
     started: Callable[[int], None] = lambda step: None,
 ) -> Curve:
     """Trains with Adam or plain gradient descent.
@@ -51,6 +53,8 @@ def fit(
         last_rate: the rate falls linearly to this share of itself.
         clip: bound of the global gradient norm; 0: none.
         optimizer: "adam" or "sgd".
+        weight_noise: each step computes its gradients at parameters with Gaussian noise of this standard deviation,
+            which falls linearly to 0 (Graves 2011, "Practical Variational Inference for Neural Networks").
         started: called with the number of each step.
     """
     parameters = list(parameters)
@@ -61,8 +65,9 @@ def fit(
     for step in range(steps):
         started(step)
         update.zero_grad(set_to_none=True)
-        loss = loss_of(step)
-        loss.backward()
+        with _noisy(parameters, weight_noise * (1 - step / steps)):
+            loss = loss_of(step)
+            loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)
         curve.losses.append(loss.item())
         curve.norms.append(norm.item())
@@ -72,3 +77,21 @@ def fit(
         update.step()
         falling.step()
     return curve
+
+
+@contextmanager
+def _noisy(parameters: list[torch.nn.Parameter], deviation: float) -> Iterator[None]:
+    """Adds noise from torch's default generator to the parameters, and takes it away at the end."""
+    if not deviation:
+        yield
+        return
+    clean = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(torch.randn_like(parameter), alpha=deviation)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, clean, strict=True):
+                parameter.copy_(value)

@@ -99,6 +99,22 @@ def test_a_cell_that_counts_is_found_to_count():
     torch.testing.assert_close(trace, torch.tensor([0, 1, 2, 3, 4, 3, 2, 1, 0]) * math.tanh(1), rtol=1e-5, atol=1e-5)
 
 
+def test_noise_on_weights_lasts_for_a_step_and_falls_to_zero():
+    from fastrnn.probe.training import fit
+
+    torch.manual_seed(0)
+    weight, seen = torch.nn.Parameter(torch.ones(10_000)), []
+
+    def loss_of(step):
+        seen.append(weight.detach().clone())
+        return weight.square().sum() / 2
+
+    curve = fit([weight], loss_of, steps=4, rate=0.0, clip=0.0, weight_noise=0.4)
+    assert torch.equal(weight, torch.ones(10_000))
+    assert [noisy.std().item() for noisy in seen] == pytest.approx([0.4, 0.3, 0.2, 0.1], rel=0.05)
+    assert curve.norms == pytest.approx([noisy.norm().item() for noisy in seen])  # gradients at the noisy weights
+
+
 def test_counting_begins_with_gates_that_keep_the_state():
     for cell, gate in (("lstm", slice(5, 10)), ("gru", slice(5, 10)), ("rnn", slice(0))):
         models = [probe.count_with_cell(cell, hidden=5, steps=0, tried_to=1, keep_bias=bias).model for bias in (0, 4)]
