@@ -18,7 +18,7 @@ once gradients.png fastrnn probe gradients --cell rnn,gru,lstm --json gradients.
 once exploding.png fastrnn probe gradients --cell rnn --radius 1.5 --both-clips --optimizer sgd --learning-rate 1 \
     --steps 200 --json exploding.json
 once anbn.png fastrnn probe counting --cell gru,lstm --json anbn.json
-once anbncn.png fastrnn probe counting --language anbncn --cell lstm --json anbncn.json
+once anbncn.png fastrnn probe counting --language anbncn --cell lstm --steps 16000 --json anbncn.json
 for task in copy adding; do
     once $task.png fastrnn probe distance --task $task --hidden 32 --batch 16 --learning-rate 0.005 --steps 1000 \
         --json $task.json
