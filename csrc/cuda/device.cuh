@@ -49,6 +49,15 @@ FR_DEVICE unsigned char* shared_memory(size_t offset, size_t) {
   extern __shared__ __align__(128) unsigned char fr_shared_memory[];
   return fr_shared_memory + offset;
 }
+// p, of which the compiler learns that it points to global memory. An address read from memory could point anywhere,
+// and generic loads and stores take longer.
+template <class T>
+FR_DEVICE T* global(T* p) {
+  __builtin_assume(__isGlobal(p));
+  return p;
+}
+// Loads a word of global memory that nothing writes during the launch.
+FR_DEVICE uint32_t load_constant(const uint32_t* p) { return __ldg(p); }
 FR_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
 // Prefetches the line of global memory that holds p.

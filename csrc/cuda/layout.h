@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "run.h"
 
@@ -77,6 +78,8 @@ struct Layout {
     p.reset_to_initial = options.reset_to_initial;
     p.noise = NoiseParams(options.noise, state_mask);
     p.gradient_clip = options.gradient_clip;
+    p.clips_cells = p.cell_clip > 0, p.clips_projected = p.proj_clip > 0;
+    p.clips_gradients = p.gradient_clip <= std::numeric_limits<double>::max();  // beyond it a bound clips nothing
     return p;
   }
 };

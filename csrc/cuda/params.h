@@ -33,6 +33,9 @@ struct StepRows {
   int64_t rows_after = 0;                // batch_at(step + 1); 0 after the last step
   const uint8_t* resets = nullptr;       // [rows] of this step, or null
   const uint8_t* resets_after = nullptr; // [rows_after] of step + 1, or null
+  // Set by the kernels that iterate over steps: all rows of the batch are active in this step and the next, and neither
+  // is reset. Then all rows have the same role (RowState).
+  bool alike = false, has_before = false, last = false;
 };
 
 // sums[m][b][j] = sum over segments and k of weight[m * gate_rows + j][k] * operand[b][k]. The depth has two segments
@@ -93,6 +96,7 @@ struct StepParams {
   int64_t hidden, width;   // H, R
   const int64_t* lengths;  // [B] or null
   double cell_clip, proj_clip, gradient_clip;
+  bool clips_cells, clips_projected, clips_gradients;  // whether the values above are bounds
   bool reset_to_initial;
   StepDirection direction[2];
   const void* unit_weights[2];  // of each direction: [kUnitWeights*H] in the storage type

@@ -29,6 +29,7 @@ struct RowState {
 };
 
 FR_DEVICE RowState row_state(const StepRows& rows, bool reverse, const int64_t* lengths, int64_t b) {
+  if (rows.alike) return {true, rows.has_before, false, rows.last};
   const int64_t t = rows.step, length = lengths ? lengths[b] : t + 2;
   RowState state;
   state.active = b < rows.rows && t < length;
@@ -40,11 +41,17 @@ FR_DEVICE RowState row_state(const StepRows& rows, bool reverse, const int64_t* 
   return state;
 }
 
-constexpr double kMostFinite = 1.7976931348623157e308;  // of a double; a larger bound clips nothing
-
 template <class T>
 FR_DEVICE T& element(const Matrix& matrix, int64_t row, int64_t column) {
-  return static_cast<T*>(matrix.data)[row * matrix.row_stride + column];
+  return global(static_cast<T*>(matrix.data))[row * matrix.row_stride + column];
+}
+
+// The bounds that a call clips with.
+template <class V>
+FR_DEVICE Clips<V> clips_of(const StepParams& p) {
+  using State = typename V::Lane;
+  return {V(p.clips_cells ? static_cast<State>(p.cell_clip) : State(0)),
+          V(p.clips_projected ? static_cast<State>(p.proj_clip) : State(0)), p.clips_cells, p.clips_projected};
 }
 
 // The old state's row; null means zero.
@@ -52,8 +59,8 @@ template <class T>
 FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const Matrix& before, const void* initial, int64_t width,
                            int64_t b) {
   if (state.cut ? !reset_to_initial : false) return nullptr;
-  if (!state.cut && state.has_before) return static_cast<const T*>(before.data) + b * before.row_stride;
-  return initial ? static_cast<const T*>(initial) + b * width : nullptr;
+  if (!state.cut && state.has_before) return global(static_cast<const T*>(before.data)) + b * before.row_stride;
+  return initial ? global(static_cast<const T*>(initial)) + b * width : nullptr;
 }
 
 // One element of one phase. sums(m) is the product of gate row m, without bias. sums.keep(i, value) hands over what
@@ -72,22 +79,26 @@ struct Element {
   const Sums& sums;
   mutable V kept{};  // the new state of an active row, for kernels that keep it on the chip
 
+  // H. Recomputed where it is used: the offsets of gates would else be kept in registers from step to step.
+  FR_DEVICE int units() const { return made_anew(static_cast<int>(p.hidden)); }
+  template <class T>
+  FR_DEVICE T* at(const Matrix& matrix) const { return &element<T>(matrix, b, j); }
   FR_DEVICE V load(const Matrix& matrix, int64_t column) const { return V(to_state(element<Storage>(matrix, b, column))); }
   FR_DEVICE V load_state(const Matrix& matrix, int64_t column) const { return V(element<State>(matrix, b, column)); }
   FR_DEVICE void store(const Matrix& matrix, int64_t column, V v) const { set(element<Storage>(matrix, b, column), v.value); }
   FR_DEVICE V recurrent(int m) const {
     const State sum = sums(m);
     if (!d.product.bias) return V(sum);
-    return V(sum + to_state(static_cast<const Storage*>(d.product.bias)[m * d.product.gate_rows + j]));
+    return V(sum + to_state((global(static_cast<const Storage*>(d.product.bias)) + j)[m * d.product.gate_rows]));
   }
   FR_DEVICE V h_prev(const RowState& row) const {
     const Storage* from = old_row<Storage>(row, p.reset_to_initial, d.output_before, d.h0, p.width, b);
-    return from ? V(to_state(from[j])) : V(0);
+    return from ? V(to_state(global(from)[j])) : V(0);
   }
 
   FR_DEVICE V mask() const {
     if constexpr (Sums::kDropsState)
-      if (const void* of = p.state_mask[block_z()]) return V(static_cast<const State*>(of)[b * p.width + j]);
+      if (const void* of = p.state_mask[block_z()]) return V(global(static_cast<const State*>(of))[b * p.width + j]);
     return V(1);
   }
 
@@ -97,7 +108,7 @@ struct Element {
     store(d.output, j, h);
     if constexpr (Sums::kStoresEntering)
       if (d.entering.data) store(d.entering, j, load(d.output, j) * mask());
-    if (row.last) set(static_cast<Storage*>(d.h_n)[b * p.width + j], h.value);
+    if (row.last) set(global(static_cast<Storage*>(d.h_n))[b * p.width + j], h.value);
   }
 
   // An inactive row has a zero output. If it is inactive even at step 0, its length is 0, and its final state is the
@@ -108,7 +119,8 @@ struct Element {
     store(d.output, j, V(0));
     if (d.here.step != 0) return;
     const int64_t i = b * p.width + j;
-    set(static_cast<Storage*>(d.h_n)[i], d.h0 ? to_state(static_cast<const Storage*>(d.h0)[i]) : State(0));
+    set(global(static_cast<Storage*>(d.h_n))[i],
+        d.h0 ? to_state(global(static_cast<const Storage*>(d.h0))[i]) : State(0));
   }
 
   // Cell states of this unit.
@@ -116,13 +128,13 @@ struct Element {
   FR_DEVICE void load_old_cells(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Cell::kCells > 0) {
       const State* from = old_row<State>(row, p.reset_to_initial, d.cells_before, d.c0, Cell::kCells * p.hidden, b);
-      for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = from ? V(from[i * p.hidden + j]) : V(0);
+      for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = from ? V(global(from)[i * p.hidden + j]) : V(0);
     }
   }
   template <class Cell>
   FR_DEVICE void load_unit_weights(Unit<V, Cell>& u) const {
     if constexpr (Cell::kUnitWeights > 0) {
-      const auto* from = static_cast<const Storage*>(p.unit_weights[block_z()]);
+      const auto* from = global(static_cast<const Storage*>(p.unit_weights[block_z()]));
       for (int i = 0; i < Cell::kUnitWeights; ++i) u.unit_weight[i] = V(to_state(from[i * p.hidden + j]));
     }
   }
@@ -136,7 +148,7 @@ struct Element {
   }
   template <class Cell>
   FR_DEVICE State& cell_of(void* states, int i) const {
-    return static_cast<State*>(states)[(b * Cell::kCells + i) * p.hidden + j];
+    return global(static_cast<State*>(states))[(b * Cell::kCells + i) * p.hidden + j];
   }
 
   template <class Cell>
@@ -161,8 +173,10 @@ struct Element {
       return;
     }
     Unit<V, Cell> u;
+    const int hidden = units();
+    const State* input = at<State>(d.input_gates);
     for (int gate = 0; gate < N::kFirstGates; ++gate) {
-      u.input[gate] = load_state(d.input_gates, gate * p.hidden + j);
+      u.input[gate] = V(input[gate * hidden]);
       if constexpr (N::kMultiplies) u.recurrent[gate] = recurrent(gate);
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
@@ -172,8 +186,10 @@ struct Element {
       if (p.noise.on) u.h_prev = h_prev(row);
     this->template noise<Cell>().forward0(u, clips);
     if constexpr (N::kFirstSaved > 0) {
-      if (d.gates.data)
-        for (int i = 0; i < N::kFirstSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
+      if (d.gates.data) {
+        Storage* to = at<Storage>(d.gates);
+        for (int i = 0; i < N::kFirstSaved; ++i) set(to[i * hidden], u.saved[i].value);
+      }
     }
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i) {
@@ -191,7 +207,7 @@ struct Element {
   }
   template <class Cell>
   FR_DEVICE State& carried(int i) const {
-    return static_cast<State*>(d.carry)[(b * Numbers<Cell>::kCarried + i) * p.hidden + j];
+    return global(static_cast<State*>(d.carry))[(b * Numbers<Cell>::kCarried + i) * p.hidden + j];
   }
 
   template <class Cell>
@@ -229,8 +245,10 @@ struct Element {
   // part instead.
   template <int kBegin, int kEnd, class Cell>
   FR_DEVICE void store_gate_gradients(const Unit<V, Cell>& u) const {
+    const int hidden = units();
+    Storage* to = at<Storage>(d.d_gates);
     for (int gate = kBegin; gate < kEnd; ++gate) {
-      store(d.d_gates, gate * p.hidden + j, u.d_input[gate]);
+      set(to[gate * hidden], u.d_input[gate].value);
       if (gate != Cell::kSplitGate) sums.keep(gate, u.d_input[gate].value);
     }
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) {
@@ -248,28 +266,31 @@ struct Element {
   // to the initial state, or nowhere.
   template <bool kOfH>
   FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t place, State product) const {
-    V gradient = V(static_cast<const State*>(buffer)[place]);
+    V gradient = V(global(static_cast<const State*>(buffer))[place]);
     if (d.pending.step < 0) return gradient;
     const RowState after = row_state(d.pending, d.reverse, p.lengths, b);
     if (!after.active) return gradient;
     if constexpr (kOfH) {
       if constexpr (Sums::kDropsState) product = (V(product) * mask()).value;
       gradient = gradient + V(product);
-      if (p.gradient_clip <= kMostFinite) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));
+      if (p.clips_gradients) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));
     }
     if (!after.cut) return gradient;
-    if (reset_buffer) static_cast<State*>(reset_buffer)[place] += gradient.value;
+    if (reset_buffer) global(static_cast<State*>(reset_buffer))[place] += gradient.value;
     return V(0);
   }
-  FR_DEVICE void leave_h(V gradient) const { static_cast<State*>(d.d_h)[b * p.width + j] = gradient.value; }
+  FR_DEVICE void leave_h(V gradient) const { global(static_cast<State*>(d.d_h))[b * p.width + j] = gradient.value; }
   FR_DEVICE void store_if(const Matrix& matrix, V v) const {
     if (matrix.data) store(matrix, j, v);
   }
 
   template <class Cell>
   FR_DEVICE void load_saved(Unit<V, Cell>& u, const RowState& row) const {
-    if constexpr (Numbers<Cell>::kSaved > 0)
-      for (int i = 0; i < Numbers<Cell>::kSaved; ++i) u.saved[i] = load(d.gates, i * p.hidden + j);
+    if constexpr (Numbers<Cell>::kSaved > 0) {
+      const int hidden = units();
+      const Storage* from = at<Storage>(d.gates);
+      for (int i = 0; i < Numbers<Cell>::kSaved; ++i) u.saved[i] = V(to_state(from[i * hidden]));
+    }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_unit_weights(u);
   }
@@ -350,7 +371,7 @@ struct Element {
     load_saved(u, row);
     u.d_inner = V(sums(0));
     load_cells(u, row);
-    if constexpr (!N::kProjects) u.d_h_prev = V(static_cast<const State*>(d.d_h)[b * p.width + j]);
+    if constexpr (!N::kProjects) u.d_h_prev = V(global(static_cast<const State*>(d.d_h))[b * p.width + j]);
     this->template noise<Cell>().backward0(u, clips);
     store_gate_gradients<0, N::kFirstGradients>(u);
     add_unit_gradients(u);

@@ -17,6 +17,12 @@ namespace fr::FR_TARGET {
 inline int thread_index() { return emulation::thread_index(); }
 inline int block_threads() { return emulation::block_threads(); }
 inline int made_anew(int value) { return value; }
+template <class T>
+inline T* global(T* p) { return p; }
+inline uint32_t load_constant(const uint32_t* p) {
+  struct [[gnu::may_alias]] Word { uint32_t value; };
+  return reinterpret_cast<const Word*>(p)->value;
+}
 inline int block_x() { return emulation::block_index().x; }
 inline int block_y() { return emulation::block_index().y; }
 inline int block_z() { return emulation::block_index().z; }

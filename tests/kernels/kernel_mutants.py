@@ -52,7 +52,7 @@ _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
 _POINTWISE = "b, j, &element.kept));\n    }"
-_TOLD = "operand.tell_peers(part.phase, unit0, units, end - row0, thread);"
+_TOLD = "operand.tell_peers(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);"
 _CLUSTER_SYNC = "\n          cluster_sync();"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
@@ -116,23 +116,23 @@ MUTANTS = {
     ),
     "persistent: a flag too much is waited for": Mutant(
         "persistent/kernel.cuh",
-        "(done - 1) * chunks + c + 1",
-        "done * chunks + c + 1",
+        "(done - 1) * p.chunks + c + 1",
+        "done * p.chunks + c + 1",
         "plain",
         _FOREVER,
         "persistent_bf16",
     ),
     "persistent: chunks not told apart": Mutant(
         "persistent/kernel.cuh",
-        "(done - 1) * chunks + c + 1",
-        "(done - 1) * chunks + 1",
+        "(done - 1) * p.chunks + c + 1",
+        "(done - 1) * p.chunks + 1",
         "thread",
         "data race",
         "persistent_bf16",
     ),
     "persistent: nothing is published": Mutant(
         "persistent/kernel.cuh",
-        "if (thread == 0 && !p.cluster && !lost) store_release",
+        "if (thread == 0 && !p.cluster && !lost)\n            store_release",
         "if (false) store_release",
         "plain",
         _FOREVER,
@@ -183,7 +183,12 @@ MUTANTS = {
         "persistent_bf16",
     ),
     "persistent: one row too many": Mutant(
-        "persistent/kernel.cuh", "i < rows * units;", "i < (rows + 1) * units;", "address", _OVERRUN, "persistent_bf16"
+        "persistent/kernel.cuh",
+        "count_rows() * units;",
+        "(count_rows() + 1) * units;",
+        "address",
+        _OVERRUN,
+        "persistent_bf16",
     ),
     "persistent: streamed weights beyond the depth": Mutant(
         "persistent/product.cuh",
@@ -222,7 +227,7 @@ MUTANTS = {
     ),
     "FMA: rows of a tile that is not full forgotten": Mutant(
         "persistent/product.cuh",
-        "if (kTileRows * tile >= rows) break;",
+        "if (tile > 0 && kTileRows * tile >= rows) break;",
         "if (kTileRows * (tile + 1) > rows) break;",
         "plain",
         "FAIL",

@@ -164,8 +164,7 @@ struct BlockKernel {
       }
     block_sync();
 
-    const Clips<V> clips{V(static_cast<State>(step.cell_clip)), V(static_cast<State>(step.proj_clip)), step.cell_clip > 0,
-                         step.proj_clip > 0};
+    const Clips<V> clips = clips_of<V>(step);
     const int64_t last = p.last;
     for (int64_t s = 0; s <= last; ++s) {
       const StepDirection& d = current[s % 2];

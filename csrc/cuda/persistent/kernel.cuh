@@ -60,20 +60,13 @@ struct PersistentKernel {
   // One element's sums: those of the depth warps, added in their order.
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
-    const State* partial;  // null: no product, the sum is `none`
-    State none;
-    int gate_step, warp_step, warps;
+    State value[Product::kSums];
     const Operand& operand;
     int row, unit;
     FR_DEVICE void keep(int number, State value) const {
       if (operand.p.cluster) set(*operand.place(number, row, unit), value);
     }
-    FR_DEVICE State operator()(int m) const {
-      State sum = none;
-      if (partial)
-        for (int warp = 0; warp < warps; ++warp) sum += partial[warp * warp_step + m * gate_step];
-      return sum;
-    }
+    FR_DEVICE State operator()(int m) const { return value[m]; }
   };
 
   template <int kPhase, class Element>
@@ -111,23 +104,27 @@ struct PersistentKernel {
                               bool lost, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends, Meanwhile meanwhile,
                               int thread) {
     const PersistentParams& p = part.p;
-    const int rows = end - row0 < kChunk ? end - row0 : kChunk;
-    const int units = part.warp_units() * part.phase.unit_warps;
+    const auto count_rows = [&] {  // recomputed: the product leaves no register for it
+      const int left = end - made_anew(row0);
+      return left < kChunk ? left : kChunk;
+    };
+    const int units = part.block_units();
     if (product) {
       typename Product::WarpSums sums = {};
-      part.run(sums, from, rows, held);
-      part.store_partial(sums, rows);
+      part.run(sums, from, count_rows(), held);
+      part.store_partial(sums, count_rows());
     }
     meanwhile();
     block_sync();
-    const Clips<V> clips{V(static_cast<State>(p.step.cell_clip)), V(static_cast<State>(p.step.proj_clip)), p.step.cell_clip > 0,
-                         p.step.proj_clip > 0};
-    for (int i = thread; i < rows * units; i += block_threads()) {
-      const int row = i / units, unit = i % units;
+    const Clips<V> clips = clips_of<V>(p.step);
+    const int elements = count_rows() * units;
+    for (int i = thread; i < elements; i += block_threads()) {
+      const int row = i >> part.phase.unit_bits, unit = i & (units - 1);
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
-      const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, sum_unless(lost),
-                      kChunk * part.pitch(), part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, operand, row, j};
+      Sums sums{{}, operand, row, j};
+      for (State& sum : sums.value) sum = sum_unless(lost);
+      if (product) part.add_partial(sums.value, row, unit);
       const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
       if (part.number == 0) pointwise<0>(element, p.step.cell);
       else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
@@ -138,14 +135,16 @@ struct PersistentKernel {
 
   FR_DEVICE static void run(const PersistentParams& p) {
     const int thread = thread_index(), direction = block_z(), block = block_x(), blocks = grid_x();
+    // The pointwise part keeps the first warps busy, so what else there is to do begins with the last thread.
+    const auto other = [&] { return block_threads() - 1 - made_anew(thread); };
     const int row0 = block_y() * p.rows_per_group, batch = static_cast<int>(p.batch);
     const int end = row0 + p.rows_per_group < batch ? row0 + p.rows_per_group : batch;
-    const int chunks = (end - row0 + kChunk - 1) / kChunk;
     // index of the group's first flag: takes fewer registers than its address
     const int first_flag = (direction * p.groups + block_y()) * (blocks + 1);
     StepDirection* current = placed_steps();
 
-    const auto part_of = [&](int index) { return Product(p, index, direction, block, thread); };
+    const int phases = kTwoPhases ? p.phases : 1;
+    const auto part_of = [&](int index) { return Product(p, index, direction, block, made_anew(thread)); };
     const Product first = part_of(0);
     Fragment weights[kRegisterSlices][kHalves][kGates];
 #pragma unroll
@@ -157,12 +156,12 @@ struct PersistentKernel {
         for (int m = 0; m < kGates; ++m) first.load_weights(weights[round][half][m], first.slice_of(round), half, m);
     }
     first.fill_resident();
-    if (kTwoPhases && p.phases > 1) part_of(1).fill_resident();
+    if (phases > 1) part_of(1).fill_resident();
     for (int i = 0; i < 4; ++i) copy_words(current[i], p.step.direction[direction], thread);
     block_sync();
     for (int i = 0; i < 4; ++i) copy_words(current[i].product, p.phase[i % 2].product[direction], thread);
     block_sync();
-    place_step<kBackward>(p, direction, current, 0, thread);
+    place_step<kBackward>(p, direction, current, 0, other());
     block_sync();
 
     if (p.cluster) {  // each block computes the whole first operand itself; cluster_sync: all blocks have started
@@ -181,33 +180,37 @@ struct PersistentKernel {
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
       const Operand operand{p, 1 - s % 2};
-      for (int index = 0; index < p.phases; ++index) {
+      for (int index = 0; index < phases; ++index) {
         const bool product = !kBackward || (index == 0 ? s > 0 : s < p.count);
-        const unsigned done = s * p.phases + index;  // phases done so far
-        const Product part = part_of(index);
-        const int units = part.warp_units() * part.phase.unit_warps, unit0 = block * units;
-        for (int c = 0; c < chunks; ++c) {
+        const unsigned done = s * phases + index;  // phases done so far
+        for (int c = 0; row0 + c * kChunk < end; ++c) {
+          const Product part = part_of(index);
+          const int units = part.block_units(), unit0 = block * units;
           const int chunk_row0 = row0 + c * kChunk;
           if (product && !p.cluster && !lost) {
-            part.fill_table(d[index], direction, chunk_row0, end, thread);
+            part.fill_table(d[index], direction, chunk_row0, end, other());
             bool all = true;
             if (done > 0) {
-              const unsigned wanted = (done - 1) * chunks + c + 1;
-              for (int i = thread; i <= blocks && all; i += block_threads())
+              const unsigned wanted = (done - 1) * p.chunks + c + 1;
+              for (int i = other(); i <= blocks && all; i += block_threads())
                 all = wait_for<kBackward>(p, p.flags + first_flag, i, wanted, index, d->here.step);
             }
             lost = block_sync_any(!all);
           }
-          if (index == 0) prefetch_rows<Math, kBackward>(p, d[0], chunk_row0, end, unit0, units, thread);
+          if (index == 0)
+            prefetch_rows<Math, kBackward>(p, d[0], chunk_row0, end, unit0, part.phase.unit_bits, other());
           chunk(part, d[index], weights, product && !lost, lost, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
-                index + 1 == p.phases && s < p.last, [&] {
+                index + 1 == phases && s < p.last, [&] {
             // Prepares the next step's addresses. Those they replace were last read a step ago.
-            if (index == 0 && c == 0 && s < p.last) place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, thread);
+            if (index == 0 && c == 0 && s < p.last)
+              place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, other());
           }, thread);
-          if (thread == 0 && !p.cluster && !lost) store_release(p.flags + (first_flag + block), done * chunks + c + 1);
+          if (thread == 0 && !p.cluster && !lost)
+            store_release(p.flags + (first_flag + block), done * p.chunks + c + 1);
         }
         if (p.cluster && cluster_size() > 1) {
-          operand.tell_peers(part.phase, unit0, units, end - row0, thread);
+          const Product part = part_of(index);
+          operand.tell_peers(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);
           cluster_sync();
         }
       }

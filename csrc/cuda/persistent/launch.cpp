@@ -78,6 +78,7 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
     phase.units = static_cast<int>(from.units);
     phase.gates = from.gates * from.tiles;
     phase.unit_warps = from.unit_warps, phase.depth_warps = from.depth_warps;
+    while (int64_t{1} << phase.unit_bits < from.block_units()) ++phase.unit_bits;
     phase.first_slices = from.first_slices, phase.slices = from.slices;
     phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
     phase.weights_offset = static_cast<int>(partition.weights_offset[i]);
@@ -95,6 +96,7 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
   params.resets = l.shape.resets;
   params.offsets = memory.offsets;
   params.groups = partition.groups, params.rows_per_group = static_cast<int>(partition.rows_per_group);
+  params.chunks = static_cast<int>(divide_up(partition.rows_per_group, kPersistentChunk));
   params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
   params.cluster = partition.cluster;
   params.split_gate = call.backward ? l.cell.split_gate : -1;

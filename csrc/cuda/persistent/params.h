@@ -53,6 +53,7 @@ struct PersistentPhase {
   int units;                 // results of the product
   int gates;                 // gate rows a unit; in backward, tiles of units a warp
   int unit_warps, depth_warps;
+  int unit_bits;             // log2 of a block's units, which are a power of two
   int first_slices, slices;  // slices of depth: of segment 0, of both segments
   int rounds, register_rounds, shared_rounds;
   int weights_offset;        // of the resident weights in shared memory
@@ -81,7 +82,7 @@ struct PersistentParams {
   const uint8_t* resets;                  // [N] by row, or null
   const int64_t* offsets;                 // [T + 1] first row of each step, on the device; null: padded rows
   int groups;                             // of each direction
-  int rows_per_group;
+  int rows_per_group, chunks;             // the last group may have fewer
   int prefetched;                         // blocks of H values a row to prefetch for a step: gates, or saved values
   bool cluster;                           // a group is a cluster; operands are exchanged through shared memory
   int ring_offset, stage_bytes;           // of the operand's ring buffer

@@ -37,9 +37,15 @@ struct PhasePartition {
   int register_rounds = 0;  // the first rounds have their weights in registers,
   int shared_rounds = 0;    // the next in shared memory; the rest is streamed from L2 each time
   int streamed_rounds() const { return rounds - register_rounds - shared_rounds; }
+  int read_slices() const { return rounds * depth_warps; }  // those beyond the last one are zero
   int64_t block_units() const { return static_cast<int64_t>(tile_units) * tiles * unit_warps; }
   // Bytes of weights in one round, for all warps of a block.
   int64_t round_bytes() const { return block_units() * depth_warps * gates * kPersistentSlice; }
+  // Bytes of the warps' sums of a chunk.
+  int64_t partial_bytes() const {
+    return static_cast<int64_t>(unit_warps) * depth_warps * gates * kPersistentChunk *
+           (tile_units * tiles + kPersistentPitch) * 4;
+  }
 };
 
 struct PersistentPartition {
@@ -60,7 +66,7 @@ struct PersistentPartition {
   //   operand           a ring of 3 rounds of 16 rows * depth_warps * 128 bytes: 48 KiB at most. In a cluster the whole
   //                     operands, 2 KiB a slice: LSTM 512 in 16 bit 32 KiB, backward 128 KiB, which beside 256 KiB of
   //                     weights does not fit 8 blocks, but 16
-  //   partial sums      16 rows * depth_warps * gates * (16 unit_warps + 4) * 4 bytes: 40 KiB at most
+  //   partial sums      8 warps * gates * 16 rows * (16 + 4) * 4 bytes: 40 KiB at most
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
   int64_t own_offset = 0;     // products of partial sums: offset of the operand,
   int slots = 0;              // chunks of a group whose partial sums are in memory at once,
@@ -154,8 +160,7 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
 
   p.stage_bytes = product.depth_warps * kPersistentChunk * kPersistentSlice;
   const int64_t ring_bytes = kPersistentStages * p.stage_bytes, own_bytes = partial.slices * kPersistentChunk * kPersistentSlice;
-  const int64_t partial_bytes = 4 * std::max<int64_t>(product.depth_warps * product.gates * kPersistentChunk * (product.block_units() + kPersistentPitch),
-                                                      limits.warps * kPersistentShare);
+  const int64_t partial_bytes = std::max<int64_t>(product.partial_bytes(), 4 * limits.warps * kPersistentShare);
   const int64_t ring_or_sums = std::max(ring_bytes, partial_bytes);  // both lie in the same place
   const int64_t working = kPersistentHeader + kPersistentPlace + own_bytes + ring_or_sums;
   if (limits.shared_per_block < working)
@@ -256,15 +261,14 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   for (int i = 0; i < p.phases; ++i) {
     const PhasePartition& phase = p.phase[i];
     p.stage_bytes = std::max<int64_t>(p.stage_bytes, phase.depth_warps * kPersistentChunk * kPersistentSlice);
-    partial_bytes = std::max<int64_t>(partial_bytes, phase.depth_warps * phase.gates * kPersistentChunk *
-                                                         (phase.block_units() + kPersistentPitch) * 4);
+    partial_bytes = std::max(partial_bytes, phase.partial_bytes());
   }
   int64_t ring_bytes = kPersistentStages * p.stage_bytes;
   if (p.cluster) {
-    const int64_t slice_bytes = kPersistentChunk * kPersistentSlice, first_bytes = first.slices * slice_bytes;
+    const int64_t slice_bytes = kPersistentChunk * kPersistentSlice, first_bytes = first.read_slices() * slice_bytes;
     p.operand_at[0][1] = p.phases == 1 || request.backward ? first_bytes : 0;
     p.operand_at[1][0] = p.operand_at[1][1] = p.operand_at[0][1] + first_bytes;
-    ring_bytes = p.operand_at[1][0] + (p.phases == 2 ? second.slices * slice_bytes : 0);
+    ring_bytes = p.operand_at[1][0] + (p.phases == 2 ? second.read_slices() * slice_bytes : 0);
   }
   const int64_t working = kPersistentHeader + ring_bytes + partial_bytes;
   int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared);

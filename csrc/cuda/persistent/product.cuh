@@ -34,8 +34,16 @@ struct PersistentProduct {
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
 
-  // A lane's weights of one gate row in one part of a slice: a piece for each of its units.
-  struct Fragment { uint32_t word[kHigh][4]; };
+  // A lane's weights of one gate row in one part of a slice: a piece for each of its units. FMA: word[unit][]. Tensor
+  // cores: word[mma][], as the mma takes them, which must be neighbours in registers: else each mma needs 4 moves.
+  struct Fragment {
+    uint32_t word[kHigh][4];
+    FR_DEVICE void set(int high, const uint32_t (&piece)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) (kTensor ? word[i / 2][i % 2 * 2 + high] : word[high][i]) = piece[i];
+    }
+  };
+  static_assert(!kTensor || kHigh == 2);
   // A lane's sums: mma's accumulators, or for FMA all rows and units over the lane's part of the depth.
   using WarpSums = State[kGates][kTiles][kTensor ? 4 : kTileRows * kHigh];
   union alignas(kPieceBytes) Piece {
@@ -45,9 +53,11 @@ struct PersistentProduct {
 
   FR_DEVICE static int operand_offset(int row, int piece) { return row * kRowBytes + ((piece ^ ((row & 1) * 4)) * kPieceBytes); }
 
-  // Loads 16 bytes of a row; elements from `left` on are zero.
+  // Loads 16 bytes of a row that nothing writes meanwhile; elements from `left` on are zero. Word by word: what one
+  // instruction loads stays together in registers, and weights must lie in another order there (Fragment).
   FR_DEVICE static void load_piece(Piece& piece, const Storage* from, int64_t left, bool aligned) {
-    if (aligned && left >= kPieceDepth) piece = *reinterpret_cast<const Piece*>(from);
+    if (aligned && left >= kPieceDepth)
+      for (int i = 0; i < 4; ++i) piece.word[i] = load_constant(reinterpret_cast<const uint32_t*>(from) + i);
     else load_elements(piece.word, from, static_cast<int>(left < kPieceDepth ? left : kPieceDepth));
   }
 
@@ -59,19 +69,26 @@ struct PersistentProduct {
 
   FR_DEVICE PersistentProduct(const PersistentParams& params, int index, int direction, int block, int thread)
       : p(params), phase(params.phase[index]), product(phase.product[direction]), number(index) {
-    lane = thread % 32, unit_warp = thread / 32 % phase.unit_warps, depth_warp = thread / 32 / phase.unit_warps;
-    unit0 = (block * phase.unit_warps + unit_warp) * warp_units();
+    const int warp = thread / 32;
+    lane = thread % 32, unit_warp = warp & (phase.unit_warps - 1), depth_warp = warp >> (phase.unit_bits - kTileBits);
+    unit0 = (block * phase.unit_warps + unit_warp) * kTileUnits;
   }
 
-  // Gate rows: kGates in phase 0, 1 in phase 1.
-  FR_DEVICE bool has_gate(int m) const { return m == 0 || !kTwoPhases || m < phase.gates; }
-  FR_DEVICE int warp_units() const { return kUnitTiles ? kUnits * kGates : kUnits; }
-  FR_DEVICE int sum_gates() const { return kUnitTiles ? 1 : phase.gates; }  // of a unit
+  // Gate rows: kGates in phase 0, 1 in phase 1. A number that the compiler knows wherever there is one phase.
+  static constexpr bool kGatesVary = kTwoPhases && kGates > 1;
+  FR_DEVICE int gates() const { return kGatesVary ? phase.gates : kGates; }
+  FR_DEVICE bool has_gate(int m) const { return m == 0 || !kGatesVary || m < phase.gates; }
+  static constexpr int kTileUnits = kUnitTiles ? kUnits * kGates : kUnits;
+  static constexpr int kTileBits = kTileUnits == 8 ? 3 : kTileUnits == 16 ? 4 : 5;
+  static_assert(kTileUnits == 1 << kTileBits);
+  static constexpr int kSums = kUnitTiles ? 1 : kGates;  // of a unit, at most
+  FR_DEVICE int sum_gates() const { return kUnitTiles ? 1 : gates(); }
+  FR_DEVICE int block_units() const { return kTileUnits * phase.unit_warps; }
   FR_DEVICE int unit_of(int m, int high) const {
     return unit0 + lane / kUnitLanes + 32 / kUnitLanes * high + (kUnitTiles ? kUnits * m : 0);
   }
   FR_DEVICE int64_t weight_row(int m, int unit) const { return kUnitTiles ? unit : m * product.gate_rows + unit; }
-  FR_DEVICE int round_bytes() const { return phase.gates * kUnits * kRowBytes; }  // of a warp's weights
+  FR_DEVICE int round_bytes() const { return gates() * kUnits * kRowBytes; }  // of a warp's weights
   FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
   FR_DEVICE const Storage*& table(int segment, int row) const {  // addresses of operand rows; null: zero
     return reinterpret_cast<const Storage**>(
@@ -99,8 +116,7 @@ struct PersistentProduct {
       load_piece(piece, left > 0 ? weight + weight_row(m, unit) * product.weight_stride[segment] + k : nullptr, left,
                  product.copy_weight[segment]);
       Math::prepare(piece.word);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) to.word[high][i] = piece.word[i];
+      to.set(high, piece.word);
     }
   }
 
@@ -130,8 +146,7 @@ struct PersistentProduct {
         }
       }
       Math::prepare(piece.word);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) to.word[high][i] = piece.word[i];
+      to.set(high, piece.word);
     }
   }
 
@@ -139,13 +154,13 @@ struct PersistentProduct {
   FR_DEVICE Piece* resident_piece(int shared_round, int half, int m, int high) const {
     const int warp = depth_warp * phase.unit_warps + unit_warp;
     return reinterpret_cast<Piece*>(shared_memory(phase.weights_offset + (shared_round * warps() + warp) * round_bytes() +
-                                                      ((half * phase.gates + m) * kHigh + high) * 32 * kPieceBytes + lane * kPieceBytes,
+                                                      (((half * gates() + m) * kHigh + high) * 32 + lane) * kPieceBytes,
                                                   kPieceBytes));
   }
   FR_DEVICE void fill_resident() const {
     for (int round = 0; round < phase.shared_rounds; ++round)
       for (int half = 0; half < kHalves; ++half)
-        for (int m = 0; m < phase.gates; ++m) {
+        for (int m = 0; m < gates(); ++m) {
           Fragment fragment;
           load_weights(fragment, slice_of(phase.register_rounds + round), half, m);
 #pragma unroll
@@ -158,24 +173,46 @@ struct PersistentProduct {
         }
   }
 
-  // Loads the operand of a round; the warps that share its slice do so together.
+  // With three and four gate rows weights and sums leave few registers: cheap expressions are recomputed for each
+  // round.
+  FR_DEVICE static int anew(int value) { return kGates > 2 ? made_anew(value) : value; }
+
+  // Loads the operand of a round; the warps that share its slice do so together. A slice beyond the last is zero.
   FR_DEVICE void issue(int round, int rows) const {
     const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
-    if (slice >= phase.slices) return;
-    const int64_t k0 = static_cast<int64_t>(slice - segment * phase.first_slices) * kSliceDepth;
-    const bool aligned = product.copy_operand[segment];
-    unsigned char* to_stage = stage(round, 0);
-    for (int item = unit_warp * 32 + lane; item < rows * kRowPieces; item += 32 * phase.unit_warps) {
-      const int row = item / kRowPieces, piece = item % kRowPieces;
-      const int64_t k = k0 + piece * kPieceDepth, left = product.depth[segment] - k;
-      const Storage* from = table(segment, row);
-      unsigned char* to = to_stage + operand_offset(row, piece);
-      const int valid = !from || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
-      if (aligned) {  // a copy of no bytes needs a valid address: any
-        copy_async(to, valid > 0 ? static_cast<const void*>(from + k) : p.flags, valid * static_cast<int>(sizeof(Storage)));
+    // A lane copies the same piece of every kRows-th row. kRows is even, so the piece's place in a row stays the same.
+    constexpr int kRows = 32 / kRowPieces;
+    const int lane = anew(this->lane);
+    const int piece = lane % kRowPieces, row0 = kRows * unit_warp + lane / kRowPieces, step = kRows * phase.unit_warps;
+    const int k = (slice - segment * phase.first_slices) * kSliceDepth + piece * kPieceDepth;
+    const int left = static_cast<int>(product.depth[segment]) - k;
+    const int valid = left < 0 ? 0 : left < kPieceDepth ? left : kPieceDepth;
+    unsigned char* to = stage(round, 0) + operand_offset(row0, piece);
+    const Storage** from = &table(segment, row0);
+    if (product.copy_operand[segment]) {
+      const int bytes = valid * static_cast<int>(sizeof(Storage));
+      const auto copy = [&](int away) {
+        const Storage* row = from[away];
+        const bool some = row && bytes > 0;  // a copy of no bytes needs a valid address: any
+        copy_async(to + away * kRowBytes, some ? static_cast<const void*>(row + k) : p.flags, some ? bytes : 0);
+      };
+      // Then `rows` is kTileRows or kChunk, and no lane has fewer rows than another.
+      if (kTensor && kGates <= 2 && phase.unit_warps == 1) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          if (tile > 0 && rows <= kTileRows) break;
+#pragma unroll
+          for (int i = 0; i < kTileRows; i += kRows) copy(kTileRows * tile + i);
+        }
       } else {
+#pragma unroll 1
+        for (int away = 0; row0 + away < rows; away += step) copy(away);
+      }
+    } else {
+      for (int row = row0; row < rows; row += step, from += step, to += step * kRowBytes) {
+        const bool some = *from && valid > 0;
         Piece values;
-        load_piece(values, valid > 0 ? from + k : nullptr, valid, false);
+        load_piece(values, some ? *from + k : nullptr, some ? valid : 0, false);
         *reinterpret_cast<Piece*>(to) = values;
       }
     }
@@ -186,7 +223,17 @@ struct PersistentProduct {
   template <class Weights>
   FR_DEVICE void multiply(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
     if constexpr (!kTensor) return multiply_fma(sums, from, tiles, weights);
-    else multiply_mma(sums, from, tiles, weights);
+    else multiply_mma<0, kTiles>(sums, from, tiles, weights);
+  }
+  // With weights in registers a tile need not share their loads with another one. Each by itself has no branch between
+  // its mma, so those of independent gates interleave.
+  template <class Weights>
+  FR_DEVICE void multiply_held(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
+    if constexpr (!kTensor) return multiply_fma(sums, from, tiles, weights);
+    else {
+      multiply_mma<0, 1>(sums, from, tiles, weights);
+      if (tiles > 1) multiply_mma<1, kTiles>(sums, from, tiles, weights);
+    }
   }
   template <class Weights>
   FR_DEVICE void multiply_fma(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
@@ -218,14 +265,15 @@ struct PersistentProduct {
       }
     }
   }
-  template <class Weights>
+  // Tiles [kFirst, kEnd) of rows, of which all but the first may be missing.
+  template <int kFirst, int kEnd, class Weights>
   FR_DEVICE void multiply_mma(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       Piece b[kTiles];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        if (tile >= tiles) break;
+      for (int tile = kFirst; tile < kEnd; ++tile) {
+        if (tile > kFirst && tile >= tiles) break;
         b[tile] = *reinterpret_cast<const Piece*>(from + operand_offset(8 * tile + lane / 4, 4 * half + lane % 4));
         Math::prepare(b[tile].word);
       }
@@ -235,43 +283,47 @@ struct PersistentProduct {
         const Fragment a = weights(half, m);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-          const uint32_t words[4] = {a.word[0][2 * step], a.word[1][2 * step], a.word[0][2 * step + 1], a.word[1][2 * step + 1]};
 #pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile) {
-            if (tile >= tiles) break;
+          for (int tile = kFirst; tile < kEnd; ++tile) {
+            if (tile > kFirst && tile >= tiles) break;
             const uint32_t values[2] = {b[tile].word[2 * step], b[tile].word[2 * step + 1]};
-            Math::multiply(sums[m][tile], words, values);
+            Math::multiply(sums[m][tile], a.word[step], values);
           }
         }
       }
     }
   }
 
-  // The whole product of a chunk. first: where a cluster's operand begins.
+  // The whole product of a chunk. Every warp multiplies in every round: a slice beyond the last is zero. first: where a
+  // cluster's operand begins.
   FR_DEVICE void run(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
-    const int tiles = (rows + kTileRows - 1) / kTileRows, loaded = kTileRows * tiles;
-    for (int round = 0; round < kPersistentStages - 1 && !p.cluster; ++round) {
-      if (round < phase.rounds) issue(round, loaded);
-      commit_copies();
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    if (!p.cluster) {
+#pragma unroll
+      for (int round = 0; round < kPersistentStages - 1; ++round) {
+        if (round < phase.rounds) issue(round, kTileRows * anew(tiles));
+        commit_copies();
+      }
     }
     const auto begin = [&](int round) {  // waits for the round's operand; frees the stage that is filled next
-      if (p.cluster) return slice_of(round) < phase.slices;
+      if (p.cluster) return;
       wait_copies<kPersistentStages - 2>();
       if (phase.unit_warps > 1) block_sync();
       else warp_sync();
-      if (round + kPersistentStages - 1 < phase.rounds) issue(round + kPersistentStages - 1, loaded);
+      if (round + kPersistentStages - 1 < phase.rounds) issue(round + kPersistentStages - 1, kTileRows * anew(tiles));
       commit_copies();
-      return slice_of(round) < phase.slices;
     };
 #pragma unroll
     for (int round = 0; round < kRegisterSlices; ++round) {
       if (round >= phase.register_rounds) break;
-      if (begin(round)) multiply(sums, stage(round, first), tiles, [&](int half, int m) { return held[round][half][m]; });
+      begin(round);
+      multiply_held(sums, stage(round, first), tiles, [&](int half, int m) { return held[round][half][m]; });
     }
     const int streamed = phase.register_rounds + phase.shared_rounds;
 #pragma unroll 1
     for (int round = phase.register_rounds; round < streamed; ++round) {
-      if (!begin(round)) continue;
+      begin(round);
+      if (slice_of(round) >= phase.slices) continue;
       multiply(sums, stage(round, first), tiles, [&](int half, int m) {
         Fragment a;
 #pragma unroll
@@ -292,7 +344,8 @@ struct PersistentProduct {
       if (has_gate(m)) stream_weights(next[m], slice_of(streamed), 0, m);
 #pragma unroll 1
     for (int round = streamed; round < phase.rounds; ++round) {
-      if (!begin(round)) continue;
+      begin(round);
+      if (slice_of(round) >= phase.slices) continue;
       multiply(sums, stage(round, first), tiles, [&](int half, int m) {  // warp_sync keeps the loads in this order
         const Fragment a = next[m % kAhead];
         const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
@@ -323,8 +376,31 @@ struct PersistentProduct {
     table(segment, thread % kChunk) = from;
   }
 
-  FR_DEVICE State* partial() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
-  FR_DEVICE int pitch() const { return warp_units() * phase.unit_warps + kPersistentPitch; }
+  // Partial sums in shared memory: [unit_warps][depth_warps][gates][kChunk][kPitch]. All but the first two numbers are
+  // known when compiling, so that most of an address is an offset in the instruction.
+  static constexpr int kPitch = kTileUnits + kPersistentPitch, kGateSums = kChunk * kPitch;
+  FR_DEVICE State* partial(int unit_warp, int depth_warp) const {
+    return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)) +
+           (unit_warp * phase.depth_warps + depth_warp) * sum_gates() * kGateSums;
+  }
+
+  // Adds to a unit's sums of each gate, in one row, those of the depth warps in their order.
+  FR_DEVICE void add_partial(State (&sums)[kSums], int row, int unit) const {
+    const State* from = partial(unit / kTileUnits, 0) + row * kPitch + unit % kTileUnits;
+    const auto add = [&](int warp) {
+#pragma unroll
+      for (int m = 0; m < kSums; ++m)
+        if (has_gate(m)) sums[m] += from[(warp * sum_gates() + m) * kGateSums];
+    };
+    constexpr int kMost = 8;
+    if (phase.depth_warps == kMost) {
+#pragma unroll
+      for (int warp = 0; warp < kMost; ++warp) add(warp);
+    } else {
+#pragma unroll 1
+      for (int warp = 0; warp < phase.depth_warps; ++warp) add(warp);
+    }
+  }
 
   // FMA: adds up the values over the lanes that share units. Lane n of them gets the sum of value n.
   FR_DEVICE State shared_sum(State (&values)[kTileRows * kHigh]) const {
@@ -340,21 +416,20 @@ struct PersistentProduct {
   }
 
   FR_DEVICE void store_partial(WarpSums& sums, int rows) const {
-    State* to = partial();
+    State* to = partial(unit_warp, depth_warp);
     const auto place = [&](int m, int row, int unit) {
-      return to + ((depth_warp * sum_gates() + (kUnitTiles ? 0 : m)) * kChunk + row) * pitch() + unit_warp * warp_units() +
-             (kUnitTiles ? kUnits * m : 0) + unit;
+      return to + row * kPitch + unit + m * (kUnitTiles ? kUnits : kGateSums);
     };
 #pragma unroll
     for (int m = 0; m < kGates; ++m) {
       if (!has_gate(m)) break;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile > 0 && kTileRows * tile >= rows) break;
         if constexpr (kTensor) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) *place(m, 8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8) = sums[m][tile][i];
         } else {
-          if (kTileRows * tile >= rows) break;
           const State sum = shared_sum(sums[m][tile]);
           const int value = lane % kUnitLanes;
           *place(m, kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows)) = sum;

@@ -55,8 +55,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
         Base::load_piece(piece, from, from ? left : 0, product.copy_weight[0] && hidden % Base::kPieceDepth == 0);
       }
       Math::prepare(piece.word);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) to.word[high][i] = piece.word[i];
+      to.set(high, piece.word);
     }
   }
 
@@ -186,9 +185,7 @@ struct ProjectedKernel {
   // One element's sums: those of the warps, added in their order.
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
-    const State* partial;  // null: no product, the sum is `none`
-    State none;
-    int gate_step, warp_step, warps;
+    State value[Product::kSums];
     const PersistentParams& p;
     int own_units, row, unit;  // backward: where in the block's operand
     FR_DEVICE void keep(int gate, State value) const {
@@ -196,12 +193,7 @@ struct ProjectedKernel {
       const int offset = p.own_offset + slice * kChunk * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
       set(reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes))[depth % Product::kPieceDepth], value);
     }
-    FR_DEVICE State operator()(int m) const {
-      State sum = none;
-      if (partial)
-        for (int warp = 0; warp < warps; ++warp) sum += partial[warp * warp_step + m * gate_step];
-      return sum;
-    }
+    FR_DEVICE State operator()(int m) const { return value[m]; }
   };
 
   // A group's addresses. They live in shared memory and are read again after each barrier, so that they take no
@@ -224,9 +216,6 @@ struct ProjectedKernel {
     FR_DEVICE const Place& at() const { return place(); }
     FR_DEVICE float* partial_of(int c, int block) const {
       return at().sums + (static_cast<int64_t>(c % p.slots) * grid_x() + block) * kChunk * at().pitch;
-    }
-    FR_DEVICE Clips<V> clips() const {
-      return {V(static_cast<State>(p.step.cell_clip)), V(static_cast<State>(p.step.proj_clip)), p.step.cell_clip > 0, p.step.proj_clip > 0};
     }
     FR_DEVICE Product product_part() const { return Product(p, kOwn, block_z(), own_value(block_x()), own_value(thread_index())); }
     FR_DEVICE Partial partial_part() const {
@@ -266,7 +255,8 @@ struct ProjectedKernel {
     template <class Meanwhile>
     FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights, Meanwhile meanwhile) const {
       const Product part = product_part();
-      const int units = part.warp_units() * part.phase.unit_warps, unit0 = block_x() * units, first = at().row0 + c * kChunk, rows = rows_of(c);
+      const int units = part.block_units(), unit0 = block_x() * units;
+      const int first = at().row0 + c * kChunk, rows = rows_of(c);
       const int thread = own_value(thread_index());
       bool product = (!kBackward || s < p.count) && !lost;
       if (product) {
@@ -274,7 +264,7 @@ struct ProjectedKernel {
         wait_for_slot(s, c, d);
         product = !lost;
       }
-      prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, units, thread);
+      prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, part.phase.unit_bits, thread);
       if (product) {
         typename Product::WarpSums sums = {};
         part.run(sums, 0, rows, weights.product);
@@ -283,12 +273,13 @@ struct ProjectedKernel {
       }
       meanwhile();
       block_sync();
-      const Clips<V> of_cell = clips();
+      const Clips<V> of_cell = clips_of<V>(p.step);
       for (int i = thread; i < rows * units; i += block_threads()) {
-        const int row = i / units, unit = i % units, j = unit0 + unit;
+        const int row = i >> part.phase.unit_bits, unit = i & (units - 1), j = unit0 + unit;
         if (j >= part.phase.units) continue;
-        const Sums sums{product ? part.partial() + row * part.pitch() + unit : nullptr, sum_unless(lost), kChunk * part.pitch(),
-                        part.sum_gates() * kChunk * part.pitch(), part.phase.depth_warps, p, units, row, unit};
+        Sums sums{{}, p, units, row, unit};
+        for (State& sum : sums.value) sum = sum_unless(lost);
+        if (product) part.add_partial(sums.value, row, unit);
         const Element<Math, Sums> element{p.step, d, of_cell, first + row, j, sums};
         if constexpr (kBackward) element.template backward_second<Cell>();
         else element.template forward_first<Cell>();
@@ -307,7 +298,7 @@ struct ProjectedKernel {
       const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
       const int thread = own_value(thread_index()), warps = block_threads() / 32, warp = thread / 32, lane = thread % 32;
       const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine, to = from + mine < all ? from + mine : all;
-      const Clips<V> of_cell = clips();
+      const Clips<V> of_cell = clips_of<V>(p.step);
       State* added = part_sums();
       for (int first = from; first < to; first += kPersistentShare) {
         const int quad = first + 4 * lane;
@@ -326,7 +317,9 @@ struct ProjectedKernel {
         for (int i = thread; i < kPersistentShare && first + i < to; i += block_threads()) {
           const int column = (first + i) / kWarpUnits, row = column % rows, j = column / rows * kWarpUnits + (first + i) % kWarpUnits;
           if (j >= p.phase[kShared].units) continue;
-          const Sums sums{product ? added + i : nullptr, sum_unless(lost), 0, kPersistentShare, warps, p, 0, 0, 0};
+          Sums sums{{sum_unless(lost)}, p, 0, 0, 0};
+          if (product)
+            for (int of = 0; of < warps; ++of) sums.value[0] += added[of * kPersistentShare + i];
           const Element<Math, Sums> element{p.step, d, of_cell, at().row0 + c * kChunk + row, j, sums};
           if constexpr (kBackward) element.template backward_first<Cell>();
           else element.template forward_second<Cell>();

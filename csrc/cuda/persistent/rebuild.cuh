@@ -53,7 +53,7 @@ struct StatesBeforeKernel {
     const StepDirection& d = call.step.direction[block_z()];
     const int64_t t = step_of(p, p.first_row + r), before = d.reverse ? t + 1 : t - 1;
     const int64_t b = p.first_row + r - (call.offsets ? call.offsets[t] : t * call.batch);
-    const RowState row = row_state(step_rows(call, t), d.reverse, call.step.lengths, b);
+    const RowState row = row_state(step_rows(call, d.reverse, t), d.reverse, call.step.lengths, b);
     const auto from = [&](auto type, int matrix, const void* initial, int64_t width) {
       using T = decltype(type);
       return row.active ? old_row<T>(row, call.step.reset_to_initial, rows_of_step(call, call.rows[block_z()][matrix], before), initial, width, b)

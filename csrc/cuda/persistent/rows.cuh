@@ -13,7 +13,7 @@ FR_DEVICE Matrix rows_of_step(const PersistentParams& p, const MovingRows& rows,
   return {reinterpret_cast<void*>(rows.base + static_cast<uintptr_t>(position * rows.bytes)), rows.row_stride};
 }
 
-FR_DEVICE StepRows step_rows(const PersistentParams& p, int64_t t) {
+FR_DEVICE StepRows step_rows(const PersistentParams& p, bool reverse, int64_t t) {
   StepRows rows;
   if (t < 0 || t >= p.total_steps) return rows;
   const auto first_row = [&](int64_t step) { return p.offsets ? p.offsets[step] : step * p.batch; };
@@ -21,6 +21,8 @@ FR_DEVICE StepRows step_rows(const PersistentParams& p, int64_t t) {
   rows.step = t;
   rows.rows = first_row(t + 1) - first_row(t);
   if (has_after) rows.rows_after = first_row(t + 2) - first_row(t + 1);
+  rows.alike = !p.step.lengths && !p.resets && rows.rows == p.batch && (!has_after || rows.rows_after == p.batch);
+  rows.has_before = reverse ? has_after : t > 0, rows.last = reverse ? t == 0 : !has_after;
   if (p.resets) {
     rows.resets = p.resets + first_row(t);
     if (has_after) rows.resets_after = p.resets + first_row(t + 1);
@@ -35,6 +37,7 @@ FR_DEVICE StepDirection* placed_steps() {  // [2][2]: addresses of two consecuti
 // Computes the addresses and active rows of iteration s, for each phase.
 template <bool kBackward>
 FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirection* to, int64_t s, int thread) {
+  if (thread > kStepMatrices + 1) return;  // a third of a warp; what follows would cost the others 50 instructions
   const bool reverse = p.step.direction[direction].reverse;
   const int64_t forward = reverse != kBackward ? -1 : 1, t = p.first_step[direction] + s * forward;
   for (int phase = 0; phase < p.phases; ++phase) {
@@ -43,25 +46,30 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
       const bool before = thread == kOutputBefore || thread == kCellsBefore;
       (&d.input_gates)[thread] = rows_of_step(p, p.rows[direction][thread], before ? (reverse ? t + 1 : t - 1) : t);
     } else if (thread == kStepMatrices) {
-      d.here = s < p.count ? step_rows(p, t) : StepRows{};
+      d.here = s < p.count ? step_rows(p, reverse, t) : StepRows{};
     } else if (thread == kStepMatrices + 1) {
-      d.pending = kBackward && s > 0 ? step_rows(p, t - forward) : StepRows{};
+      d.pending = kBackward && s > 0 ? step_rows(p, reverse, t - forward) : StepRows{};
     }
   }
 }
 
 // Prefetches the rows that a chunk's pointwise part will read: the input part of the gates, or the saved values.
 template <class Math, bool kBackward>
-FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0, int units, int thread) {
+FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0,
+                             int unit_bits, int thread) {
   const Matrix& matrix = kBackward ? d.gates : d.input_gates;
   constexpr int kElement = kBackward ? sizeof(typename Math::Storage) : sizeof(typename Math::State), kLine = kPersistentSlice / kElement;
   if (!matrix.data || d.here.step < 0) return;
-  const int lines = (units + kLine - 1) / kLine, items = kPersistentChunk * p.prefetched * lines;
+  constexpr int kLineBits = kLine == 32 ? 5 : 6;
+  static_assert(kLine == 1 << kLineBits);
+  const int line_bits = unit_bits > kLineBits ? unit_bits - kLineBits : 0;  // log2 of the lines of a block of H values
+  const int items = kPersistentChunk * p.prefetched << line_bits;
   for (int i = thread; i < items; i += block_threads()) {
-    const int b = row0 + i % kPersistentChunk, unit = unit0 + i / kPersistentChunk % lines * kLine;
+    const int b = row0 + i % kPersistentChunk, line = i / kPersistentChunk;
+    const int unit = unit0 + (line & ((1 << line_bits) - 1)) * kLine;
     if (b < end && b < d.here.rows && unit < p.step.hidden)
       prefetch(static_cast<const char*>(matrix.data) +
-               (b * matrix.row_stride + i / kPersistentChunk / lines * p.step.hidden + unit) * kElement);
+               (b * matrix.row_stride + (line >> line_bits) * p.step.hidden + unit) * kElement);
   }
 }
 

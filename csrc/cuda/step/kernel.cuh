@@ -180,7 +180,7 @@ struct StepKernel {
     }
 
     using V = Scalar<State>;
-    const Clips<V> clips{V(static_cast<State>(p.cell_clip)), V(static_cast<State>(p.proj_clip)), p.cell_clip > 0, p.proj_clip > 0};
+    const Clips<V> clips = clips_of<V>(p);
     for (int i = thread; i < tile_rows * tile_units; i += threads) {
       const int row = i / tile_units, unit = i % tile_units;
       const int64_t b = block.row0 + row, j = block.unit0 + unit;

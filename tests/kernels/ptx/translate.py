@@ -281,6 +281,8 @@ class Kernel:
                 order = word
             elif word in ("gpu", "sys"):
                 scope = word
+            elif word == "nc" and (head, space) == ("ld", "global"):
+                pass
             else:
                 raise NotUnderstood(".".join(words))
         c_type = C_TYPE[kind]
