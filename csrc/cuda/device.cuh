@@ -114,10 +114,14 @@ FR_DEVICE int cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
-// A barrier for all threads of the cluster. What they wrote before it, to shared or global memory, is visible to all
-// after it (PTX ISA, "barrier.cluster").
+// A barrier for all threads of the cluster, also in two parts: what a thread does between them costs nothing while others
+// are late. What they wrote before they arrived, to shared or global memory, is visible to all after the wait (PTX ISA,
+// "barrier.cluster").
+FR_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+FR_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 FR_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 // The address in block `rank`'s shared memory that corresponds to `own`: a generic address for loads and stores (PTX
 // ISA, "mapa"). Valid from the first cluster_sync on, when all blocks have started. A block may exit only after a
@@ -131,6 +135,8 @@ FR_DEVICE T* peer_shared(T* own, int rank) {
 #else
 FR_DEVICE int cluster_rank() { return 0; }
 FR_DEVICE int cluster_size() { return 1; }
+FR_DEVICE void cluster_arrive() {}
+FR_DEVICE void cluster_wait() { __syncthreads(); }
 FR_DEVICE void cluster_sync() { __syncthreads(); }
 template <class T>
 FR_DEVICE T* peer_shared(T* own, int) {
@@ -223,8 +229,9 @@ FR_DEVICE void set(BFloat16& to, float value) { to.bits = float_to_bf16_bits(val
 FR_DEVICE void set(Float16& to, float value) { to.bits = float_to_fp16_bits(value); }
 
 // The scalar that the cells (cells/*.h) are instantiated with: one unit of one row per thread. Its own type, so that
-// the linker never merges these instantiations with another backend's.
-template <class T>
+// the linker never merges these instantiations with another backend's. kFast: sigmoid and tanh in a few instructions,
+// for arithmetics whose products round their operands to 16 bits or TF32.
+template <class T, bool kFast = false>
 struct Scalar {
   using Lane = T;
   T value;
@@ -244,33 +251,55 @@ FR_HD double hyperbolic_tangent(double x) { return tanh(x); }
 FR_HD float log_one_plus(float x) { return log1pf(x); }
 FR_HD double log_one_plus(double x) { return log1p(x); }
 
-template <class T>
-FR_HD Scalar<T> fr_sigmoid(Scalar<T> x) {
-  return Scalar<T>(T(1) / (T(1) + exponential(-x.value)));
+// 1 / (1 + e^x), to about 2^-21 of its value: ex2.approx and rcp.approx are off by 2^-22 and 2^-23 (PTX ISA), and the
+// product with log2(e) by 2^-24 of x.
+FR_HD float fast_logistic_of_minus(float x) {
+#if defined(__CUDA_ARCH__)
+  float power, result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
+  return result;
+#else
+  return 1 / (1 + expf(x));
+#endif
 }
-template <class T>
-FR_HD Scalar<T> fr_exp(Scalar<T> x) {
-  return Scalar<T>(exponential(x.value));
+// 1 - 2 / (1 + e^2x), which cancels near 0: there the Taylor series, whose next term is 3e-7 of the value at 0.25.
+FR_HD float fast_tanh(float x) {
+  const float square = x * x;
+  const float near = x + x * square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315)));
+  const float far = 1 - 2 * fast_logistic_of_minus(2 * x);
+  return square < 0.0625f ? near : far;
 }
-template <class T>
-FR_HD Scalar<T> fr_log_sigmoid(Scalar<T> x) {
+
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_sigmoid(Scalar<T, kFast> x) {
+  if constexpr (kFast) return Scalar<T, kFast>(fast_logistic_of_minus(-x.value));
+  else return Scalar<T, kFast>(T(1) / (T(1) + exponential(-x.value)));
+}
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_exp(Scalar<T, kFast> x) {
+  return Scalar<T, kFast>(exponential(x.value));
+}
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_log_sigmoid(Scalar<T, kFast> x) {
   const T least = x.value < T(0) ? x.value : T(0);
-  return Scalar<T>(least - log_one_plus(exponential(x.value < T(0) ? x.value : -x.value)));
+  return Scalar<T, kFast>(least - log_one_plus(exponential(x.value < T(0) ? x.value : -x.value)));
 }
-template <class T>
-FR_HD Scalar<T> fr_tanh(Scalar<T> x) {
-  return Scalar<T>(hyperbolic_tangent(x.value));
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_tanh(Scalar<T, kFast> x) {
+  if constexpr (kFast) return Scalar<T, kFast>(fast_tanh(x.value));
+  else return Scalar<T, kFast>(hyperbolic_tangent(x.value));
 }
-template <class T>
-FR_HD Scalar<T> fr_max(Scalar<T> a, Scalar<T> b) {
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_max(Scalar<T, kFast> a, Scalar<T, kFast> b) {
   return a.value > b.value ? a : b;
 }
-template <class T>
-FR_HD Scalar<T> fr_min(Scalar<T> a, Scalar<T> b) {
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_min(Scalar<T, kFast> a, Scalar<T, kFast> b) {
   return a.value < b.value ? a : b;
 }
-template <class T>
-FR_HD Scalar<T> fr_if_less(Scalar<T> a, Scalar<T> b, Scalar<T> yes, Scalar<T> no) {
+template <class T, bool kFast>
+FR_HD Scalar<T, kFast> fr_if_less(Scalar<T, kFast> a, Scalar<T, kFast> b, Scalar<T, kFast> yes, Scalar<T, kFast> no) {
   return a.value < b.value ? yes : no;
 }
 
@@ -278,8 +307,8 @@ FR_HD Scalar<T> fr_if_less(Scalar<T> a, Scalar<T> b, Scalar<T> yes, Scalar<T> no
 
 namespace fr {
 
-template <class T>
-struct Draws<FR_TARGET::Scalar<T>> {
+template <class T, bool kFast>
+struct Draws<FR_TARGET::Scalar<T, kFast>> {
   uint32_t word[2] = {};
   Draws() = default;
   FR_HD Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
@@ -287,7 +316,8 @@ struct Draws<FR_TARGET::Scalar<T>> {
     philox<OneCounter>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
     for (int i = 0; i < 2; ++i) word[i] = place.unit % 2 ? counter[2 + i] : counter[i];
   }
-  FR_HD FR_TARGET::Scalar<T> if_below(int i, uint32_t bound, FR_TARGET::Scalar<T> yes, FR_TARGET::Scalar<T> no) const {
+  using V = FR_TARGET::Scalar<T, kFast>;
+  FR_HD V if_below(int i, uint32_t bound, V yes, V no) const {
     return word[i] < bound ? yes : no;
   }
 };

@@ -63,21 +63,40 @@ FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const M
   return initial ? global(static_cast<const T*>(initial)) + b * width : nullptr;
 }
 
+// Whether every row of the batch goes on from the step before and to the one after, and no option acts on its state.
+// Nearly all steps of padded rows are such steps, and Element then has no decision to make for a row.
+template <bool kBackward>
+FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
+  const auto goes_on = [](const StepRows& rows) { return rows.step >= 0 && rows.alike && rows.has_before && !rows.last; };
+  return goes_on(d.here) && (!kBackward || goes_on(d.pending)) && !p.noise.on && !p.clips_cells && !p.clips_projected &&
+         !p.clips_gradients;
+}
+
 // One element of one phase. sums(m) is the product of gate row m, without bias. sums.keep(i, value) hands over what
 // later products read, for kernels that keep it on the chip: in backward the gradient of gate i, in forward, with i =
-// 1, the operand of the second product.
-template <class Math, class Sums>
+// 1, the operand of the second product. kPlain: is_plain is true of this step.
+template <class Math, class Sums, bool kPlain = false>
 struct Element {
   using Storage = typename Math::Storage;
   using State = typename Math::State;
-  using V = Scalar<State>;
+  using V = Scalar<State, Math::kTensor>;
 
   const StepParams& p;
   const StepDirection& d;
-  const Clips<V>& clips;
+  const Clips<V>& clips_of_call;
   int64_t b, j;
   const Sums& sums;
   mutable V kept{};  // the new state of an active row, for kernels that keep it on the chip
+  Clips<V> no_clips{V(0), V(0), false, false};
+  NoiseParams no_noise{};
+
+  FR_DEVICE const Clips<V>& clips() const { return kPlain ? no_clips : clips_of_call; }
+  FR_DEVICE const NoiseParams& noise_params() const { return kPlain ? no_noise : p.noise; }
+  FR_DEVICE RowState role(const StepRows& rows) const {
+    if constexpr (kPlain) return {true, true, false, false};
+    else return row_state(rows, d.reverse, p.lengths, b);
+  }
+  FR_DEVICE bool exists() const { return kPlain || (d.here.step >= 0 && b < d.here.rows); }
 
   // H. Recomputed where it is used: the offsets of gates would else be kept in registers from step to step.
   FR_DEVICE int units() const { return made_anew(static_cast<int>(p.hidden)); }
@@ -155,14 +174,14 @@ struct Element {
   FR_DEVICE UnitNoise<V> noise() const {
     V factor(1);
     if constexpr (UnitNoise<V>::template kEntersHere<Cell>) factor = mask();
-    return {p.noise, {static_cast<uint32_t>(j), static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step),
-                      static_cast<uint32_t>(p.noise.first_direction + block_z())}, factor};
+    return {noise_params(), {static_cast<uint32_t>(j), static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step),
+                             static_cast<uint32_t>(p.noise.first_direction + block_z())}, factor};
   }
 
   template <class Cell>
   FR_DEVICE void forward_first() const {
     using N = Numbers<Cell>;
-    const RowState row = row_state(d.here, d.reverse, p.lengths, b);
+    const RowState row = role(d.here);
     if (!row.active) {
       if constexpr (!N::kTwoPhases) rest_h();
       if constexpr (Cell::kCells > 0) {
@@ -183,8 +202,8 @@ struct Element {
     load_old_cells(u, row);
     load_unit_weights(u);
     if constexpr (!Cell::kReadsHidden && !N::kTwoPhases)
-      if (p.noise.on) u.h_prev = h_prev(row);
-    this->template noise<Cell>().forward0(u, clips);
+      if (noise_params().on) u.h_prev = h_prev(row);
+    this->template noise<Cell>().forward0(u, clips());
     if constexpr (N::kFirstSaved > 0) {
       if (d.gates.data) {
         Storage* to = at<Storage>(d.gates);
@@ -213,7 +232,7 @@ struct Element {
   template <class Cell>
   FR_DEVICE void forward_second() const {
     using N = Numbers<Cell>;
-    const RowState row = row_state(d.here, d.reverse, p.lengths, b);
+    const RowState row = role(d.here);
     if (!row.active) {
       rest_h();
       return;
@@ -232,8 +251,8 @@ struct Element {
       }
     }
     if constexpr (!Cell::kReadsHidden || N::kProjects)
-      if (p.noise.on) u.h_prev = h_prev(row);
-    this->template noise<Cell>().forward1(u, clips);
+      if (noise_params().on) u.h_prev = h_prev(row);
+    this->template noise<Cell>().forward1(u, clips());
     if constexpr (N::kFirstSaved < N::kSaved) {
       if (d.gates.data)
         for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
@@ -267,13 +286,13 @@ struct Element {
   template <bool kOfH>
   FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t place, State product) const {
     V gradient = V(global(static_cast<const State*>(buffer))[place]);
-    if (d.pending.step < 0) return gradient;
-    const RowState after = row_state(d.pending, d.reverse, p.lengths, b);
+    if (!kPlain && d.pending.step < 0) return gradient;
+    const RowState after = role(d.pending);
     if (!after.active) return gradient;
     if constexpr (kOfH) {
       if constexpr (Sums::kDropsState) product = (V(product) * mask()).value;
       gradient = gradient + V(product);
-      if (p.clips_gradients) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));
+      if (!kPlain && p.clips_gradients) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));
     }
     if (!after.cut) return gradient;
     if (reset_buffer) global(static_cast<State*>(reset_buffer))[place] += gradient.value;
@@ -323,13 +342,12 @@ struct Element {
     Unit<V, Cell> u;
     u.d_h = arriving<true>(d.d_h, d.d_h0_reset, b * p.width + j, sums(0));
     if constexpr (!N::kTwoPhases) arriving_at_cells(u);
-    const bool exists = d.here.step >= 0 && b < d.here.rows;
     RowState row{};
-    if (exists) row = row_state(d.here, d.reverse, p.lengths, b);
+    if (exists()) row = role(d.here);
     if (!row.active) {
       leave_h(u.d_h);
       if constexpr (!N::kTwoPhases) leave_cells(u);
-      if (!exists) return;
+      if (!exists()) return;
       store_if(d.h_prev, V(0));
       if constexpr (N::kProjects) store(d.d_projected, j, V(0));
       clear_gate_gradients<kBegin, N::kGates, Cell>();
@@ -341,9 +359,9 @@ struct Element {
     if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.output, j);
     if constexpr (!N::kTwoPhases) {
       load_cells(u, row);
-      this->template noise<Cell>().backward0(u, clips);
+      this->template noise<Cell>().backward0(u, clips());
     } else {
-      this->template noise<Cell>().backward1(u, clips);
+      this->template noise<Cell>().backward1(u, clips());
       if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
     }
     store_gate_gradients<kBegin, N::kGates>(u);
@@ -358,12 +376,11 @@ struct Element {
     using N = Numbers<Cell>;
     Unit<V, Cell> u;
     arriving_at_cells(u);
-    const bool exists = d.here.step >= 0 && b < d.here.rows;
     RowState row{};
-    if (exists) row = row_state(d.here, d.reverse, p.lengths, b);
+    if (exists()) row = role(d.here);
     if (!row.active) {
       leave_cells(u);
-      if (!exists) return;
+      if (!exists()) return;
       store_if(d.inner, V(0));
       clear_gate_gradients<0, N::kFirstGradients, Cell>();
       return;
@@ -372,7 +389,7 @@ struct Element {
     u.d_inner = V(sums(0));
     load_cells(u, row);
     if constexpr (!N::kProjects) u.d_h_prev = V(global(static_cast<const State*>(d.d_h))[b * p.width + j]);
-    this->template noise<Cell>().backward0(u, clips);
+    this->template noise<Cell>().backward0(u, clips());
     store_gate_gradients<0, N::kFirstGradients>(u);
     add_unit_gradients(u);
     store_if(d.inner, u.inner);

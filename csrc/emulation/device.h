@@ -82,6 +82,8 @@ inline void warp_sync(FR_HERE) {
 inline int cluster_rank() { return emulation::cluster_rank(); }
 inline int cluster_size() { return emulation::cluster_size(); }
 inline void cluster_sync(FR_HERE) { emulation::cluster_sync(file, line); }
+inline void cluster_arrive() {}  // cluster_wait does both
+inline void cluster_wait(FR_HERE) { emulation::cluster_sync(file, line); }
 // The address in block `rank`'s shared memory that corresponds to `own`. Valid from the first cluster_sync on. A block
 // may exit only after a cluster_sync that follows the last access to its memory. A bad address or rank, and a block
 // that exits too early, are faults.

@@ -51,9 +51,10 @@ _BYTES = "std::max(stages, partial);"
 _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
-_POINTWISE = "b, j, &element.kept));\n    }"
+_POINTWISE = "b, j, &state));\n    }"
+_PARTIAL = "part.store_partial(sums, count_rows());\n    }"
 _TOLD = "operand.tell_peers(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);"
-_CLUSTER_SYNC = "\n          cluster_sync();"
+_CLUSTER_WAIT = "if (exchanges) cluster_wait();"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
     "stage written while it is read": Mutant(
@@ -145,7 +146,7 @@ MUTANTS = {
         "persistent/kernel.cuh", "lost = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
     ),
     "persistent: no barrier before the partial sums are added": Mutant(
-        "persistent/kernel.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_bf16"
+        "persistent/kernel.cuh", _PARTIAL + _SYNC, _PARTIAL, "thread", "data race", "persistent_bf16"
     ),
     "persistent: no barrier in a round": Mutant(
         "persistent/product.cuh",
@@ -176,8 +177,8 @@ MUTANTS = {
     ),
     "persistent: addresses that are read are overwritten": Mutant(
         "persistent/kernel.cuh",
-        "direction, current + (1 - s % 2) * 2",
         "direction, current + s % 2 * 2",
+        "direction, current + (1 - s % 2) * 2",
         "plain",
         "FAIL",
         "persistent_bf16",
@@ -237,10 +238,10 @@ MUTANTS = {
         "persistent/product.cuh", "more ? half : (half + 1) % kHalves", "half", "plain", "FAIL", "persistent_fp32"
     ),
     "FMA: no barrier before the partial sums are added": Mutant(
-        "persistent/kernel.cuh", "meanwhile();" + _SYNC, "meanwhile();", "thread", "data race", "persistent_fp32"
+        "persistent/kernel.cuh", _PARTIAL + _SYNC, _PARTIAL, "thread", "data race", "persistent_fp32"
     ),
     "cluster: no barrier between steps": Mutant(
-        "persistent/kernel.cuh", _TOLD + _CLUSTER_SYNC, _TOLD, "thread", "data race", "persistent_bf16", runs=_CLUSTER
+        "persistent/kernel.cuh", _CLUSTER_WAIT, "", "thread", "data race", "persistent_bf16", runs=_CLUSTER
     ),
     "cluster: the operand that is read is overwritten": Mutant(
         "persistent/kernel.cuh",
@@ -268,8 +269,8 @@ MUTANTS = {
     ),
     "cluster, two products: no barrier between them": Mutant(
         "persistent/kernel.cuh",
-        _TOLD + _CLUSTER_SYNC,
-        _TOLD + "\n          if (index > 0) cluster_sync();",
+        _CLUSTER_WAIT,
+        "if (exchanges && index > 0) cluster_wait();",
         "thread",
         "data race",
         "persistent_bf16",
@@ -277,8 +278,8 @@ MUTANTS = {
     ),
     "cluster, two products: no barrier between steps": Mutant(
         "persistent/kernel.cuh",
-        _TOLD + _CLUSTER_SYNC,
-        _TOLD + "\n          if (index == 0) cluster_sync();",
+        _CLUSTER_WAIT,
+        "if (exchanges && index == 0) cluster_wait();",
         "thread",
         "data race",
         "persistent_bf16",

@@ -23,7 +23,7 @@ struct ElementwiseKernel {
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
   using Params = BlockParams;
-  using V = Scalar<typename Math::State>;
+  using V = Scalar<typename Math::State, Math::kTensor>;
 
   struct NoSums {
     static constexpr bool kDropsState = true, kStoresEntering = false;

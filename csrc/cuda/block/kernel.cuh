@@ -35,7 +35,7 @@ struct BlockKernel {
   using Params = BlockParams;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
-  using V = Scalar<State>;
+  using V = Scalar<State, Math::kTensor>;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
 
   // Where element k of an operand row lies in a slice; the operand is a list of slices of kRows rows each.
@@ -105,6 +105,20 @@ struct BlockKernel {
     prefetch(static_cast<const char*>(matrix.data) + advance + (b * matrix.row_stride + block * p.step.hidden + unit) * element);
   }
 
+  template <class Element>
+  FR_DEVICE static void pointwise(const Element& element, Cell cell) {
+    switch (cell) {
+#define FR_CELL(name, Type)                                                                             \
+  case Cell::name:                                                                                      \
+    if constexpr (Numbers<Type>::kTwoPhases || !Numbers<Type>::kMultiplies) break;                      \
+    else if constexpr (kBackward) element.template backward_first<Type>();                              \
+    else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>();         \
+    break;
+#include "../../cells/cells.inc"
+#undef FR_CELL
+    }
+  }
+
   FR_DEVICE static void run(const BlockParams& p) {
     const StepParams& step = p.step;
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32, direction = block_z();
@@ -140,11 +154,11 @@ struct BlockKernel {
     for (int i = thread; i < 2 * operand_bytes / 4; i += block_threads()) reinterpret_cast<uint32_t*>(operands)[i] = 0;
     copy_words(current[0], first, thread);
     block_sync();
-    // Writes the state that (b, j) starts step t from into the operand. `kept` is the state that this thread has just
+    // Writes the state that (b, j) starts the step of `rows` from into the operand. `kept` is the state that this thread has just
     // computed for the step before.
-    const auto put_state = [&](unsigned char* operand, const StepDirection& d, int64_t t, int64_t b, int row, int unit,
+    const auto put_state = [&](unsigned char* operand, const StepDirection& d, const StepRows& rows, int64_t b, int row, int unit,
                                const V* kept) {
-      const RowState state = row_state(rows_at(p, t), reverse, step.lengths, b);
+      const RowState state = row_state(rows, reverse, step.lengths, b);
       V value(0);
       if (state.active) {
         if (kept && state.has_before && !state.cut) {
@@ -160,7 +174,7 @@ struct BlockKernel {
     if constexpr (!kBackward)
       for (int i = lane; i < kRows * kWarpUnits; i += 32) {
         const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
-        if (row0 + row < step.rows && unit < hidden) put_state(operands, first, t0, row0 + row, row, unit, nullptr);
+        if (row0 + row < step.rows && unit < hidden) put_state(operands, first, rows_at(p, t0), row0 + row, row, unit, nullptr);
       }
     block_sync();
 
@@ -194,27 +208,25 @@ struct BlockKernel {
           for (int i = 0; i < 4; ++i)
             partial[(m * kRows + lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[m][i];
       }
+      const bool plain = is_plain<kBackward>(step, d);
       if (s + 1 < p.count) prefetch_rows(p, d, direction, row0, warp * kWarpUnits, lane);
       warp_sync();
-      [[maybe_unused]] const int64_t next_t = t0 + (s + 1) * forward;
+      [[maybe_unused]] const StepRows next_rows = rows_at(p, t0 + (s + 1) * forward);
       for (int i = lane; i < kRows * kWarpUnits; i += 32) {
         const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
         const int64_t b = row0 + row;
         if (b >= step.rows || unit >= hidden) continue;
         const Sums sums{product ? partial + row * kPitch + i % kWarpUnits : nullptr, next_operand, row, unit, p.gate_slices};
-        const Element<Math, Sums> element{step, d, clips, b, unit, sums};
-        switch (step.cell) {
-#define FR_CELL(name, Type)                                                                             \
-  case Cell::name:                                                                                      \
-    if constexpr (Numbers<Type>::kTwoPhases || !Numbers<Type>::kMultiplies) break;                                                     \
-    else if constexpr (kBackward) element.template backward_first<Type>();                              \
-    else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>();         \
-    break;
-#include "../../cells/cells.inc"
-#undef FR_CELL
+        if (plain) {
+          const Element<Math, Sums, true> element{step, d, clips, b, unit, sums};
+          pointwise(element, step.cell);
+          if constexpr (!kBackward) set(*place(next_operand, unit / kSliceDepth, row, unit % kSliceDepth), element.kept.value);
+        } else {
+          const Element<Math, Sums> element{step, d, clips, b, unit, sums};
+          pointwise(element, step.cell);
+          if constexpr (!kBackward)
+            if (s < last) put_state(next_operand, d, next_rows, b, row, unit, &element.kept);
         }
-        if constexpr (!kBackward)
-          if (s < last) put_state(next_operand, d, next_t, b, row, unit, &element.kept);
       }
       if (s < last) next_step<kBackward>(p, current, s, t0, thread);
       warp_sync();

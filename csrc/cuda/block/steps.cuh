@@ -12,6 +12,9 @@ FR_DEVICE StepRows rows_at(const BlockParams& p, int64_t t) {
   rows.step = t;
   rows.rows = p.batch, rows.rows_after = t + 1 < p.total_steps ? p.batch : 0;
   rows.resets = p.resets ? p.resets + t * p.batch : nullptr;
+  rows.alike = !p.step.lengths && !p.resets;
+  const bool has_after = t + 1 < p.total_steps, reverse = p.step.direction[block_z()].reverse;
+  rows.has_before = reverse ? has_after : t > 0, rows.last = reverse ? t == 0 : !has_after;
   rows.resets_after = p.resets && t + 1 < p.total_steps ? p.resets + (t + 1) * p.batch : nullptr;
   return rows;
 }

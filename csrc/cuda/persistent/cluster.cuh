@@ -15,7 +15,7 @@ namespace fr::FR_TARGET {
 //         7 peers, 448 stores where single values would take 3584; backward four times that. If H * s is no multiple of
 //         16, two gates share a piece, and backward stores value by value.
 // sync    place: the block's own copy. tell_peers: call it after a block_sync that follows the writes, and before the
-//         cluster_sync that ends the phase. On sm_90 the cluster barrier's arrive.release compiles to MEMBAR.ALL.GPU,
+//         cluster_arrive that ends the phase. On sm_90 the cluster barrier's arrive.release compiles to MEMBAR.ALL.GPU,
 //         which also waits for the thread's global stores. wait.acquire compiles to CCTL.IVALL, which drops prefetched
 //         lines from L1 but not from L2. A fence of cluster scope compiles to the same, and a relaxed arrival would
 //         order nothing. st.async with an mbarrier at the receiver would need neither; it is not built.

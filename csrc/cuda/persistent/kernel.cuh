@@ -50,7 +50,7 @@ struct PersistentKernel {
   using Params = PersistentParams;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
-  using V = Scalar<State>;
+  using V = Scalar<State, Math::kTensor>;
   using Product = PersistentProduct<Math, kGates, kTwoPhases, kUnitTiles>;
   using Fragment = typename Product::Fragment;
   using Operand = ClusterOperand<Product>;
@@ -99,9 +99,8 @@ struct PersistentKernel {
   // One chunk: its product, if any, and its pointwise part. Its rows lie in [row0, end). In a cluster `from` is where
   // the product's operand lies, and `operand` takes what later products read. ends: this phase ends a step that another
   // one follows.
-  template <class Meanwhile>
   FR_DEVICE static void chunk(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              bool lost, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends, Meanwhile meanwhile,
+                              bool lost, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends,
                               int thread) {
     const PersistentParams& p = part.p;
     const auto count_rows = [&] {  // recomputed: the product leaves no register for it
@@ -114,9 +113,9 @@ struct PersistentKernel {
       part.run(sums, from, count_rows(), held);
       part.store_partial(sums, count_rows());
     }
-    meanwhile();
     block_sync();
     const Clips<V> clips = clips_of<V>(p.step);
+    const bool plain = is_plain<kBackward>(p.step, d);
     const int elements = count_rows() * units;
     for (int i = thread; i < elements; i += block_threads()) {
       const int row = i >> part.phase.unit_bits, unit = i & (units - 1);
@@ -125,10 +124,14 @@ struct PersistentKernel {
       Sums sums{{}, operand, row, j};
       for (State& sum : sums.value) sum = sum_unless(lost);
       if (product) part.add_partial(sums.value, row, unit);
-      const Element<Math, Sums> element{p.step, d, clips, b, j, sums};
-      if (part.number == 0) pointwise<0>(element, p.step.cell);
-      else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
-      if (!kBackward && p.cluster && ends) sums.keep(0, first_state(p, placed_steps()[2 * operand.odd], b, j, &element.kept));
+      const auto run = [&](const auto& element) {
+        if (part.number == 0) pointwise<0>(element, p.step.cell);
+        else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
+        return element.kept;
+      };
+      const V state = plain ? run(Element<Math, Sums, true>{p.step, d, clips, b, j, sums}) : run(Element<Math, Sums>{p.step, d, clips, b, j, sums});
+      if (!kBackward && p.cluster && ends)
+        sums.keep(0, plain ? state.value : first_state(p, placed_steps()[2 * operand.odd], b, j, &state));
     }
     block_sync();
   }
@@ -161,7 +164,12 @@ struct PersistentKernel {
     block_sync();
     for (int i = 0; i < 4; ++i) copy_words(current[i].product, p.phase[i % 2].product[direction], thread);
     block_sync();
-    place_step<kBackward>(p, direction, current, 0, other());
+    // Addresses are prepared two steps ahead, by warps that neither wait for flags nor publish one.
+    const auto place = [&](int s) {
+      const int at = made_anew(thread) - block_threads() / 2;
+      if (s <= p.last) place_step<kBackward>(p, direction, current + s % 2 * 2, s, at < 0 ? at + block_threads() : at);
+    };
+    place(0), place(1);
     block_sync();
 
     if (p.cluster) {  // each block computes the whole first operand itself; cluster_sync: all blocks have started
@@ -177,6 +185,7 @@ struct PersistentKernel {
     }
 
     bool lost = false;
+    unsigned seen = 0;  // of the flag that this thread waits for, if it is one
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
       const Operand operand{p, 1 - s % 2};
@@ -192,27 +201,28 @@ struct PersistentKernel {
             bool all = true;
             if (done > 0) {
               const unsigned wanted = (done - 1) * p.chunks + c + 1;
+              // A flag that had run ahead at an earlier chunk need not be read again: that takes a round trip to L2.
               for (int i = other(); i <= blocks && all; i += block_threads())
-                all = wait_for<kBackward>(p, p.flags + first_flag, i, wanted, index, d->here.step);
+                if (c == 0 || blocks >= block_threads() || (i < blocks && seen < wanted))
+                  all = wait_for<kBackward>(p, p.flags + first_flag, i, wanted, index, d->here.step, seen);
             }
             lost = block_sync_any(!all);
           }
           if (index == 0)
             prefetch_rows<Math, kBackward>(p, d[0], chunk_row0, end, unit0, part.phase.unit_bits, other());
           chunk(part, d[index], weights, product && !lost, lost, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
-                index + 1 == phases && s < p.last, [&] {
-            // Prepares the next step's addresses. Those they replace were last read a step ago.
-            if (index == 0 && c == 0 && s < p.last)
-              place_step<kBackward>(p, direction, current + (1 - s % 2) * 2, s + 1, other());
-          }, thread);
+                index + 1 == phases && s < p.last, thread);
           if (thread == 0 && !p.cluster && !lost)
             store_release(p.flags + (first_flag + block), done * p.chunks + c + 1);
         }
-        if (p.cluster && cluster_size() > 1) {
+        const bool exchanges = p.cluster && cluster_size() > 1;
+        if (exchanges) {
           const Product part = part_of(index);
           operand.tell_peers(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);
-          cluster_sync();
+          cluster_arrive();
         }
+        if (index + 1 == phases) place(s + 2);  // over the addresses of this step, which nobody reads any more
+        if (exchanges) cluster_wait();
       }
     }
   }

@@ -172,7 +172,7 @@ struct ProjectedKernel {
   using Cell = LstmProjected;  // the one cell that projects: partition.h refuses others
   using Storage = typename Math::Storage;
   using State = typename Math::State;
-  using V = Scalar<State>;
+  using V = Scalar<State, Math::kTensor>;
   using Product = PersistentProduct<Math, kGates, false, false, projected_register_slices(kBackward, false), kBackward>;
   using Partial = PartialProduct<Math, kBackward>;
   static constexpr int kChunk = kPersistentChunk;
@@ -236,8 +236,9 @@ struct ProjectedKernel {
     FR_DEVICE void wait(unsigned wanted, const StepDirection& d, int phase) const {
       if (lost) return;
       bool all = true;
+      unsigned seen = 0;
       for (int i = thread_index(); i <= grid_x() && all; i += block_threads())
-        all = wait_for<kBackward>(p, at().flags, i, wanted, phase, d.here.step);
+        all = wait_for<kBackward>(p, at().flags, i, wanted, phase, d.here.step, seen);
       lost = block_sync_any(!all);
     }
     FR_DEVICE void publish(unsigned done) const {
@@ -252,8 +253,7 @@ struct ProjectedKernel {
       block_sync();
     }
 
-    template <class Meanwhile>
-    FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights, Meanwhile meanwhile) const {
+    FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights) const {
       const Product part = product_part();
       const int units = part.block_units(), unit0 = block_x() * units;
       const int first = at().row0 + c * kChunk, rows = rows_of(c);
@@ -271,18 +271,21 @@ struct ProjectedKernel {
         block_sync();  // the sums overwrite the ring
         part.store_partial(sums, rows);
       }
-      meanwhile();
       block_sync();
       const Clips<V> of_cell = clips_of<V>(p.step);
+      const bool plain = is_plain<kBackward>(p.step, d);
       for (int i = thread; i < rows * units; i += block_threads()) {
         const int row = i >> part.phase.unit_bits, unit = i & (units - 1), j = unit0 + unit;
         if (j >= part.phase.units) continue;
         Sums sums{{}, p, units, row, unit};
         for (State& sum : sums.value) sum = sum_unless(lost);
         if (product) part.add_partial(sums.value, row, unit);
-        const Element<Math, Sums> element{p.step, d, of_cell, first + row, j, sums};
-        if constexpr (kBackward) element.template backward_second<Cell>();
-        else element.template forward_first<Cell>();
+        const auto run = [&](const auto& element) {
+          if constexpr (kBackward) element.template backward_second<Cell>();
+          else element.template forward_first<Cell>();
+        };
+        if (plain) run(Element<Math, Sums, true>{p.step, d, of_cell, first + row, j, sums});
+        else run(Element<Math, Sums>{p.step, d, of_cell, first + row, j, sums});
       }
       block_sync();
       if ((!kBackward || s < p.last) && !lost) {
@@ -382,11 +385,10 @@ struct ProjectedKernel {
       for (int first = 0; first < of.at().chunks; first += p.slots) {
         const int after = first + p.slots < of.at().chunks ? first + p.slots : of.at().chunks;
         for (int c = first; c < after; ++c) {
-          const auto meanwhile = [&] {  // prepares the next step's addresses; those they replace were last read a step
-                                        // ago
-            if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, s + 1, thread);
-          };
-          of.own(d[kOwn], s, c, weights, meanwhile);
+          // The next step's addresses, from a warp that does not wait for flags first. Those they replace were last read a
+          // step ago.
+          if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, s + 1, block_threads() - 1 - thread);
+          of.own(d[kOwn], s, c, weights);
         }
         if (kBackward && s == p.last) continue;
         for (int c = first; c < after; ++c) {

@@ -9,12 +9,11 @@ namespace fr::FR_TARGET {
 
 // Waits until block i of the group has published `wanted`; i == blocks polls the group's abort flag instead. One load
 // and one branch serve both, so that the lanes of a warp wait together. Returns false if the group aborts; the host and
-// the group know it then. flags: the group's.
+// the group know it then. flags: the group's. seen: takes the flag's value.
 template <bool kBackward>
-FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step) {
+FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step, unsigned& seen) {
   const int blocks = grid_x();
   if (i == blocks) wanted = 0;
-  unsigned seen = 0;
   const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.patience, flags + blocks);
   if (came) return i < blocks || seen == 0;
   if (load_acquire(flags + blocks) == 0) {

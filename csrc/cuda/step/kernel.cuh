@@ -179,7 +179,7 @@ struct StepKernel {
       block_sync();
     }
 
-    using V = Scalar<State>;
+    using V = Scalar<State, Math::kTensor>;
     const Clips<V> clips = clips_of<V>(p);
     for (int i = thread; i < tile_rows * tile_units; i += threads) {
       const int row = i / tile_units, unit = i % tile_units;
