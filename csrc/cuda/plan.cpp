@@ -427,8 +427,6 @@ std::vector<Candidate> make_candidates(const PlanRequest& request, const DeviceL
 Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
   const auto taken = [&](Strategy strategy) { return Choice{strategy, runs_apart(strategy, request, limits, request.training)}; };
   if (!request.strategy.empty()) return taken(strategy_named(request.strategy));
-  // A single step would load the weights for one product; step does that with more blocks.
-  if (request.steps <= 1) return taken(Strategy::kStep);
   // Comparing strategies takes longer than a launch, so each thread caches its last few answers.
   struct Answer {
     PlanRequest request;

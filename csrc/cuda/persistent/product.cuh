@@ -177,11 +177,18 @@ struct PersistentProduct {
   // round.
   FR_DEVICE static int anew(int value) { return kGates > 2 ? made_anew(value) : value; }
 
+  // A lane copies the same piece of every kRows-th row. kRows is even, so the piece's place in a row stays the same.
+  static constexpr int kRows = 32 / kRowPieces;
+  // The addresses of a lane's rows, read from the table once for all rounds of a segment, where registers are left and a
+  // warp copies its slices alone.
+  struct KeptRows {
+    const Storage* row[kTensor && kGates <= 2 ? kChunk / kRows : 1];
+    int segment = -1;
+  };
+
   // Loads the operand of a round; the warps that share its slice do so together. A slice beyond the last is zero.
-  FR_DEVICE void issue(int round, int rows) const {
+  FR_DEVICE void issue(int round, int rows, KeptRows& kept) const {
     const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
-    // A lane copies the same piece of every kRows-th row. kRows is even, so the piece's place in a row stays the same.
-    constexpr int kRows = 32 / kRowPieces;
     const int lane = anew(this->lane);
     const int piece = lane % kRowPieces, row0 = kRows * unit_warp + lane / kRowPieces, step = kRows * phase.unit_warps;
     const int k = (slice - segment * phase.first_slices) * kSliceDepth + piece * kPieceDepth;
@@ -191,22 +198,25 @@ struct PersistentProduct {
     const Storage** from = &table(segment, row0);
     if (product.copy_operand[segment]) {
       const int bytes = valid * static_cast<int>(sizeof(Storage));
-      const auto copy = [&](int away) {
-        const Storage* row = from[away];
+      const auto copy = [&](const Storage* row, int away) {
         const bool some = row && bytes > 0;  // a copy of no bytes needs a valid address: any
         copy_async(to + away * kRowBytes, some ? static_cast<const void*>(row + k) : p.flags, some ? bytes : 0);
       };
-      // Then `rows` is kTileRows or kChunk, and no lane has fewer rows than another.
       if (kTensor && kGates <= 2 && phase.unit_warps == 1) {
+        // `rows` is kTileRows or kChunk here, and no lane has fewer rows than another.
+        const auto each = [&](auto take) {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          if (tile > 0 && rows <= kTileRows) break;
-#pragma unroll
-          for (int i = 0; i < kTileRows; i += kRows) copy(kTileRows * tile + i);
-        }
+          for (int i = 0; i < kChunk; i += kRows) {
+            if (i >= kTileRows && rows <= kTileRows) break;
+            take(kept.row[i / kRows], i);
+          }
+        };
+        if (kept.segment != segment) each([&](const Storage*& row, int away) { row = from[away]; });
+        kept.segment = segment;
+        each([&](const Storage* row, int away) { copy(row, away); });
       } else {
 #pragma unroll 1
-        for (int away = 0; row0 + away < rows; away += step) copy(away);
+        for (int away = 0; row0 + away < rows; away += step) copy(from[away], away);
       }
     } else {
       for (int row = row0; row < rows; row += step, from += step, to += step * kRowBytes) {
@@ -298,10 +308,11 @@ struct PersistentProduct {
   // cluster's operand begins.
   FR_DEVICE void run(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
+    KeptRows kept;
     if (!p.cluster) {
 #pragma unroll
       for (int round = 0; round < kPersistentStages - 1; ++round) {
-        if (round < phase.rounds) issue(round, kTileRows * anew(tiles));
+        if (round < phase.rounds) issue(round, kTileRows * anew(tiles), kept);
         commit_copies();
       }
     }
@@ -310,7 +321,7 @@ struct PersistentProduct {
       wait_copies<kPersistentStages - 2>();
       if (phase.unit_warps > 1) block_sync();
       else warp_sync();
-      if (round + kPersistentStages - 1 < phase.rounds) issue(round + kPersistentStages - 1, kTileRows * anew(tiles));
+      if (round + kPersistentStages - 1 < phase.rounds) issue(round + kPersistentStages - 1, kTileRows * anew(tiles), kept);
       commit_copies();
     };
 #pragma unroll
