@@ -85,23 +85,18 @@ def _probe(out: Path, arch: str) -> list[list[str]]:
     return [*_compile_and_run(_PROBE, "probe", "-O3")(out, arch), constants]
 
 
-def _times(provider: str, seconds: int) -> Callable[[Path, str], list[list[str]]]:
-    return _python("-m", "benchmarks.gpu.times", provider, f"{{out}}/{provider}.json", "--seconds", str(seconds))
-
-
 def _elmo(out: Path, arch: str) -> list[list[str]]:
     shape = ["--batch", "20", "--length", "62", "--device", "cuda"]  # 64 steps with the sentence marks
     output = ["--json", str(out / "elmo.json"), "--overwrite"]
     return [[sys.executable, "-m", "benchmarks", "elmo", *shape, "--budget", "4", *output]]
 
 
+_TIMES = ("-m", "benchmarks.gpu.times", "{out}/times.json", "--seconds", "120")
 STAGES = (
     Stage("build", "the extension for this card", 90, _build),
     Stage("lanes", "lane maps of mma and ldmatrix", 15, _compile_and_run(_LANES, "lanes", "-O2")),
     Stage("small", "every strategy, cell and type against the CPU core", 25, _python("-m", "benchmarks.gpu.small")),
-    Stage("torch", "times of torch.nn (cuDNN)", 65, _times("torch", 55)),
-    Stage("fastrnn", "times of fastrnn on the same cases", 65, _times("fastrnn", 55)),
-    Stage("step", "times of fastrnn where it may use step alone", 35, _times("step", 25)),
+    Stage("times", "times of torch.nn (cuDNN) and of fastrnn", 130, _python(*_TIMES)),
     Stage("elmo", "ELMo's layers beside the step loop's and torch.nn's", 45, _elmo),
     Stage("probe", "latencies and bandwidths of the chip", 50, _probe),
     Stage("tests", "the Python tests on the GPU", 60, _python("-m", "pytest", "-q", "--device", "cuda", *TESTS)),
@@ -158,26 +153,24 @@ def _load(path: Path) -> dict:
 
 def compare(out: Path) -> list[dict[str, object]]:
     """For each case: times, their ratio, strategy, measured and predicted us a step, errors relative to float64."""
-    theirs, steps = ({row["key"]: row for row in _load(out / f"{name}.json")["rows"]} for name in ("torch", "step"))
     rows = []
-    for own in _load(out / "fastrnn.json")["rows"]:
-        other = theirs.get(own["key"], {})
-        both = "ms" in own and "ms" in other
-        measured, least = own.get("us_per_step"), own.get("predicted_us_per_step")
+    for row in _load(out / "times.json")["rows"]:
+        theirs, own = row["torch"], row["fastrnn"]
+        both, least = "ms" in own and "ms" in theirs, own.get("predicted_us_per_step")
+        per_step = own["ms"] * 1e3 / row["steps"] if "ms" in own else None
         rows.append(
             {
-                "case": own["key"],
-                "torch_ms": other.get("ms"),
+                "case": row["key"],
+                "torch_ms": theirs.get("ms"),
                 "fastrnn_ms": own.get("ms"),
-                "step_ms": steps.get(own["key"], {}).get("ms"),
                 "strategy": own.get("strategy", ""),
-                "ratio": other["ms"] / own["ms"] if both else None,
-                "us_per_step": measured,
+                "ratio": theirs["ms"] / own["ms"] if both else None,
+                "us_per_step": per_step,
                 "predicted_us_per_step": least,
-                "percent_of_prediction": 100 * least / measured if measured and least else None,
-                "torch_error": other.get("error"),
+                "percent_of_prediction": 100 * least / per_step if per_step and least else None,
+                "torch_error": theirs.get("error"),
                 "fastrnn_error": own.get("error"),
-                "failure": own.get("failure") or other.get("failure"),
+                "failure": own.get("failure") or theirs.get("failure"),
             }
         )
     return rows
@@ -206,14 +199,13 @@ def markdown(record: dict[str, object]) -> str:
     if cases:
         lines += [
             "",
-            "| case | torch ms | fastrnn ms | ratio | strategy | step ms | us/step | predicted | % "
-            "| torch error | fastrnn error |",
+            "| case | torch ms | fastrnn ms | ratio | strategy | us/step | predicted | % | torch error "
+            "| fastrnn error |",
         ]
-        lines += ["|---|---|---|---|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     for row in cases:
         shown = [row["case"], _number(row["torch_ms"]), _number(row["fastrnn_ms"]), _number(row["ratio"], ".2f")]
-        shown += [row["strategy"], _number(row["step_ms"])]
-        shown += [_number(row["us_per_step"], ".2f"), _number(row["predicted_us_per_step"], ".2f")]
+        shown += [row["strategy"], _number(row["us_per_step"], ".2f"), _number(row["predicted_us_per_step"], ".2f")]
         shown += [_number(row["percent_of_prediction"], ".0f")]
         shown += [_number(row["torch_error"], ".1e"), _number(row["fastrnn_error"], ".1e")]
         lines.append("| " + " | ".join(shown) + " |" + (f" {row['failure']}" if row["failure"] else ""))

@@ -353,7 +353,7 @@ def test_padding_is_not_read(cell, option, device):
     assert (output[beyond] == 0).all()
     if cell in CELLS and not on_core(device):
         return
-    d_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    d_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=device).view_as(output)
     found = torch.autograd.grad(output, list(spoiled.tensors().values()), d_output.masked_fill(mask, float("nan")))
     true = torch.autograd.grad(expected, list(call.tensors().values()), d_output)
     assert all(map(torch.equal, found, true))

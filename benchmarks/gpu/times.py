@@ -1,11 +1,12 @@
-"""Times one provider on the cases of the bars: torch.nn, fastrnn, or fastrnn with the strategy `step`.
+"""Times torch.nn (cuDNN) and fastrnn on the cases of the bars, in one process.
 
-usage: python -m benchmarks.gpu.times torch|fastrnn|step OUT.json --seconds N
+usage: python -m benchmarks.gpu.times OUT.json --seconds N [--strategies step grid ...]
 
 Measures whole module calls, including the input product, by CUDA events: queued calls (``ms``) and single calls on an
-idle GPU (``ms_single``). The most informative cases come first, and the run ends cleanly when its time is used up.
-"tf32" and "fp32" are float32 with torch's flag for RNNs on and off. The error of a case is the relative L2 distance of
-the output from torch.nn's in float64 with the same weights, over at most 64 steps.
+idle GPU (``ms_single``). For each case torch.nn comes first, then fastrnn as it chooses, then with each strategy that
+is asked for. The most informative cases come first, and the run ends cleanly when its time is used up. "tf32" and
+"fp32" are float32 with torch's flag for RNNs on and off. The error of a case is the relative L2 distance of the output
+from torch.nn's in float64 with the same weights, over at most 64 steps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 
@@ -26,7 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from ..files import write_whole
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
-_SAMPLE = 0.06  # s of queued calls per sample
+_SAMPLE = 0.02  # s of queued calls per sample
 _CHECKED_STEPS = 64
 
 
@@ -71,64 +72,73 @@ def cases() -> Iterator[Case]:
         yield Case(cell, dtype, 128, batch, hidden, mode)
 
 
-def module_class(provider: str, cell: str) -> type[torch.nn.RNNBase]:
-    if provider == "torch":
-        return getattr(torch.nn, cell)
-    import fastrnn
-
-    return getattr(fastrnn, cell)
-
-
 def set_tf32(case: Case) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = case.dtype == "tf32"
 
 
-class Workload:
-    """The module, input and gradient of a case on the GPU; a call runs the case once."""
+def module_of(provider: str, case: Case) -> torch.nn.RNNBase:
+    """The case's module on the GPU. ``provider``: torch, fastrnn, or a strategy of fastrnn."""
+    if provider == "torch":
+        kind = getattr(torch.nn, case.cell)
+    else:
+        import fastrnn
+        from fastrnn import _core
 
-    def __init__(self, provider: str, case: Case) -> None:
+        os.environ["FASTRNN_PLAN"] = "" if provider == "fastrnn" else f"cuda:{provider}"
+        _core.backends._cuda.cache_clear()
+        kind = getattr(fastrnn, case.cell)
+    options = {"proj_size": case.projection} if case.projection else {}
+    options |= {"num_layers": 2} if case.layout == "deep" else {}
+    options |= {"bidirectional": True} if case.layout == "both" else {}
+    return kind(case.input or case.hidden, case.hidden, device="cuda", dtype=DTYPES[case.dtype], **options)
+
+
+class Workload:
+    """Weights, input and float64 output of a case on the GPU."""
+
+    def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
-        dtype, width = DTYPES[case.dtype], case.input or case.hidden
-        options = {"proj_size": case.projection} if case.projection else {}
-        options |= {"num_layers": 2} if case.layout == "deep" else {}
-        options |= {"bidirectional": True} if case.layout == "both" else {}
-        self.case, self.reference = case, getattr(torch.nn, case.cell)(width, case.hidden, **options).to(dtype)
-        self.module = module_class(provider, case.cell)(width, case.hidden, **options).to("cuda", dtype)
-        self.module.load_state_dict(self.reference.state_dict())
-        self.data = torch.randn(case.steps, case.batch, width).to(dtype)
-        x = self.data.cuda().requires_grad_(case.mode == "training")
-        self.input: torch.Tensor | PackedSequence = x
-        if case.layout == "packed":
-            lengths = torch.linspace(case.steps, 1, case.batch).round().long()
-            packed = pack_padded_sequence(x.detach(), lengths)
-            self.input = PackedSequence(packed.data.requires_grad_(x.requires_grad), packed.batch_sizes)
+        self.case, self.reference = case, module_of("torch", case)
+        shape = (case.steps, case.batch, self.reference.input_size)
+        self.data = torch.randn(shape, device="cuda", dtype=DTYPES[case.dtype])
+        self.lengths = torch.linspace(case.steps, 1, case.batch).round().long() if case.layout == "packed" else None
         with torch.no_grad():
-            output = self.module(self.input)[0]
-        output = output.data if case.layout == "packed" else output
-        self.gradient = torch.randn_like(output)
-        self.run: Callable[[], None] = self._training if case.mode == "training" else self._forward
+            self._want = copy.deepcopy(self.reference).double()(self.data[:_CHECKED_STEPS].double())[0]
+
+    def measure(self, provider: str) -> dict[str, float]:
+        """Times and error of one provider."""
+        case, module = self.case, module_of(provider, self.case)
+        module.load_state_dict(self.reference.state_dict())
+        x = self.data.detach().requires_grad_(case.mode == "training")
+        given: torch.Tensor | PackedSequence = x
+        if self.lengths is not None:
+            packed = pack_padded_sequence(self.data, self.lengths)
+            given = PackedSequence(packed.data.requires_grad_(x.requires_grad), packed.batch_sizes)
+
+        def output() -> torch.Tensor:
+            result = module(given)[0]
+            return result.data if self.lengths is not None else result
+
+        def forward() -> None:
+            with torch.no_grad():
+                module(given)
+
+        gradient = torch.randn_like(output())
+
+        def training() -> None:
+            module.zero_grad(set_to_none=True)
+            output().backward(gradient)
+
+        run = training if case.mode == "training" else forward
         if case.graph:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self._forward()
-            self.run = graph.replay
-
-    def _forward(self) -> None:
+                forward()
+            run = graph.replay
+        ms, single = timed(run)
         with torch.no_grad():
-            self.module(self.input)
-
-    def _training(self) -> None:
-        self.module.zero_grad(set_to_none=True)
-        output = self.module(self.input)[0]
-        (output.data if self.case.layout == "packed" else output).backward(self.gradient)
-
-    def error(self) -> float:
-        """Relative L2 distance of the output from float64, over the first steps of unpacked input."""
-        x = self.data[:_CHECKED_STEPS]
-        with torch.no_grad():
-            want = copy.deepcopy(self.reference).double().cuda()(x.double().cuda())[0]
-            got = self.module(x.cuda())[0].double()
-        return float((got - want).norm() / want.norm())
+            error = (module(self.data[:_CHECKED_STEPS])[0].double() - self._want).norm() / self._want.norm()
+        return {"ms": ms, "ms_single": single, "error": float(error)}
 
 
 def timed(run: Callable[[], None]) -> tuple[float, float]:
@@ -139,7 +149,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     start = time.perf_counter()
     run()
     torch.cuda.synchronize()
-    count = max(3, min(20, int(_SAMPLE / max(time.perf_counter() - start, 1e-5))))
+    count = max(2, min(20, int(_SAMPLE / max(time.perf_counter() - start, 1e-5))))
 
     def span(calls: int, queued: bool) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -152,9 +162,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
         end.synchronize()
         return begin.elapsed_time(end) / calls
 
-    return statistics.median(span(count, True) for _ in range(3)), statistics.median(
-        span(1, False) for _ in range(count)
-    )
+    return statistics.median(span(count, True) for _ in range(3)), statistics.median(span(1, False) for _ in range(5))
 
 
 def planned(case: Case, card: str = "cuda:0") -> tuple[str, float]:
@@ -179,14 +187,28 @@ def planned(case: Case, card: str = "cuda:0") -> tuple[str, float]:
     return "/".join(chosen), plan.predicted_us * (2 if case.layout == "deep" else 1)
 
 
+def measured(case: Case, strategies: Iterable[str]) -> dict[str, object]:
+    """The row of a case: for each provider its times and error, or a failure."""
+    row: dict[str, object] = {"key": case.key, **asdict(case)}
+    set_tf32(case)
+    workload = Workload(case)
+    for provider in ("torch", "fastrnn", *strategies):
+        try:
+            own = workload.measure(provider)
+            if provider == "fastrnn":
+                own["strategy"], own["predicted_us_per_step"] = planned(case)
+        except Exception as error:  # a case that fails, or a strategy that cannot run it, must not end the list
+            own = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        row[provider] = own
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("provider", choices=("torch", "fastrnn", "step"))
     parser.add_argument("out")
-    parser.add_argument("--seconds", type=float, default=70)
+    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--strategies", nargs="*", default=(), help="also time fastrnn with each of these")
     options = parser.parse_args()
-    if options.provider == "step":
-        os.environ["FASTRNN_PLAN"] = "cuda:step"
     begin, rows, done = time.perf_counter(), [], set()
     for case in cases():
         if time.perf_counter() - begin > options.seconds:
@@ -194,26 +216,15 @@ def main() -> None:
         if case.key in done:
             continue
         done.add(case.key)
-        row = {"key": case.key, **asdict(case)}
-        set_tf32(case)
-        try:
-            workload = Workload(options.provider, case)
-            row["ms"], row["ms_single"] = timed(workload.run)
-            row["us_per_step"] = row["ms"] * 1e3 / case.steps
-            row["error"] = workload.error()
-            if options.provider == "fastrnn":
-                row["strategy"], row["predicted_us_per_step"] = planned(case)
-            del workload
-        except Exception as error:  # a case that fails must not end the list
-            row["failure"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+        rows.append(measured(case, options.strategies))
+        print(json.dumps(rows[-1]), flush=True)
         record = {
             "card": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
+            "rows": rows,
         }
-        text = json.dumps({**record, "provider": options.provider, "rows": rows})
+        text = json.dumps(record)
         write_whole(options.out, lambda path, text=text: path.write_text(text))
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 # Precision by operator, such as torch.backends.cudnn.rnn.fp32_precision: torch 2.9. Older versions have one setting for
 # all of cuDNN and one for matrix products.
 _HAS_PRECISIONS = hasattr(torch.backends.cudnn, "rnn")
 # torch.mm(..., out_dtype=): torch 2.8.
 _HAS_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
+# DistributedDataParallel's option for buffers that need no broadcast in forward; torch 2.12 renamed it.
+_SYNCED_BUFFERS = "forward_sync_buffers"
+
+
+def buffers_not_synced() -> dict[str, bool]:
+    """The option of DistributedDataParallel that leaves buffers alone in forward."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {_SYNCED_BUFFERS if _SYNCED_BUFFERS in known else "broadcast_buffers": False}
 
 
 def rnn_allows_tf32() -> bool:

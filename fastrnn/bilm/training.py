@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from .._core.torch_versions import buffers_not_synced
 from ..text_models.errors import TrainingError
 from ..text_models.precision import PRECISIONS
 from ..text_models.text import Shard
@@ -125,7 +126,7 @@ class Trainer:
         if world.size > 1:
             self._module = DistributedDataParallel(
                 model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
-                forward_sync_buffers=False,  # buffers are constants
+                **buffers_not_synced(),  # they are constants
                 # a cluster of the adaptive softmax gets no gradient in a step without any of its words
                 find_unused_parameters=options.softmax == "adaptive",
             )  # fmt: skip

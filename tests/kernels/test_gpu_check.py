@@ -70,25 +70,14 @@ def test_a_failed_stage_does_not_stop_the_next(monkeypatch, tmp_path):
 
 def test_comparison(tmp_path):
     key = "LSTM bf16 T128 B16 H512 forward one"
-    theirs = {"rows": [{"key": key, "ms": 2.0, "error": 1e-3}]}
-    own = {
-        "rows": [
-            {
-                "key": key,
-                "ms": 0.5,
-                "strategy": "block",
-                "us_per_step": 3.9,
-                "predicted_us_per_step": 3.0,
-                "error": 1e-3,
-            },
-            {"key": "x"},
-        ]
-    }
-    (tmp_path / "torch.json").write_text(json.dumps(theirs))
-    (tmp_path / "fastrnn.json").write_text(json.dumps(own))
-    (tmp_path / "step.json").write_text(json.dumps({"rows": [{"key": key, "ms": 1.5}]}))
+    own = {"ms": 0.5, "strategy": "block", "predicted_us_per_step": 3.0, "error": 1e-3}
+    times = [
+        {"key": key, "steps": 128, "torch": {"ms": 2.0, "error": 1e-3}, "fastrnn": own},
+        {"key": "x", "steps": 1, "torch": {"ms": 1.0}, "fastrnn": {"failure": "RuntimeError: lost"}},
+    ]
+    (tmp_path / "times.json").write_text(json.dumps({"rows": times}))
     rows = gpu_check.compare(tmp_path)
-    assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None
+    assert rows[0]["ratio"] == 4.0 and rows[1]["ratio"] is None and "lost" in rows[1]["failure"]
     launch = {"launch": {"assumed": 2.2, "measured": 1.9}}
     elmo = {"ratios": {"layers: fastrnn / step loop": 5.5}, "results": [
         {"part": "layers", "provider": "fastrnn", "dtype": "bfloat16", "seconds": 0.0014},
@@ -99,7 +88,7 @@ def test_comparison(tmp_path):
     assert "2.800 ms" not in page
     assert f"| {bars.SMALL_BATCH.work} | 3.0 | 6.0 | 1 | 4.00 | 4.00 | {key} | yes |" in page
     assert "| launch | 2.200 | 1.900 |" in page
-    assert f"| {key} | 2.000 | 0.500 | 4.00 | block | 1.500 | 3.90 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
+    assert f"| {key} | 2.000 | 0.500 | 4.00 | block | 3.91 | 3.00 | 77 | 1.0e-03 | 1.0e-03 |" in page
     gpu_check.plot(rows, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").stat().st_size > 0
 
@@ -112,6 +101,14 @@ def test_probe_without_gpu(arch, tmp_path):
     subprocess.run(compiler, check=True)
     run = subprocess.run(program, capture_output=True, text=True)
     assert run.returncode == 1 and json.loads(run.stdout) == {"error": "no GPU"}
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_lanes_without_gpu(tmp_path):
+    compiler, program = gpu_check._compile_and_run(gpu_check._LANES, "lanes", "-O1")(tmp_path, "90")
+    subprocess.run(compiler, check=True)
+    run = subprocess.run(program, capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout.startswith("FAIL cudaMallocHost")
 
 
 def test_constants_from_the_probe():
