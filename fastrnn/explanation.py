@@ -19,7 +19,7 @@ from ._core.recurrent import Recurrent
 from ._core.torch_versions import rnn_allows_tf32
 from .cells import ALL_CELLS, STORAGE_CODES
 
-_PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "pointwise")
+_PARTS = ("launch", "exchange", "broadcast", "arithmetic", "weights", "memory", "issue", "pointwise")
 
 
 @dataclass(frozen=True)

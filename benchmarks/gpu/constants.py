@@ -30,12 +30,9 @@ def measured(rows: list[dict]) -> dict[str, float]:
         return max((row[value] for row in rows if wanted.items() <= row.items()), default=None)
 
     gigabytes = "gb_per_s_per_sm"
-    flags, barrier = "packed flags, a thread polls one", "stores and cluster.sync"  # as the kernels exchange
     found = {
         "launch": least("us_per_launch", probe="launch after launch"),
         "block_exchange": least("us_per_step", probe="block exchange", blocks=sms, h_bytes=2048),
-        "cluster_exchange": least("us_per_step", probe="cluster exchange", how=barrier, cluster=8, slice_bytes=256),
-        "grid_exchange": least("us_per_step", probe="grid exchange", how=flags, blocks=sms),
         "l2_per_sm": most(gigabytes, probe="broadcast read from L2", blocks=sms, buffer_kib=128),
         "peer_per_sm": most(gigabytes, probe="shared memory read", cluster=8),
         "shared_rate_per_sm": most(gigabytes, probe="shared memory read", cluster=1),

@@ -20,7 +20,7 @@ py::dict cost_dict(const StepCost& cost) {
   using namespace py::literals;
   return py::dict("launch"_a = cost.launch, "exchange"_a = cost.exchange, "broadcast"_a = cost.broadcast,
                   "arithmetic"_a = cost.arithmetic, "weights"_a = cost.weights, "memory"_a = cost.rows,
-                  "pointwise"_a = cost.pointwise, "total"_a = cost.total(), "bound"_a = cost.bound());
+                  "issue"_a = cost.issue, "pointwise"_a = cost.pointwise, "total"_a = cost.total(), "bound"_a = cost.bound());
 }
 
 py::dict limits_dict(const DeviceLimits& l) {

@@ -1,11 +1,13 @@
 // The cost model. A step of a persistent launch costs the exchange of the state between its SMs, the gather of the
-// state by every SM, the product on the SMs in use, the weights that are read again each step, and gate mathematics. A
-// launch for each step costs the launch instead of the exchange, and reads all weights. All constants are assumptions
-// until `benchmarks.gpu_check` has measured them on a card. Those of an H100 come from public measurements:
-//   exchange   0.05 us within an SM; cluster barrier and peer reads about 0.4; flags across the grid about 1.0
+// state by every SM, the product on the SMs in use, the weights that are read again each step, gate mathematics, and the
+// instructions that a block issues one after the other. A launch for each step costs the launch instead of the exchange,
+// and reads all weights. Constants:
 //   reads      L2 42 KB/us an SM, peer shared memory 25, own shared memory 225
 //   products   65 % of the dense tensor rate with mma.sync, 60 % of the vector rate
-//   launch     2.2 us from launch to launch of dependent small kernels in one stream
+//   the rest   fitted to an H200's times (benchmarks/results/gpu_nvidia_h200_times.json): 107 of forward on tensor cores
+//              with 80 % of them within -11 and +9 %, 18 of backward within 5 %. The probe of the same card gives 0.28 us
+//              for an exchange within an SM, 0.8 in a cluster, 2.8 by flags with all that a step of the probe does,
+//              4.6 from launch to launch. Other cards take the same, scaled by nothing.
 #include "plan.h"
 
 #include <algorithm>
@@ -19,11 +21,21 @@ namespace fr {
 namespace {
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
-constexpr double kBlockExchange = 0.05, kClusterExchange = 0.4, kGridExchange = 1.0, kLaunch = 2.2, kPointwise = 0.15;
+constexpr double kBlockExchange = 0.28, kClusterExchange = 0.56, kGridExchange = 0.9, kLaunch = 4.6;
+// us that instructions of a block take which run one after the other, forward and backward.
+struct Issue {
+  double chunk;      // of each product of a chunk of rows: barriers, addresses, publishing
+  double round;      // of each slice that a warp multiplies
+  double mma;        // of each gate row (backward: tile of units) and tile of rows in a round
+  double pointwise;  // of each element that a thread computes
+  double exact;      // of each such element more in strict float32, whose gates are not approximated
+};
+constexpr Issue kIssue[2] = {{1.2, 0, 0.073, 0.72, 0.65}, {2.1, 0.39, 0, 1.2, 0.3}};
+constexpr double kStepIssue = 6.4;                           // of a launch of `step`
+constexpr double kStepSlice = 0.53, kStepSliceOfGate = 0.17; // of each slice of its depth
 constexpr double kTensorShare = 0.65, kVectorShare = 0.6;
 constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest sums and addresses
 constexpr double kL2Share = 0.8;             // share of L2 that keeps weights from step to step
-constexpr int kChunkBarriers = 3;            // barriers of a block for each chunk of rows, besides one for each slice
 // Largest sizes for which the counts of elements and bytes below stay within 64 bits. No card holds so large a layer.
 constexpr int64_t kMostUnits = int64_t{1} << 24, kMostRows = int64_t{1} << 31;
 constexpr int64_t kRowTile = 8;              // batch rows of one mma
@@ -143,7 +155,7 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
       cost.broadcast += rows * depth_bytes * unit_tiles / rate;
       cost.weights += std::max(weights * row_tiles / rate, from_dram ? weights / (limits.dram * 1e6) : 0);
       cost.arithmetic += work.arithmetic(limits, product.gates * product.units * product.depth, rows, busy) * waves;
-      cost.pointwise += kPointwise;
+      cost.issue += kStepIssue + divide_up(product.depth * work.element, kPersistentSlice) * (kStepSlice + kStepSliceOfGate * product.gates);
     }
     cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   }
@@ -193,7 +205,10 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
     cost.exchange = kBlockExchange * waves;
     cost.arithmetic = waves * work.arithmetic(limits, work.weight_elements, c.rows_per_group, 1);
     cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
-    cost.pointwise = kPointwise * waves;
+    cost.issue = waves * (kIssue[backward].round + kIssue[backward].mma * work.cell.gates) *
+                 divide_up(work.r.hidden * work.element, kPersistentSlice) * (backward ? work.cell.gates : 1);
+    // block/kernel.cuh: two threads a unit; elementwise.cuh: one a unit and row
+    cost.pointwise = waves * kIssue[backward].pointwise * (work.cell.multiplies() ? divide_up(c.rows_per_group, 2) : 1);
   }
   return c;
 }
@@ -217,6 +232,8 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   const double per_sm = work.rate(limits) * 1e6 / limits.sms;  // flop/us
   const bool tensor = work.tensor();
   const int64_t tile = persistent_row_tile(tensor), counted = divide_up(rows, tile) * tile;
+  const int64_t chunk_rows = std::min<int64_t>(rows, kPersistentChunk), row_tiles = divide_up(chunk_rows, kRowTile);
+  const Issue& issue = kIssue[backward];
   StepCost cost;
   double shared = 0, streamed = 0;
   for (int i = 0; i < partition.phases; ++i) {
@@ -229,8 +246,9 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
       cost.broadcast += rows * depth / (read_rate * 1024);
       cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * counted / per_sm;
     }
-    cost.pointwise += kPointwise * chunks;
-    cost.exchange += kBlockExchange * chunks * ((phase.partial ? 0 : phase.rounds) + kChunkBarriers);
+    cost.issue += chunks * (issue.chunk + phase.rounds * (issue.round + issue.mma * phase.gates * row_tiles));
+    const int64_t elements = phase.partial ? 1 : divide_up(chunk_rows * phase.block_units(), 32 * partition.warps);
+    cost.pointwise += chunks * elements * (issue.pointwise + (tensor ? 0 : issue.exact));
     shared += static_cast<double>(chunks) * phase.shared_rounds * phase.round_bytes();
     if (!tensor)  // the lanes of a warp read the operand once for each unit that they hold
       shared += static_cast<double>(counted) * partition.warps * phase.rounds * kPersistentSlice * 32 /
@@ -249,7 +267,7 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
   const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * partition.directions, resident)
                                                            : work.r.directions / partition.directions);
-  for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.pointwise}) *part *= waves;
+  for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.issue, &cost.pointwise}) *part *= waves;
   cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   return cost;
 }
@@ -325,13 +343,13 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
 }  // namespace
 
 double StepCost::total() const {
-  return std::max(launch + exchange + broadcast + std::max(arithmetic, weights) + pointwise, rows);
+  return std::max(launch + exchange + broadcast + std::max(arithmetic, weights) + issue + pointwise, rows);
 }
 
 const char* StepCost::bound() const {
   const std::pair<double, const char*> parts[] = {{launch, "launch"},         {exchange, "exchange"}, {broadcast, "broadcast"},
                                                   {arithmetic, "arithmetic"}, {weights, "weights"},   {rows, "memory"},
-                                                  {pointwise, "pointwise"}};
+                                                  {issue, "issue"},           {pointwise, "pointwise"}};
   return std::max_element(std::begin(parts), std::end(parts), [](auto& a, auto& b) { return a.first < b.first; })->second;
 }
 
@@ -400,7 +418,7 @@ DeviceLimits limits_like(int capability, int sms) {
 
 std::vector<std::pair<std::string, double>> model_constants() {
   return {{"launch", kLaunch}, {"block_exchange", kBlockExchange}, {"cluster_exchange", kClusterExchange},
-          {"grid_exchange", kGridExchange}, {"pointwise", kPointwise}, {"tensor_share", kTensorShare}, {"vector_share", kVectorShare}};
+          {"grid_exchange", kGridExchange}, {"tensor_share", kTensorShare}, {"vector_share", kVectorShare}};
 }
 
 PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits) {

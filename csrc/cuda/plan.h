@@ -58,7 +58,8 @@ struct PlanRequest {
 // multiplication; reading weights (from shared memory, L2 or DRAM; with FMA also the operand from shared memory); the
 // step's rows in DRAM; gate mathematics.
 struct StepCost {
-  double launch = 0, exchange = 0, broadcast = 0, arithmetic = 0, weights = 0, rows = 0, pointwise = 0;
+  // issue: barriers and instructions of a step that nothing else hides, beside those of the pointwise part
+  double launch = 0, exchange = 0, broadcast = 0, arithmetic = 0, weights = 0, rows = 0, issue = 0, pointwise = 0;
   double total() const;
   const char* bound() const;  // name of the largest part
 };
