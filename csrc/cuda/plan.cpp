@@ -382,14 +382,15 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
 
 const std::vector<DeviceLimits>& known_cards() {
   // From the vendor's data sheets: capability, SMs, shared memory of a block and an SM, registers, L2, cluster, dense
-  // rates. H100: tensor16 and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). Clusters: the portable 8, with as many
-  // resident as the SMs allow. A part may hold fewer: one H100 of 132 SMs holds 120 blocks in clusters of 8
+  // rates. H100: tensor16 and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). H200: L2, clusters, peer and own shared
+  // memory as the probe found them (benchmarks/results/gpu_nvidia_h200_probe.json). Clusters elsewhere: the portable 8,
+  // with as many resident as the SMs allow. A part may hold fewer: one H100 of 132 SMs holds 120 blocks in clusters of 8
   // (github.com/accel-sim/gpu-app-collection/pull/87). rnn_cuda.cpp queries the device itself, for 16 too. Reads an SM:
   // see the head of this file; scaled by clock for other cards.
   static const std::vector<DeviceLimits> cards = {
       {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 65536, 40 * kMiB, 1, 312, 156, 19.5, 9.7, 2.0, 36, 0, 180},
       {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 3.0, 42, 25, 225},
-      {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 4.3, 42, 25, 225},
+      {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 60 * kMiB, 16, 800, 400, 60, 33.5, 4.3, 42, 28, 236, {132, 66, 30, 15, 7}},
       {"L40S", 89, 142, 99 * kKiB, 100 * kKiB, 65536, 96 * kMiB, 1, 362, 183, 91, 1.4, 0.86, 36, 0, 310},
       {"RTX4090", 89, 128, 99 * kKiB, 100 * kKiB, 65536, 72 * kMiB, 1, 165, 82, 82, 1.3, 1.0, 36, 0, 310},
       {"B200", 100, 148, 227 * kKiB, 228 * kKiB, 65536, 126 * kMiB, 8, 2250, 1120, 75, 37, 7.7, 45, 25, 240},

@@ -202,7 +202,7 @@ def test_explain_command():
     )
     assert "on H100: streaming\n" in both.output
     assert "forward cannot run: the gates' weights of a block take" in both.output
-    assert "a block holds 320.0 KiB; the directions run one after the other" in both.output
+    assert "for each 16 rows; the directions run one after the other" in both.output
     refused = CliRunner().invoke(command, [*arguments, "--plan", "block"])
     assert refused.exit_code == 1 and "one SM hold" in refused.output
     unknown = CliRunner().invoke(command, [*arguments[:-1], "T4"])

@@ -1,17 +1,23 @@
 // Checks the lane maps of lane_maps.cuh on a real GPU: prints "0 failures" if the hardware agrees with the tables of
 // the PTX manual. Built and run by benchmarks/gpu_check.py.
 #include <cstdio>
+#include <stdexcept>
 
 #include "lane_maps.cuh"
+
+// rnn_cuda.cpp defines it for the module; this program is one file.
+void fr::gpu::check_launch(cudaError_t result, const char* call, const char* kernel, const LaunchShape&) {
+  if (result != cudaSuccess) throw std::runtime_error(std::string(call) + " " + kernel + ": " + cudaGetErrorString(result));
+}
 
 int main() {
   int failures = 0;
   const auto allocate = [](int bytes) {
     void* memory = nullptr;  // 1.5 KiB in all, visible to host and device, freed with the process
-    fr::gpu::check(cudaMallocHost(&memory, bytes), "cudaMallocHost", "", {});
+    fr::gpu::check_launch(cudaMallocHost(&memory, bytes), "cudaMallocHost", "", {});
     return memory;
   };
-  const auto wait = [] { fr::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", "", {}); };
+  const auto wait = [] { fr::gpu::check_launch(cudaDeviceSynchronize(), "cudaDeviceSynchronize", "", {}); };
   try {
     fr::gpu::check_lane_maps(nullptr, allocate, wait, [&](bool condition, const std::string& what) {
       if (!condition) ++failures, std::printf("FAIL %s\n", what.c_str());
