@@ -5,6 +5,7 @@
 //   check       all that a plain build can decide; exit status 1 on failure
 //   race NAME   runs one kernel (correct, no_barrier, ..., or with a cluster: cluster_correct, ...) for a
 //   ThreadSanitizer build, which must be silent on the correct ones and report the others
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -141,6 +142,21 @@ LoopResult run_loop(Broken broken, uint64_t seed) {
   result.right = true;
   for (int i = 0; i < n; ++i) result.right = result.right && h[steps % 2 * n + i] == want[i];
   return result;
+}
+
+// The formulas of sigmoid and tanh for rounded products. On a GPU ex2 and rcp add a few roundings.
+void check_fast_gates() {
+  double worst = 0;
+  for (float x = -30; x <= 30; x += 1.0f / 1024) {
+    const double sigmoid = 1 / (1 + std::exp(-double(x))), tangent = std::tanh(double(x));
+    worst = std::max(worst, std::abs(fr_sigmoid(Scalar<float, true>(x)).value / sigmoid - 1));
+    if (x != 0) worst = std::max(worst, std::abs(fr_tanh(Scalar<float, true>(x)).value / tangent - 1));
+  }
+  check(worst < 1e-6, "fast gates: relative error " + std::to_string(worst));
+  const float beyond = INFINITY;
+  check(fast_tanh(beyond) == 1 && fast_tanh(-beyond) == -1 && fast_tanh(0) == 0, "fast tanh at its ends");
+  check(fast_logistic_of_minus(beyond) == 0 && fast_logistic_of_minus(-beyond) == 1, "fast sigmoid at its ends");
+  check(std::isnan(fast_tanh(NAN)) && std::isnan(fast_logistic_of_minus(NAN)), "NaN stays NaN in fast gates");
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -335,6 +351,7 @@ int main(int argc, char** argv) {
   check_lanes();
   check_swizzle();
   check_conversions();
+  check_fast_gates();
   check_loop();
   check_early_return();
   check_clusters();
