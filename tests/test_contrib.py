@@ -237,6 +237,24 @@ PRIVATE = {
 }
 
 
+def test_a_hook_of_opacus_goes_to_its_adapter():
+    """With a stand-in for opacus' GradSampleModule, so that the tests below are not the only ones to see it."""
+
+    class Wrapper:
+        __module__ = "opacus.grad_sample.grad_sample_module"
+
+        def capture(self, module, inputs, output):
+            pass
+
+    for layer in (fastrnn.LSTM(3, 4), fastrnn.GRU(3, 4)):
+        handle = layer.register_forward_hook(Wrapper().capture)
+        assert len(layer._opacus_hooks) == 1 and not layer._forward_hooks
+        handle.remove()
+        assert not layer._opacus_hooks
+        layer.register_forward_hook(lambda *_: None)
+        assert not layer._opacus_hooks and len(layer._forward_hooks) == 1
+
+
 class TestOpacus:
     @pytest.fixture(autouse=True)
     def _packages(self):

@@ -41,7 +41,7 @@ def _keep_for_opacus(layer: Recurrent, hook: Callable) -> RemovableHandle | None
     owner = getattr(getattr(hook, "func", hook), "__self__", None)  # a bound method, or a partial over one
     if not any(cls.__module__.startswith("opacus.") for cls in type(owner).__mro__):
         return None
-    from .contrib.opacus import keep_hook
+    from ..contrib.opacus import keep_hook
 
     return keep_hook(layer, hook)
 
