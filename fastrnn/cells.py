@@ -150,9 +150,20 @@ def _entering(h: Tensor, clips: Clips) -> Tensor:
     return h if clips.entering is None else h * clips.entering
 
 
+def _recurrent(h: Tensor, parameters: Parameters, clips: Clips) -> Tensor:
+    """The recurrent part of the gates, for cells with one product."""
+    assert parameters.weight_hh is not None
+    return linear(_entering(h, clips), parameters.weight_hh, parameters.bias_hh)
+
+
+def _unit_weights(parameters: Parameters) -> Tensor:
+    assert parameters.weight_unit is not None
+    return parameters.weight_unit
+
+
 def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, c = states
-    i, f, g, o = (gates + linear(_entering(h, clips), parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
+    i, f, g, o = (gates + _recurrent(h, parameters, clips)).chunk(4, dim=-1)
     if parameters.weight_unit is not None:
         i, f = i + parameters.weight_unit[0] * c, f + parameters.weight_unit[1] * c
     c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
@@ -165,8 +176,7 @@ def _lstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Cli
 
 
 def _gru_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    recurrent = linear(_entering(states[0], clips), parameters.weight_hh, parameters.bias_hh)
-    return _gru_update(gates, recurrent, states[0], clips)
+    return _gru_update(gates, _recurrent(states[0], parameters, clips), states[0], clips)
 
 
 def _gru_update(gates: Tensor, recurrent: Tensor, h: Tensor, clips: Clips) -> States:
@@ -180,6 +190,7 @@ def _gru_update(gates: Tensor, recurrent: Tensor, h: Tensor, clips: Clips) -> St
 def _gru_reset_before_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     (h,) = states
     hidden = h.shape[-1]
+    assert parameters.weight_hh is not None
     weight_rz, weight_n = parameters.weight_hh.split([2 * hidden, hidden])
     bias_rz, bias_n = (None, None) if parameters.bias_hh is None else parameters.bias_hh.split([2 * hidden, hidden])
     input_rz, input_n = gates.split([2 * hidden, hidden], dim=-1)
@@ -190,25 +201,25 @@ def _gru_reset_before_step(gates: Tensor, states: States, parameters: Parameters
 
 
 def _rnn_tanh_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + linear(_entering(states[0], clips), parameters.weight_hh, parameters.bias_hh)).tanh(),)
+    return ((gates + _recurrent(states[0], parameters, clips)).tanh(),)
 
 
 def _rnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + linear(_entering(states[0], clips), parameters.weight_hh, parameters.bias_hh)).relu(),)
+    return ((gates + _recurrent(states[0], parameters, clips)).relu(),)
 
 
 def _indrnn_tanh_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + parameters.weight_unit[0] * _entering(states[0], clips)).tanh(),)
+    return ((gates + _unit_weights(parameters)[0] * _entering(states[0], clips)).tanh(),)
 
 
 def _indrnn_relu_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    return ((gates + parameters.weight_unit[0] * _entering(states[0], clips)).relu(),)
+    return ((gates + _unit_weights(parameters)[0] * _entering(states[0], clips)).relu(),)
 
 
 def _slstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, cells = states
     c, n, m = cells.chunk(3, dim=-1)
-    i, f, z, o = (gates + linear(_entering(h, clips), parameters.weight_hh, parameters.bias_hh)).chunk(4, dim=-1)
+    i, f, z, o = (gates + _recurrent(h, parameters, clips)).chunk(4, dim=-1)
     a = logsigmoid(f) + m
     m = torch.where((n > 0) & (a > i), a, i)
     i, f = (i - m).exp(), (a - m).clamp(max=0).exp()
@@ -220,20 +231,26 @@ def _slstm_step(gates: Tensor, states: States, parameters: Parameters, clips: Cl
 # recurrent parts, and for the LSTM gain and shift of the cell state. The biases are the shifts of the two parts.
 
 
+def _product(h: Tensor, parameters: Parameters, clips: Clips) -> Tensor:
+    assert parameters.weight_hh is not None
+    return linear(_entering(h, clips), parameters.weight_hh)
+
+
 def _normalised(product: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
     return layer_norm(product, product.shape[-1:], gain.flatten(), shift)
 
 
 def _lstm_layer_norm_input(x: Tensor, parameters: Parameters) -> Tensor:
-    return _normalised(linear(x, parameters.weight_ih), parameters.weight_unit[:4], parameters.bias_ih)
+    return _normalised(linear(x, parameters.weight_ih), _unit_weights(parameters)[:4], parameters.bias_ih)
 
 
 def _lstm_layer_norm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, c = states
-    product = linear(_entering(h, clips), parameters.weight_hh)
-    i, f, g, o = (gates + _normalised(product, parameters.weight_unit[4:8], parameters.bias_hh)).chunk(4, dim=-1)
+    gains, (gain_c, shift_c) = _unit_weights(parameters)[4:8], _unit_weights(parameters)[8:]
+    product = _product(h, parameters, clips)
+    i, f, g, o = (gates + _normalised(product, gains, parameters.bias_hh)).chunk(4, dim=-1)
     c = _clip(f.sigmoid() * c + i.sigmoid() * _dropped(g.tanh(), clips), clips.cell)
-    return o.sigmoid() * _normalised(c, *parameters.weight_unit[8:]).tanh(), c
+    return o.sigmoid() * _normalised(c, gain_c, shift_c).tanh(), c
 
 
 def _normalised_gru_part(product: Tensor, gains: Tensor, shift: Tensor | None) -> Tensor:
@@ -245,12 +262,12 @@ def _normalised_gru_part(product: Tensor, gains: Tensor, shift: Tensor | None) -
 
 
 def _gru_layer_norm_input(x: Tensor, parameters: Parameters) -> Tensor:
-    return _normalised_gru_part(linear(x, parameters.weight_ih), parameters.weight_unit[:3], parameters.bias_ih)
+    return _normalised_gru_part(linear(x, parameters.weight_ih), _unit_weights(parameters)[:3], parameters.bias_ih)
 
 
 def _gru_layer_norm_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-    product = linear(_entering(states[0], clips), parameters.weight_hh)
-    recurrent = _normalised_gru_part(product, parameters.weight_unit[3:], parameters.bias_hh)
+    product = _product(states[0], parameters, clips)
+    recurrent = _normalised_gru_part(product, _unit_weights(parameters)[3:], parameters.bias_hh)
     return _gru_update(gates, recurrent, states[0], clips)
 
 
@@ -270,7 +287,9 @@ _STEPS: dict[str, Step] = {
 CELLS: dict[str, CellSpec] = {facts["name"]: CellSpec(step=_STEPS[facts["name"]], **facts) for facts in _C.cells()}
 
 
-def _looped(of: str, name: str, step: Step, input_part: Callable, unit_weights: int) -> CellSpec:
+def _looped(
+    of: str, name: str, step: Step, input_part: Callable[[Tensor, Parameters], Tensor], unit_weights: int
+) -> CellSpec:
     """The spec of a cell that no kernel has, derived from the kernel cell ``of``."""
     return replace(
         CELLS[of], name=name, step=step, input_part=input_part, code=None, unit_weights=unit_weights, saved=0

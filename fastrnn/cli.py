@@ -35,7 +35,7 @@ COMMANDS = {
 _OPTIONAL = {"h5py", "safetensors", "matplotlib", "tensorboard", "tensorflow"}
 
 
-class CellName(click.ParamType):
+class CellName(click.ParamType):  # type: ignore[type-arg] # generic, but not in click 8.1
     """A key of fastrnn.cells.ALL_CELLS; imports torch only to check a given value, so that help need not wait."""
 
     name = "cell"
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
         options: those of click.Group.
     """
 
-    def __init__(self, *args, commands_by_name: Mapping[str, tuple[str, str]], **options) -> None:
+    def __init__(self, *args: Any, commands_by_name: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(*args, **options)
         self.commands_by_name = commands_by_name
 
@@ -98,11 +98,11 @@ class LazyGroup(click.Group):
 class _Integer(click.IntRange):
     """Integers from ``min``; help does not show the upper bound, which no sensible value reaches."""
 
-    def __init__(self, min: int, most: int) -> None:
+    def __init__(self, min: int | None, most: int) -> None:
         super().__init__(min)
         self.most = most
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         number = super().convert(value, param, ctx)
         if number > self.most:
             self.fail(f"{number} is too large, at most {self.most} is possible", param, ctx)
@@ -112,7 +112,7 @@ class _Integer(click.IntRange):
 class _Finite(click.FloatRange):
     """A range that refuses infinity and NaN; comparisons with the bounds do not catch NaN."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number", param, ctx)

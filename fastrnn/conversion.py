@@ -26,7 +26,7 @@ _CELLS: dict[type, type] = {
 }
 
 # Attributes that the constructors of fastrnn's classes set and torch.nn's do not.
-_EXTRAS = {
+_EXTRAS: dict[type, dict[str, object]] = {
     modules.LSTM: {"recompute": False, "cell_clip": None, "proj_clip": None, "peephole": False, "layer_norm": False},
     modules.GRU: {"recompute": False, "reset_after": True, "layer_norm": False},
     modules.RNN: {"recompute": False},
@@ -60,7 +60,8 @@ class Report:
         for name in self.swapped:
             layer = layers[name]
             kind = replaced_by(_own_class(layer))
-            over = "" if kind is None else f", {name_of(kind)} over fastrnn.{base_of(kind).__name__}"
+            base = None if kind is None else base_of(kind)
+            over = "" if kind is None or base is None else f", {name_of(kind)} over fastrnn.{base.__name__}"
             lines.append(f"  swapped {name or '(the model)'}: {' '.join(str(layer).split())}{over}")
         lines += [f"  left {name or '(the model)'}: {reason}" for name, reason in self.left.items()]
         lines += [f"  note on {name or '(the model)'}: {note}" for name, note in self.notes.items()]
@@ -101,6 +102,7 @@ def convert(model: torch.nn.Module) -> Report:
     parts: set[torch.nn.Module] = set()  # submodules of other libraries' layers: not reported separately
     for name, module in model.named_modules():
         kind, compiled = _own_class(module), _script_reason(module)
+        base = base_of(kind)
         if compiled is not None:
             report.left[name] = compiled
         elif isinstance(module, torch.nn.RNNCellBase):
@@ -108,12 +110,12 @@ def convert(model: torch.nn.Module) -> Report:
                 report.left[name] = "a cell runs one step a call, where torch.nn's is as fast"
         elif isinstance(module, Recurrent):
             continue
-        elif base_of(kind) is not None:
-            why = kept.get(module) or _reason_to_leave(module, kind)
+        elif base is not None:
+            why = kept.get(module) or _reason_to_leave(module, kind, base)
             if why is None:
                 _change_class(module, kind, TO_FAST[kind] if kind in TO_FAST else over_fast(kind))
                 report.swapped.append(name)
-                bases[module] = base_of(kind)
+                bases[module] = base
             else:
                 report.left[name] = why
         elif isinstance(module, torch.nn.RNNBase):
@@ -139,7 +141,7 @@ def _needed_by(owner: torch.nn.Module) -> dict[torch.nn.Module, str]:
     kept = {}
     for layer, base in layers.items():
         for method in asking:
-            if base in method.classes and not method.initialises:
+            if base is not None and base in method.classes and not method.initialises:
                 kept[layer] = (
                     f"{method.method} asks whether it is a torch.nn.{base.__name__}, which fastrnn's layer is not; "
                     "ask for layer.mode there, which both have, or convert the layer itself"
@@ -185,23 +187,25 @@ def revert(model: torch.nn.Module, *, block_diagonal_weights: bool = False) -> R
         if not issubclass(kind, (Recurrent, *_CELLS)):
             continue
         plain = (TO_TORCH | _CELLS).get(kind) or replaced_by(kind)
-        if plain:
-            why = _reason_against_torch(module, block_diagonal_weights)
-        elif kind.__module__ == modules.__name__:
-            why = f"torch.nn has no {kind.__name__}"
-        else:
-            why = f"{name_of(kind)} is a subclass of fastrnn's {'layer' if issubclass(kind, Recurrent) else 'cell'}"
-        if why is None:
-            if getattr(module, "heads", 1) > 1:
-                _write_block_diagonal(module)
-            _change_class(module, kind, plain)
-            report.swapped.append(name)
-        else:
+        if plain is None:
+            if kind.__module__ == modules.__name__:
+                report.left[name] = f"torch.nn has no {kind.__name__}"
+            else:
+                what = "layer" if issubclass(kind, Recurrent) else "cell"
+                report.left[name] = f"{name_of(kind)} is a subclass of fastrnn's {what}"
+            continue
+        why = _reason_against_torch(module, block_diagonal_weights)
+        if why is not None:
             report.left[name] = why
+            continue
+        if isinstance(module, (Recurrent, step_modules._Step)) and module.heads > 1:
+            _write_block_diagonal(module)
+        _change_class(module, kind, plain)
+        report.swapped.append(name)
     return report
 
 
-def _write_block_diagonal(module: Recurrent | torch.nn.RNNCellBase) -> None:
+def _write_block_diagonal(module: Recurrent | step_modules._Step) -> None:
     for name in [name for name, _ in module.named_parameters()]:
         if name.startswith("weight_hh"):
             heads = getattr(module, name)
@@ -243,7 +247,7 @@ def _change_class(module: torch.nn.Module, old: type, new: type) -> None:
         _refresh_flat_weights(module)
 
 
-def _refresh_flat_weights(module: torch.nn.Module) -> None:
+def _refresh_flat_weights(module: torch.nn.RNNBase) -> None:
     """Update torch.nn's list of the weights without running a parametrization.
 
     In training, a parametrization may change its own state (the power iteration of spectral_norm) or draw random
@@ -262,7 +266,7 @@ def _refresh_flat_weights(module: torch.nn.Module) -> None:
     module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
 
 
-def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
+def _reason_to_leave(module: torch.nn.Module, kind: type, base: type) -> str | None:
     if "forward" in vars(module):
         return "its forward is replaced on the instance"
     if module._compiled_call_impl is not None:
@@ -277,8 +281,8 @@ def _reason_to_leave(module: torch.nn.Module, kind: type) -> str | None:
         if parameter.device.type not in ("cpu", "cuda", "meta"):
             return f"{name} lies on {parameter.device}; fastrnn runs on cpu and cuda"
     held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
-    for name in sorted(held & own_names(TO_FAST[base_of(kind)])):
-        return f"it has an attribute {name}, which means something else in fastrnn.{base_of(kind).__name__}"
+    for name in sorted(held & own_names(TO_FAST[base])):
+        return f"it has an attribute {name}, which means something else in fastrnn.{base.__name__}"
     return None if kind in TO_FAST else reason_to_leave(kind)
 
 

@@ -41,10 +41,18 @@ def build(folder: Path) -> Path:
     root, installed = sources(), Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"  # of strings and lists in torch's binary
     core, library = folder / "core", folder / "libfastrnn_ops.so"
-    configure = ["cmake", "-S", root, "-B", core, "-DFASTRNN_BUILD_MODULE=OFF", "-DFASTRNN_CPU=native"]
-    make = ["cmake", "--build", core, "--target", "fastrnn_core", "--parallel", str(os.cpu_count())]
+    configure: list[str | Path] = [
+        "cmake",
+        "-S",
+        root,
+        "-B",
+        core,
+        "-DFASTRNN_BUILD_MODULE=OFF",
+        "-DFASTRNN_CPU=native",
+    ]
+    make: list[str | Path] = ["cmake", "--build", core, "--target", "fastrnn_core", "--parallel", str(os.cpu_count())]
     # torch brings the OpenMP runtime that the core calls, so none is linked.
-    link = [
+    link: list[str | Path] = [
         *(compiler, "-std=c++20", "-O2", "-fPIC", "-shared", abi, "-I", installed / "include", "-I", root / "csrc"),
         *(_PACKAGE / "cpp_ops.cpp", core / "libfastrnn.a", "-o", library),
         *("-L", installed / "lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{installed / 'lib'}"),

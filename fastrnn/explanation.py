@@ -59,7 +59,7 @@ class Explanation:
         if not self.candidates:
             return math.nan
         backward = self._candidate(self.backward_strategy)["backward"]["total"] if self.training else 0.0
-        return (self.chosen["forward"]["total"] + backward) * self.launches
+        return float((self.chosen["forward"]["total"] + backward) * self.launches)
 
     def _candidate(self, strategy: str) -> dict[str, Any]:
         return next(c for c in self.candidates if c["strategy"] == strategy)
@@ -207,6 +207,7 @@ def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> 
     kind = module.cell if isinstance(module, Recurrent) else module.mode.lower() + "_projected" * bool(module.proj_size)
     if card is None:
         card = f"cuda:{x.device.index}" if x.is_cuda else "cuda:0" if has_cuda() else "H100"
+    weight: Tensor = getattr(module, "weight_ih_l0")  # noqa: B009, by attribute, as it may be parametrized
     steps, batch = (x.shape[1], x.shape[0]) if module.batch_first else (x.shape[0], x.shape[1])
     return explain_layer(
         kind,
@@ -214,7 +215,7 @@ def explain(module: torch.nn.RNNBase, x: Tensor, *, card: str | None = None) -> 
         batch=batch,
         steps=steps,
         projection=module.proj_size,
-        dtype=module.weight_ih_l0.dtype,
+        dtype=weight.dtype,
         tf32=rnn_allows_tf32(),
         directions=2 if module.bidirectional else 1,
         heads=getattr(module, "heads", 1),

@@ -7,6 +7,7 @@ the instruction set: a buffer from a machine with another one is prepared again 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from .cells import CELLS, States
 from .modules import GRU, LSTM, RNN
 
 __all__ = ["FrozenGRU", "FrozenLSTM", "FrozenRNN", "freeze"]
+
+_Stream = tuple[Tensor, Tensor | None, tuple[int, int]]  # h, c and output shape, for `step`
 
 FORMS = {"float32": 0, "bfloat16": 1, "int8": 2}
 _HEADER_BYTES = 64
@@ -49,8 +52,9 @@ class Frozen(Recurrent):
 
     weights: str  # a key of FORMS
     training = False
-    _stream: tuple | None = None  # h, c and output shape, for `step`
-    _core: Any = None
+    _buffers: dict[str, Tensor]  # type: ignore[assignment] # none is None, as buffers of other modules may be
+    _stream: _Stream | None = None
+    _core: _C.Frozen | None = None
     _widths: tuple[int, int] = (0, 0)  # of `_sizes`, once there is a _core
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -58,10 +62,10 @@ class Frozen(Recurrent):
 
     # ---- the interface of torch.nn.Module ----
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_core"}
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # not torch.nn.RNNBase's, which expects parameters
 
     def train(self, mode: bool = True) -> Frozen:
@@ -71,7 +75,16 @@ class Frozen(Recurrent):
     def extra_repr(self) -> str:
         return super().extra_repr() + f", weights={self.weights}"
 
-    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
         for name, own in self._buffers.items():
             given = state_dict.get(prefix + name)
             if not isinstance(given, Tensor) or given.is_meta or own.is_meta:
@@ -93,13 +106,23 @@ class Frozen(Recurrent):
     def _check_input(self, x: Tensor, given: Tensor, weight: Tensor, dims: int) -> None:
         super()._check_input(x, given, torch.empty(0, dtype=torch.float32), dims)
 
-    def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None, all_states=False):
+    def _stack(
+        self,
+        x: Tensor,
+        states: States | None,
+        weights: Sequence[Tensor],
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        reset_to_initial: bool,
+        batch_sizes: Tensor | None = None,
+        all_states: bool = False,
+    ) -> tuple[Tensor, States, list[States]]:
         if all_states:
             raise RuntimeError("a frozen layer has no all_states: ask the layer that it was made from")
         if lengths is resets is batch_sizes is None and self._core is not None:
-            found = self._short(x, states, weights)
-            if found is not None:
-                return found
+            short = self._short(x, states, weights)
+            if short is not None:
+                return *short, []
         _refuse_gradients(x, *(states or ()))
         given = (("input", x), ("weights", weights[0]), *zip(("h0", "c0"), states or (), strict=False))
         for name, t in given:
@@ -135,7 +158,7 @@ class Frozen(Recurrent):
         self.__dict__.update(_core=_kernels(*self._options()), _widths=self._sizes())
         return _two_or_one(*found)
 
-    def _short(self, x: Tensor, states: States | None, weights: list[Tensor]) -> tuple[Tensor, States] | None:
+    def _short(self, x: Tensor, states: States | None, weights: Sequence[Tensor]) -> tuple[Tensor, States] | None:
         """Run a sequence of ordinary tensors, without lengths or packing; None if that needs the checks of `_stack`."""
         h0, c0 = states if states is not None and len(states) == 2 else (states[0] if states else None, None)
         if torch.compiler.is_compiling() or routes._transformed() or routes._observed():
@@ -147,11 +170,12 @@ class Frozen(Recurrent):
         output = x.new_empty(steps, batch, (2 if self.bidirectional else 1) * width)
         h_n = x.new_empty(count, batch, width)
         c_n = x.new_empty(count, batch, of_cells) if of_cells else None
+        assert self._core is not None
         if not batch or not self._core.sequence(weights, x, h0, c0, output, h_n, c_n, forked.threads()):
             return None
         return output, (h_n,) if c_n is None else (h_n, c_n)
 
-    def _options(self) -> tuple:
+    def _options(self) -> tuple[str, bool, float, float]:
         return self.cell, self.bidirectional, float(self.cell_clip or 0), float(self.proj_clip or 0)
 
     def _sizes(self) -> tuple[int, int]:
@@ -176,6 +200,7 @@ class Frozen(Recurrent):
         """
         self._refuse_two_directions()
         weight, _, bias, _, _, scale, _, _ = _unpack(next(iter(self._buffers.values())))
+        assert weight is not None
         return torch.nn.functional.linear(x, weight if scale is None else weight * scale.unsqueeze(1), bias)
 
     def step(self, x: Tensor, out: Tensor | None = None, *, gates: bool = False) -> Tensor:
@@ -204,25 +229,28 @@ class Frozen(Recurrent):
         """Run a step that starts a stream, or refuse it."""
         self._refuse_two_directions()
         _refuse_gradients(x)
-        width, began = self.proj_size or self.hidden_size, self._stream is not None
-        batch = self._stream[2][0] if began else len(x) if x.dim() else 0
+        width, stream = self.proj_size or self.hidden_size, self._stream
+        batch = len(x) if x.dim() else 0
+        if stream is not None:
+            batch = stream[2][0]
         columns = CELLS[self.cell].gates * self.hidden_size if gates else self.input_size
         for name, t, shape in (("x", x, (batch, columns)), ("out", out, (batch, width))):
             if t is not None and (t.shape != shape or t.dtype != torch.float32 or t.device.type != "cpu"):
                 raise RuntimeError(
                     f"step: expected {name} of shape {shape}, float32 on the CPU, got {tuple(t.shape)}, {t.dtype} on "
-                    f"{t.device}" + ("; reset_state() begins anew with other rows" if began else "")
+                    f"{t.device}" + ("" if stream is None else "; reset_state() begins anew with other rows")
                 )
         if out is not None and not out.is_contiguous():
             raise RuntimeError("step: expected out without gaps")
-        if not began:
-            self._begin(batch)
-        self.__dict__.update(_core=_kernels(*self._options()), _widths=self._sizes())
-        h, c, shape = self._stream
+        if stream is None:
+            stream = self._begin(batch)
+        core = _kernels(*self._options())
+        self.__dict__.update(_core=core, _widths=self._sizes())
+        h, c, shape = stream
         output = h.new_empty(shape) if out is None else out
         x = x.detach().resolve_neg().contiguous()
         for _ in range(2):
-            if self._core.step(self._weights(), x, gates, h, c, output, forked.threads()):
+            if core.step(self._weights(), x, gates, h, c, output, forked.threads()):
                 return output
             self._prepare_again()
         if routes._plain((x, output)):
@@ -233,12 +261,15 @@ class Frozen(Recurrent):
         if self.bidirectional:
             raise RuntimeError("step needs a layer of one direction: the other one begins at the end of the sequence")
 
-    def _begin(self, batch: int, hx: States | None = None) -> None:
-        kind = dict(dtype=torch.float32, device="cpu")
-        states = [torch.zeros(self.num_layers, batch, size, **kind) for size in self._state_widths()]
+    def _begin(self, batch: int, hx: States | None = None) -> _Stream:
+        shapes = [(self.num_layers, batch, size) for size in self._state_widths()]
+        states = [torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes]
         for state, given in zip(states, hx or (), strict=bool(hx)):
             state.copy_(given)
-        self._stream = (*_two(states), (batch, self.proj_size or self.hidden_size))
+        h, c, *_ = (*states, None)
+        assert h is not None
+        self._stream = h, c, (batch, self.proj_size or self.hidden_size)
+        return self._stream
 
     @property
     def state(self) -> Tensor | tuple[Tensor, Tensor] | None:
@@ -248,7 +279,7 @@ class Frozen(Recurrent):
         h, c, _ = self._stream
         return h.clone() if c is None else (h.clone(), c.clone())
 
-    def reset_state(self, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> None:
+    def reset_state(self, hx: Tensor | States | None = None) -> None:
         """Start over at the next `step`: from ``hx``, a value like ``state``, or from zeros with any number of rows."""
         if hx is None:
             self._stream = None
@@ -284,8 +315,8 @@ class Frozen(Recurrent):
         errors = []
         for one, other in zip(_tensors(found), _tensors(expected), strict=True):
             errors.append((one - other).abs().max().item() if one.numel() else 0.0)
-        sizes = [sum(t.numel() * t.element_size() for t in own) for own in (self.buffers(), module.parameters())]
-        return Comparison(*sizes, errors[0], max(errors[1:]))
+        size, given = (sum(t.numel() * t.element_size() for t in own) for own in (self.buffers(), module.parameters()))
+        return Comparison(size, given, errors[0], max(errors[1:]))
 
     def _prepare_again(self) -> None:
         """Convert the buffers to the layout of the instruction set in use."""
@@ -306,7 +337,7 @@ class FrozenRNN(Frozen, RNN):
     """A frozen :class:`fastrnn.RNN`, called in the same way; see :func:`fastrnn.freeze`."""
 
 
-_KINDS = {LSTM: FrozenLSTM, GRU: FrozenGRU, RNN: FrozenRNN}
+_KINDS: dict[type, type[FrozenLSTM | FrozenGRU | FrozenRNN]] = {LSTM: FrozenLSTM, GRU: FrozenGRU, RNN: FrozenRNN}
 
 
 def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | FrozenGRU | FrozenRNN:
@@ -347,7 +378,7 @@ def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | F
     torch.nn.Module.__init__(frozen)
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     frozen.__dict__.update(own, weights=weights, training=False, _flat_weights_names=[], _all_weights=[])
-    spec = CELLS[module.cell]
+    code = _code(module.cell)
     with torch.no_grad():
         for names in module._all_weights:
             parameters = {_stem(name): _checked(name, getattr(module, name), weights) for name in names}
@@ -355,22 +386,44 @@ def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | F
             scales: list[Tensor | None] = [None] * 3
             if weights == "int8":
                 for scale, place in enumerate((0, 1, 4)):
-                    if tensors[place] is not None:
-                        tensors[place], scales[scale] = _quantised(tensors[place])
+                    matrix = tensors[place]
+                    if matrix is not None:
+                        tensors[place], scales[scale] = _quantised(matrix)
             ending = names[0].removeprefix("weight_ih")
-            frozen.register_buffer(f"prepared{ending}", _prepare(spec.code, FORMS[weights], [*tensors, *scales]))
+            frozen.register_buffer(f"prepared{ending}", _prepare(code, FORMS[weights], [*tensors, *scales]))
     return frozen
 
 
+def _code(cell: str) -> int:
+    code = CELLS[cell].code
+    assert code is not None  # all of CELLS have kernels
+    return code
+
+
 @cache
-def _kernels(cell: str, bidirectional: bool, cell_clip: float, proj_clip: float) -> Any:
+def _kernels(cell: str, bidirectional: bool, cell_clip: float, proj_clip: float) -> _C.Frozen:
     """The core's counterpart of a stack (csrc/bindings_layer.cpp)."""
-    return _C.Frozen(CELLS[cell].code, [False, True] if bidirectional else [False], cell_clip, proj_clip)
+    return _C.Frozen(_code(cell), [False, True] if bidirectional else [False], cell_clip, proj_clip)
 
 
-def _forward(prepared, x, h0, c0, lengths, resets, batch_sizes, reset_to_initial, batch, cell, bidirectional, *more):
+def _forward(
+    prepared: Sequence[Tensor],
+    x: Tensor,
+    h0: Tensor | None,
+    c0: Tensor | None,
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    reset_to_initial: bool,
+    batch: int,
+    cell: str,
+    bidirectional: bool,
+    cell_clip: float,
+    proj_clip: float,
+    width: int,
+    of_cells: int,
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Returns output, h_n and c_n (empty if the cell has none); None if prepared for another instruction set."""
-    cell_clip, proj_clip, width, of_cells = more
     steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
     if lengths is not None:
         lengths = lengths.to(x.device, torch.int64).contiguous()
@@ -396,9 +449,11 @@ def _forward(prepared, x, h0, c0, lengths, resets, batch_sizes, reset_to_initial
     return (output, h_n, c_n) if known else None
 
 
-def _forward_op(prepared, *call):
-    found = _forward(prepared, *call)
-    return _forward([_prepared_again(t) for t in prepared], *call) if found is None else found
+def _forward_op(prepared: Sequence[Tensor], *call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    found = _forward(prepared, *call) or _forward([_prepared_again(t) for t in prepared], *call)
+    if found is None:
+        raise RuntimeError("the prepared weights are not those of this layer")
+    return found
 
 
 _frozen_op = torch.library.custom_op(
@@ -412,14 +467,15 @@ _frozen_op = torch.library.custom_op(
 
 
 @_frozen_op.register_fake
-def _frozen_fake(prepared, x, *more):
+def _frozen_fake(prepared: Sequence[Tensor], x: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, batch, _, bidirectional, _, _, width, of_cells = more
-    final = [x.new_empty(len(prepared), batch, size) for size in (width, of_cells)]
-    return x.new_empty(*x.shape[:-1], (2 if bidirectional else 1) * width), *final
+    h_n, c_n = (x.new_empty(len(prepared), batch, size) for size in (width, of_cells))
+    return x.new_empty(*x.shape[:-1], (2 if bidirectional else 1) * width), h_n, c_n
 
 
-def _two_or_one(output: Tensor, h_n: Tensor, c_n: Tensor) -> tuple[Tensor, States]:
-    return output, (h_n, c_n) if c_n.shape[-1] else (h_n,)
+def _two_or_one(output: Tensor, h_n: Tensor, c_n: Tensor) -> tuple[Tensor, States, list[States]]:
+    """A result of `_stack`, without states of every step."""
+    return output, (h_n, c_n) if c_n.shape[-1] else (h_n,), []
 
 
 def _stem(name: str) -> str:
@@ -446,6 +502,7 @@ def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _prepare(cell: int, form: int, tensors: list[Tensor | None]) -> Tensor:
     """The buffer of one direction of a layer; ``tensors`` are those of `prepare` in csrc/bindings_layer.cpp."""
     weight_ih, _, _, _, weight_hr, *_ = tensors
+    assert weight_ih is not None
     spec = next(spec for spec in CELLS.values() if spec.code == cell)
     projection = 0 if weight_hr is None else weight_hr.shape[0]
     size = _C.prepared_bytes(cell, form, weight_ih.shape[1], weight_ih.shape[0] // spec.gates, projection)
@@ -518,21 +575,22 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
     if projection:
         weight_hr, _, scale_hr = matrix(1, projection, hidden)
     elif second:
-        more = matrix(second, hidden, hidden)
-        weight_hh, bias_hh = torch.cat([weight_hh, more[0]]), torch.cat([bias_hh, more[1]])
-        scale_hh = None if scale_hh is None else torch.cat([scale_hh, more[2]])
+        weight, bias, scale = matrix(second, hidden, hidden)
+        weight_hh, bias_hh = torch.cat([weight_hh, weight]), torch.cat([bias_hh, bias])
+        if scale_hh is not None and scale is not None:
+            scale_hh = torch.cat([scale_hh, scale])
     if at != len(buffer):
         raise broken
     biases = (bias_ih, bias_hh) if has_bias else (None, None)
     return [weight_ih, weight_hh, *biases, weight_hr, scale_ih, scale_hh, scale_hr]
 
 
-def _two(states: States | list[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+def _two(states: Sequence[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
     h, c, *_ = (*(states or ()), None, None)
     return h, c
 
 
-def _tensors(result: tuple) -> list[Tensor]:
+def _tensors(result: tuple[Tensor | PackedSequence, Tensor | States]) -> list[Tensor]:
     """Output and final states."""
     output, final = result
     return [output.data, *((final,) if isinstance(final, Tensor) else final)]

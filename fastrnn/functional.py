@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -203,7 +204,7 @@ def stack(
     state_dropout: float = 0.0,
     gradient_clip: float = inf,
     noisy: bool = False,
-) -> tuple[Tensor, States] | tuple[Tensor, States, list[States]]:
+) -> tuple[Tensor, States, list[States]]:
     """A stack of layers with dropout between them, for the modules and the public functions.
 
     Args:
@@ -231,8 +232,8 @@ def stack(
         noisy: draw a seed for each layer from torch's generator of the device; else use zoneout's expectation.
 
     Returns:
-        output, and the final states of all layers, [L*D, B, R] and [L*D, B, H]. With ``all_states`` also each layer's
-        states after each step, (h [T, B, D*R],) or (h, c [T, B, D*C*H]).
+        output, the final states of all layers, [L*D, B, R] and [L*D, B, H], and with ``all_states`` each layer's states
+        after each step, (h [T, B, D*R],) or (h, c [T, B, D*C*H]).
     """
     reverse = (False, True) if bidirectional else (False,)
     places, directions = ALL_CELLS[cell].parameters[int(has_bias)], len(reverse)
@@ -261,7 +262,8 @@ def stack(
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
         x = drop_features(x, variational.input, batch_sizes, batch)
-    finals, every = [], []
+    finals: list[States] = []
+    every: list[States] = []
     for index in range(num_layers):
         if index and dropout:
             x = torch.nn.functional.dropout(x, dropout, training=True)
@@ -279,17 +281,29 @@ def stack(
     if variational is not None:
         x = drop_features(x, variational.output, batch_sizes, batch)
     final = finals[0] if num_layers == 1 else tuple(torch.cat(states) for states in zip(*finals, strict=True))
-    return (x, final, every) if all_states else (x, final)
+    return x, final, every
 
 
-def _public(cell, input, hx, weights, num_layers, bidirectional, dropout, training, batch_first, resets, **options):
+def _public(
+    cell: str,
+    input: Tensor,
+    hx: States | None,
+    weights: Sequence[Tensor],
+    num_layers: int,
+    bidirectional: bool,
+    dropout: float,
+    training: bool,
+    batch_first: bool,
+    resets: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, States]:
     """The common part of lstm, gru and rnn; hx and the final states are tuples here."""
     each = len(weights) // (num_layers * (2 if bidirectional else 1))
     x = input.transpose(0, 1) if batch_first else input
     if resets is not None and batch_first:
         resets = resets.transpose(0, 1)
     with forked.guarded():
-        output, final = stack(
+        output, final, _ = stack(
             cell,
             x,
             hx,
@@ -346,7 +360,7 @@ def lstm(
         output [T, B, D*R] (batch first or packed like the input) and (h_n [L*D, B, R], c_n [L*D, B, H]).
     """
     projected = len(weights) // (num_layers * (2 if bidirectional else 1)) % 2 == 1
-    return _public(
+    output, (h_n, c_n) = _public(
         "lstm_projected" if projected else "lstm",
         input,
         hx,
@@ -364,6 +378,7 @@ def lstm(
         proj_clip=proj_clip,
         recompute=recompute,
     )
+    return output, (h_n, c_n)
 
 
 def gru(

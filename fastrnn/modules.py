@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ._core.recurrent import Recurrent, is_proxy
+from ._core.recurrent import Recurrent, Sequences, is_proxy
 from .cells import States
 
 __all__ = ["GRU", "LSTM", "RNN", "SLSTM", "IndRNN"]
 
 Device = torch.device | str | int | None
+# Output, final states, and with all_states each layer's states of every step.
+OneState = tuple[Sequences, Tensor] | tuple[Sequences, Tensor, list[Sequences]]
+TwoStates = (
+    tuple[Sequences, tuple[Tensor, Tensor]] | tuple[Sequences, tuple[Tensor, Tensor], list[tuple[Sequences, ...]]]
+)
 _NO_PROJECTION = "proj_size argument is only supported for LSTM, not RNN or GRU"
 
 
@@ -162,10 +167,7 @@ class LSTM(Recurrent):
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
         all_states: bool = False,
-    ) -> (
-        tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]
-        | tuple[Tensor | PackedSequence, tuple[Tensor, Tensor], list]
-    ):
+    ) -> TwoStates:
         """Run the layers.
 
         D is 2 with ``bidirectional``, else 1.
@@ -191,14 +193,18 @@ class LSTM(Recurrent):
         """
         if is_proxy(input, hx, lengths, resets):
             options = {} if all_states is False else {"all_states": all_states}
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
+            node: TwoStates = self._node(
+                input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options
+            )
+            return node
         if hx is not None:
             states = (hx[0], hx[1])
             if len(hx) != 2:
                 raise RuntimeError("lstm expects two hidden states")
         else:
             states = None
-        return self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        output, (h_n, c_n), every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        return (output, (h_n, c_n), every) if all_states else (output, (h_n, c_n))
 
 
 class GRU(Recurrent):
@@ -308,7 +314,7 @@ class GRU(Recurrent):
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
         all_states: bool = False,
-    ) -> tuple[Tensor | PackedSequence, Tensor] | tuple[Tensor | PackedSequence, Tensor, list]:
+    ) -> OneState:
         """Run the layers.
 
         D is 2 with ``bidirectional``, else 1.
@@ -333,10 +339,13 @@ class GRU(Recurrent):
         """
         if is_proxy(input, hx, lengths, resets):
             options = {} if all_states is False else {"all_states": all_states}
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
+            node: OneState = self._node(
+                input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options
+            )
+            return node
         states = None if hx is None else (hx,)
-        output, final, *every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
-        return output, final[0], *[[own[0] for own in of_layers] for of_layers in every]
+        output, final, every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        return (output, final[0], [own[0] for own in every]) if all_states else (output, final[0])
 
 
 class RNN(Recurrent):
@@ -428,7 +437,7 @@ class RNN(Recurrent):
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
         all_states: bool = False,
-    ) -> tuple[Tensor | PackedSequence, Tensor] | tuple[Tensor | PackedSequence, Tensor, list]:
+    ) -> OneState:
         """Run the layers.
 
         D is 2 with ``bidirectional``, else 1.
@@ -453,10 +462,13 @@ class RNN(Recurrent):
         """
         if is_proxy(input, hx, lengths, resets):
             options = {} if all_states is False else {"all_states": all_states}
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
+            node: OneState = self._node(
+                input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options
+            )
+            return node
         states = None if hx is None else (hx,)
-        output, final, *every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
-        return output, final[0], *[[own[0] for own in of_layers] for of_layers in every]
+        output, final, every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        return (output, final[0], [own[0] for own in every]) if all_states else (output, final[0])
 
 
 class IndRNN(Recurrent):
@@ -613,7 +625,7 @@ class SLSTM(Recurrent):
         resets: Tensor | None = None,
         reset_to_initial: bool = False,
         all_states: bool = False,
-    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+    ) -> TwoStates:
         """Run the layers.
 
         Args:
@@ -631,5 +643,10 @@ class SLSTM(Recurrent):
         """
         if is_proxy(input, hx, lengths, resets):
             options = {} if all_states is False else {"all_states": all_states}
-            return self._node(input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options)
-        return self._run(input, None if hx is None else tuple(hx), lengths, resets, reset_to_initial, all_states)
+            node: TwoStates = self._node(
+                input, hx, lengths=lengths, resets=resets, reset_to_initial=reset_to_initial, **options
+            )
+            return node
+        states = None if hx is None else tuple(hx)
+        output, (h_n, cells), every = self._run(input, states, lengths, resets, reset_to_initial, all_states)
+        return (output, (h_n, cells), every) if all_states else (output, (h_n, cells))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class NotInOnnx(ValueError):
 
 
 def export(
-    model: torch.nn.Module | torch.export.ExportedProgram, args: tuple = (), f: Any = None, **options: Any
+    model: torch.nn.Module | torch.export.ExportedProgram, args: tuple[Any, ...] = (), f: Any = None, **options: Any
 ) -> torch.onnx.ONNXProgram:
     """Export a model with fastrnn layers to ONNX, like torch.onnx.export, with nodes for the layers.
 
@@ -77,6 +77,7 @@ def export(
     try:
         with _allowed():
             program = torch.onnx.export(model, args, dynamo=True, custom_translation_table=table, **options)
+            assert program is not None  # as dynamo is true
     except Exception as error:
         reason = _reason(error)
         if reason is None:
@@ -116,10 +117,13 @@ def _reason(error: BaseException | None) -> NotInOnnx | None:
 
 def _is_of_layer(node: Any) -> bool:
     """Whether a node came from a layer. Its weights are folded at any size; torch.onnx.export folds only small ones."""
-    return node.metadata_props.get("namespace", "").endswith("fastrnn.layer.default")
+    namespace: str = node.metadata_props.get("namespace", "")
+    return namespace.endswith("fastrnn.layer.default")
 
 
-def _translate(operands, lengths, resets, batch_sizes, seed, batch, *options):
+def _translate(
+    operands: Sequence[Any], lengths: Any, resets: Any, batch_sizes: Any, seed: Any, batch: Any, *options: Any
+) -> list[Any]:
     """Translate fastrnn::layer to ONNX's operators: its output and final states, since only backward needs the rest."""
     config, dtype = config_of_options(*options[:-1]), operands[0].dtype.name
     cell = config.spec.name
@@ -142,7 +146,10 @@ def _translate(operands, lengths, resets, batch_sizes, seed, batch, *options):
 
 
 class _Layer:
-    """The translation of one layer: tensors are values of the graph, and each call of ``op`` adds an operator to it."""
+    """The translation of one layer: tensors are values of the graph, and each call of ``op`` adds an operator to it.
+
+    Values of the graph are Any here: onnxscript has other types for them than it declares.
+    """
 
     def __init__(self, config: Config, operands: Sequence[Any], lengths: Any) -> None:
         from onnxscript import opset18  # the opset of torch.onnx.export's own translations
@@ -206,7 +213,7 @@ class _Layer:
     def parameter(self, name: str, direction: int) -> Any:
         return self.operands[self.config.place(name, direction)]
 
-    def together(self, directions: Sequence[int], layout) -> Any:
+    def together(self, directions: Sequence[int], layout: Callable[[int], Any]) -> Any:
         """Apply ``layout`` to each direction and concatenate the results along a new first axis."""
         parts = [self.op.Unsqueeze(layout(direction), self.ints(0)) for direction in directions]
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)

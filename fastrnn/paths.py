@@ -11,8 +11,10 @@ from typing import Any
 
 import click
 
+AnyPath = str | os.PathLike[str]
+
 # The name of an argument, for messages, and its path; None if the argument was not given.
-Argument = tuple[str, "str | os.PathLike | None"]
+Argument = tuple[str, AnyPath | None]
 
 
 class PathError(ValueError):
@@ -35,19 +37,19 @@ def guard_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *
     Raises:
         PathError: names the file and the arguments.
     """
-    outputs = [(argument, path) for argument, path in outputs if path is not None]
-    reads = [(argument, path) for argument, path in reads if path is not None]
-    for place, (argument, path) in enumerate(outputs):
+    given = [(argument, path) for argument, path in outputs if path is not None]
+    read_too = [(argument, path) for argument, path in reads if path is not None]
+    for place, (argument, path) in enumerate(given):
         if not os.fspath(path):
             raise PathError(f"the path of {argument} is empty")
         if is_stream(path):
             continue
         if os.path.isdir(path):
             raise PathError(f"{path} ({argument}) is a folder")
-        for other, earlier in outputs[:place]:
+        for other, earlier in given[:place]:
             if _same_file(path, earlier):
                 raise PathError(f"{argument} and {other} name the same file, {path}")
-        for other, read in reads:
+        for other, read in read_too:
             if _reads(read, path):
                 raise PathError(f"{path} ({argument}) would be written over, and is read as {other}: name another file")
         if os.path.lexists(path) and not overwrite:
@@ -58,7 +60,7 @@ def guard_outputs(outputs: Iterable[Argument], reads: Iterable[Argument] = (), *
             raise PathError(f"{path} ({argument}) cannot be written: no permission to write in {Path(path).parent}")
 
 
-def is_stream(path: str | os.PathLike) -> bool:
+def is_stream(path: AnyPath) -> bool:
     """Whether ``path`` is a device or a pipe, including names such as /dev/stdout: writing to it replaces nothing."""
     if os.fspath(path).startswith(("/dev/", "/proc/")):
         return True
@@ -69,14 +71,14 @@ def is_stream(path: str | os.PathLike) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _same_file(one: str | os.PathLike, other: str | os.PathLike) -> bool:
+def _same_file(one: AnyPath, other: AnyPath) -> bool:
     try:
         return os.path.samefile(one, other)  # follows symbolic and hard links
     except OSError:  # one of them does not exist yet
         return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _reads(read: str | os.PathLike, path: str | os.PathLike) -> bool:
+def _reads(read: AnyPath, path: AnyPath) -> bool:
     if read == "-":
         try:
             return os.path.samestat(os.fstat(sys.stdin.fileno()), os.stat(path))
@@ -85,7 +87,7 @@ def _reads(read: str | os.PathLike, path: str | os.PathLike) -> bool:
     return any(_same_file(file, path) for file in _files_of(read))
 
 
-def _files_of(path: str | os.PathLike) -> Iterator[str | os.PathLike]:
+def _files_of(path: AnyPath) -> Iterator[AnyPath]:
     yield path
     if os.path.isdir(path):
         yield from os.scandir(path)

@@ -7,8 +7,10 @@ own torch calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +76,9 @@ def reference_layer(
         inputs = (inputs,) * len(reverse)
     sizes = None if batch_sizes is None else batch_sizes.tolist()
     clips = Clips(cell_clip, storage_bound(proj_clip, inputs[0].dtype))
-    outputs, finals, cells = [], [], []
+    outputs: list[Tensor] = []
+    finals: list[States] = []
+    cells: list[Tensor] = []  # of every step, if wanted
     for d, (x, weights, backwards) in enumerate(zip(inputs, parameters, reverse, strict=True)):
         start = None if initial is None else tuple(state[d] for state in initial)
         noise = StateNoise(zoneout, candidate_dropout, state_dropout, seed, d, heads_of(weights.weight_hh))
@@ -84,7 +88,8 @@ def reference_layer(
         )  # fmt: skip
         outputs.append(output)
         finals.append(final)
-        cells.append(of_steps)
+        if of_steps is not None:
+            cells.append(of_steps)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     final = tuple(torch.stack(states) for states in zip(*finals, strict=True))
     return (output, final, torch.cat(cells, dim=-1)) if all_states else (output, final)
@@ -96,19 +101,19 @@ class ClippedGradient(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value, bound):
+    def forward(value: Tensor, bound: float) -> Tensor:
         return value.view_as(value)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         ctx.bound = inputs[1]
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.clamp(-ctx.bound, ctx.bound), None
 
     @staticmethod
-    def jvp(ctx, tangent, _):
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return tangent.view_as(tangent)
 
 
@@ -135,7 +140,7 @@ def _direction(
 ) -> tuple[Tensor, States, Tensor | None]:
     storage, compute = x.dtype, state_dtype(x.dtype)
     weights = _cast(weights, compute)
-    if heads_of(weights.weight_hh) > 1:
+    if weights.weight_hh is not None and heads_of(weights.weight_hh) > 1:
         weights = replace(weights, weight_hh=block_diagonal(weights.weight_hh, spec.gates))
     if lengths is not None:
         active = _active(lengths, sizes, x)
@@ -151,7 +156,7 @@ def _direction(
         step_gates = gates.split(sizes)
         step_resets = None if resets is None else resets.split(sizes)
     hidden = weights.weight_ih.shape[0] // spec.gates
-    width = weights.weight_hh.shape[1] if spec.multiplies else hidden
+    width = hidden if weights.weight_hh is None else weights.weight_hh.shape[1]
     if start is None:
         start = tuple(gates.new_zeros(batch, n) for n in spec.state_widths(width, hidden))
     else:
@@ -159,7 +164,8 @@ def _direction(
     restart = start if reset_to_initial else tuple(torch.zeros_like(state) for state in start)
 
     noise.draw(steps, batch, width, hidden, gates)
-    states, outputs, cells = start, [None] * steps, [None] * steps
+    states = start
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # of each step: h and the last state, which may be h
     for step in reversed(range(steps)) if backwards else range(steps):
         rows = batch if sizes is None else sizes[step]
         old, fresh = _head(states, rows, batch), _head(restart, rows, batch)
@@ -169,7 +175,8 @@ def _direction(
         elif step_resets is not None and step + 1 < steps:
             begin = _reverse_cut(step_resets[step + 1], lengths, step + 1, fresh, old)
         if gradient_clip < inf:
-            begin = (ClippedGradient.apply(begin[0], gradient_clip), *begin[1:])
+            clipped: Callable[[Tensor, float], Tensor] = ClippedGradient.apply
+            begin = (clipped(begin[0], gradient_clip), *begin[1:])
         if noise.on:
             new = of_step(step_gates[step], begin, weights, noise.clips(clips, step, rows))
             new = noise.mix(begin, new, step, rows)
@@ -178,14 +185,16 @@ def _direction(
         if storage != compute:
             new = (new[0].to(storage).to(compute), *new[1:])
         if lengths is None:
-            outputs[step], cells[step] = new[0], new[-1]
+            kept[step] = new[0], new[-1]
         else:
-            outputs[step], cells[step] = _where(step_active[step], (new[0], new[-1]), (0.0, 0.0))
+            output, last = _where(step_active[step], (new[0], new[-1]), (0.0, 0.0))
+            kept[step] = output, last
             new = _where(step_active[step], new, old)
         if rows < batch:
             new = tuple(torch.cat([n, s[rows:]]) for n, s in zip(new, states, strict=True))
         states = new
     join = torch.stack if sizes is None else torch.cat
+    outputs, cells = ([kept[step][place] for step in range(steps)] for place in (0, 1))
     output = join(outputs) if steps else gates.new_zeros(*x.shape[:-1], width)
     of_steps = None
     if all_states:
@@ -217,11 +226,11 @@ def _head(states: States, rows: int, batch: int) -> States:
     return states if rows == batch else tuple(state[:rows] for state in states)
 
 
-def _where(mask: Tensor, yes: States, no: States | tuple[float, float]) -> States:
+def _where(mask: Tensor, yes: States, no: Sequence[Tensor | float]) -> States:
     return tuple(torch.where(mask, y, n) for y, n in zip(yes, no, strict=True))
 
 
 def _cast(weights: Parameters, dtype: torch.dtype) -> Parameters:
     if weights.weight_ih.dtype == dtype:
         return weights
-    return Parameters(**{name: None if w is None else w.to(dtype) for name, w in vars(weights).items()})
+    return replace(weights, **{name: w.to(dtype) for name, w in vars(weights).items() if w is not None})

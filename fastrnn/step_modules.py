@@ -8,13 +8,14 @@ forward. Like the layers, they read the weights by attribute at each call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from ._core.recurrent import Recurrent, StepOptions, is_proxy
+from ._core.recurrent import StepOptions, is_proxy
 from ._core.routes import _transformed_while_compiling
 from .cells import ALL_CELLS, States
 from .functional import stack
@@ -37,7 +38,7 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
         self,
         heads: int,
         recurrent_gradient_clip: float | None,
-        noise: dict[str, float | tuple[float, float]],
+        noise: Mapping[str, float | tuple[float, float]],
         layer_norm: bool = False,
         refused: dict[str, object] | None = None,
     ) -> None:
@@ -62,8 +63,6 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
         text = super().extra_repr() + self._text_of_step(NOISE)
         return text + "".join(f", {name}=True" for name in ("peephole", "layer_norm") if getattr(self, name))
 
-    _node = Recurrent._node
-
     def _run(self, input: Tensor, states: States | None) -> States:
         """Run one step and return the new states; torch.nn's checks have refused states without 1 or 2 dimensions."""
         batched = input.dim() == 2
@@ -72,14 +71,15 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
             x = x.unsqueeze(0)
             if states is not None:
                 states = tuple([state.unsqueeze(0) for state in states])
-        own, cell = self._parameters, self.cell
+        own: Mapping[str, Any] = self._parameters
+        cell = self.cell
         names = ALL_CELLS[cell].parameters[1 if self.bias else 0]
-        weights = [own[name] if name in own else getattr(self, name) for name in names]
+        weights: list[Tensor] = [own[name] if name in own else getattr(self, name) for name in names]
         self._check(x, states)
         if states is not None:
             states = tuple([state.unsqueeze(0) for state in states])
         if self._is_plain():
-            _, final = stack(cell, x, states, weights, 1, bool(self.bias), False, cell_clip=self.cell_clip or 0.0)
+            _, final, _ = stack(cell, x, states, weights, 1, bool(self.bias), False, cell_clip=self.cell_clip or 0.0)
         else:
             final = self._run_noisy(x, states, weights)
         final = tuple([state.squeeze(0) for state in final])
@@ -113,9 +113,23 @@ class _Step(StepOptions, torch.nn.RNNCellBase):
     def _run_noisy(self, x: Tensor, states: States | None, weights: Sequence[Tensor]) -> States:
         if self.training and self.weight_dropout:
             weights = [weights[0], dropout(weights[1], self.weight_dropout), *weights[2:]]
-        nothing = (0.0, None, None, False, None)  # the arguments of stack from dropout to batch_sizes
-        own = (self.cell_clip or 0.0, 0.0, False, None, False, *self._options_of_step())
-        return stack(self.cell, x, states, weights, 1, bool(self.bias), False, *nothing, *own)[1]
+        zoneout, candidate_dropout, state_dropout, gradient_clip, noisy = self._options_of_step()
+        _, final, _ = stack(
+            self.cell,
+            x,
+            states,
+            weights,
+            1,
+            bool(self.bias),
+            False,
+            cell_clip=self.cell_clip or 0.0,
+            zoneout=zoneout,
+            candidate_dropout=candidate_dropout,
+            state_dropout=state_dropout,
+            gradient_clip=gradient_clip,
+            noisy=noisy,
+        )
+        return final
 
     def _check_dims(self, input: Tensor) -> None:
         if input.dim() not in (1, 2):
@@ -209,7 +223,8 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
             h and c after the step, in the shapes of hx.
         """
         if is_proxy(input, hx):
-            return self._node(input, hx)
+            node: tuple[Tensor, Tensor] = self._node(input, hx)
+            return node
         if self._is_torchs(input):
             return super().forward(input, hx)
         self._check_dims(input)
@@ -219,7 +234,8 @@ class LSTMCell(_Step, torch.nn.LSTMCell):
                     raise ValueError(f"LSTMCell: Expected hx[{index}] to be 1D or 2D, got {state.dim()}D instead")
             if len(hx) != 2:
                 raise RuntimeError("lstm_cell expects two hidden states")
-        return self._run(input, hx)
+        h, c = self._run(input, hx)
+        return h, c
 
 
 class GRUCell(_Step, torch.nn.GRUCell):
@@ -289,7 +305,8 @@ class GRUCell(_Step, torch.nn.GRUCell):
             h after the step, of hx' shape.
         """
         if is_proxy(input, hx):
-            return self._node(input, hx)
+            node: Tensor = self._node(input, hx)
+            return node
         if self._is_torchs(input):
             return super().forward(input, hx)
         return _one_state(self, input, hx)
@@ -351,7 +368,8 @@ class RNNCell(_Step, torch.nn.RNNCell):
             h after the step, of hx' shape.
         """
         if is_proxy(input, hx):
-            return self._node(input, hx)
+            node: Tensor = self._node(input, hx)
+            return node
         if self._is_torchs(input):
             return super().forward(input, hx)
         return _one_state(self, input, hx)

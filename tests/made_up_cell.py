@@ -66,8 +66,8 @@ STEP = """\
 def _leaky_step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
     h, cells = states
     c, s = cells.chunk(2, dim=-1)
-    p, q = parameters.weight_unit
-    f, g = (gates + linear(_entering(h, clips), parameters.weight_hh, parameters.bias_hh)).chunk(2, dim=-1)
+    p, q = _unit_weights(parameters)
+    f, g = (gates + _recurrent(h, parameters, clips)).chunk(2, dim=-1)
     f = (f + p * c).sigmoid()
     c = f * c + (1 - f) * g.tanh()
     s = (s + c) / 2

@@ -6,15 +6,20 @@ it) and makes the call. Only `select` chooses a backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from . import forked
 from .device import Cuda, Emulated
+from .extension import _C
+
+if TYPE_CHECKING:
+    from .structs import Extent
 
 
 class Kernels(Protocol):
@@ -22,7 +27,7 @@ class Kernels(Protocol):
 
     # Whether the core computes the time-parallel products. Here the caller computes them: it fills ``input_gates`` with
     # `input_product` and makes the products of the gradients.
-    computes_input_gates = False
+    computes_input_gates: Literal[False]
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
@@ -30,22 +35,43 @@ class Kernels(Protocol):
     def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]: ...
 
     # The input product may be supplied in successive ranges of steps [first, last), in processing order.
-    def forward(self, args: Any, first: int = 0, last: int = 0) -> None: ...
+    def forward(self, args: _C.ForwardArgs, first: int = 0, last: int = 0) -> None: ...
 
-    def backward(self, args: Any) -> None: ...
+    def backward(self, args: _C.BackwardArgs) -> None: ...
 
 
 class Cpu:
     """The CPU core. It computes all products itself, and all gradients in one call."""
 
-    computes_input_gates = True
+    computes_input_gates: Literal[True] = True
 
-    # Returns False if a tensor cannot be read in place.
-    def forward(self, core: Any, *call: Any) -> bool:
-        return core.cpu_forward(*call, forked.threads())
+    # Both return False if a tensor cannot be read in place.
+    def forward(
+        self,
+        core: _C.Layer,
+        operands: Sequence[Tensor],
+        extent: Extent,
+        output: Tensor,
+        h_n: Tensor,
+        c_n: Tensor | None,
+        gates: Tensor | None,
+        cells: Tensor | None,
+    ) -> bool:
+        return core.cpu_forward(operands, extent, output, h_n, c_n, gates, cells, forked.threads())
 
-    def backward(self, core: Any, *call: Any) -> bool:
-        return core.cpu_backward(*call, forked.threads())
+    def backward(
+        self,
+        core: _C.Layer,
+        operands: Sequence[Tensor],
+        extent: Extent,
+        saved: tuple[Tensor, Tensor | None, Tensor | None],
+        entering: tuple[Tensor | None, Tensor | None],
+        gradients: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+        found: Sequence[Tensor | None],
+        range_bytes: int,
+    ) -> bool:
+        threads = forked.threads()
+        return core.cpu_backward(operands, extent, *saved, *entering, *gradients, found, range_bytes, threads)
 
 
 _CPU = Emulated.from_environment() or Cpu()  # tests run the CUDA kernels on the host: FASTRNN_PLAN=emulate:...

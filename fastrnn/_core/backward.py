@@ -8,6 +8,7 @@ gradients of input, weights and biases.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from .structs import (
     Layout,
     buffer_rows,
     cell_rows,
+    dense,
     entering,
     entering_initial,
     extent_of,
@@ -101,7 +103,7 @@ def _in_one_call(
 ) -> list[Tensor | None]:
     """Compute every gradient in the core."""
     core = config.core()
-    output, _, gates, cells = result
+    saved = result.output, result.gates, result.cells
     d_output, *d_final = gradients
     d_cells = d_final.pop() if config.all_states else None
     d_h_n, d_c_n = d_final if config.spec.cells else (d_final[0], None)
@@ -110,17 +112,17 @@ def _in_one_call(
     layout = None if rows.batch_sizes is None else layout_of(config, operands, rows)
     extent = extent_of(config, operands[0], rows, layout, config.units(operands)[1])
     found = [torch.empty_like(t) if need else None for t, need in zip(operands, needs, strict=True)]
-    dropped = entering(config, extent, output), entering_initial(config, extent, operands)
-    after = (*dropped, d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
-    if backend.backward(core, operands, extent, output, gates, cells, *after):
+    dropped = entering(config, extent, result.output), entering_initial(config, extent, operands)
+    given = d_output, d_h_n, d_c_n, d_cells
+    if backend.backward(core, operands, extent, saved, dropped, given, found, CORE_RANGE_BYTES):
         return found
     # Weights may be transposed, and hooks on saved tensors may return them with other strides than forward wrote.
-    output, gates, cells, d_h_n, d_c_n, d_cells, *found = [
-        t if t is None else t.contiguous() for t in (output, gates, cells, d_h_n, d_c_n, d_cells, *found)
-    ]
-    dropped = tuple(t if t is None else t.contiguous() for t in dropped)
-    after = (*dropped, d_output, d_h_n, d_c_n, d_cells, found, CORE_RANGE_BYTES)
-    backend.backward(core, readable_operands(config, operands), extent, output, gates, cells, *after)
+    saved = result.output.contiguous(), dense(result.gates), dense(result.cells)
+    dropped = dense(dropped[0]), dense(dropped[1])
+    given = d_output, dense(d_h_n), dense(d_c_n), dense(d_cells)
+    found = [dense(t) for t in found]
+    operands = readable_operands(config, operands)
+    backend.backward(core, operands, extent, saved, dropped, given, found, CORE_RANGE_BYTES)
     return found
 
 
@@ -141,6 +143,20 @@ def _ranges(layout: Layout, most_rows: int) -> list[tuple[int, int, int, int]]:
     return ranges
 
 
+class _Buffers(NamedTuple):
+    """What the kernels write for the products of a range of steps, [rows, X]; None if the cell has none."""
+
+    d_gates: Tensor
+    d_recurrent: Tensor | None
+    h_prev: Tensor | None
+    inner: Tensor | None
+    d_projected: Tensor | None
+
+    def first(self, rows: int) -> _Buffers:
+        """The first ``rows`` rows of each."""
+        return _Buffers(self.d_gates[:rows], *[t if t is None else t[:rows] for t in self[1:]])
+
+
 class _InRanges:
     """A backward pass in ranges of steps: the carried gradients, the accumulators and the loop over the ranges."""
 
@@ -156,9 +172,7 @@ class _InRanges:
     ) -> None:
         self.backend, self.config, self.needs = backend, config, needs
         # Hooks on saved tensors may return them with other strides than forward wrote.
-        output, _, *kept = result
-        kept = (t if t is None else t.contiguous() for t in kept)
-        self.result = Result(output.contiguous(), (), *kept)
+        self.result = Result(result.output.contiguous(), (), dense(result.gates), dense(result.cells))
         self.layout = layout = layout_of(config, operands, rows)
         x = operands[0]
         self.extent = extent_of(config, x, rows, layout, layout.width)
@@ -176,8 +190,9 @@ class _InRanges:
             for g, w in zip(gradients[1 : 1 + spec.states], widths, strict=True)
         ]
         self.d_cells = None
-        if config.all_states and gradients[-1] is not None:
-            self.d_cells = gradients[-1].contiguous()
+        d_cells = gradients[-1]
+        if config.all_states and d_cells is not None:
+            self.d_cells = d_cells.contiguous()
         self.from_resets = None
         if config.reset_to_initial and rows.resets is not None and self.initial is not None:
             self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
@@ -217,12 +232,12 @@ class _InRanges:
                         self._products(d, piece, buffer, piece is order[0])
         return self._collect()
 
-    def _allocate(self, rows: int) -> list[Tensor | None]:
-        """Allocate d_gates, d_recurrent, h_prev, inner and d_projected for ``rows`` rows; None if the cell has none."""
-        return [self.operands[0].new_empty((rows, w)) if w else None for w in self.widths]
+    def _allocate(self, rows: int) -> _Buffers:
+        new, widths = self.operands[0].new_empty, self.widths
+        return _Buffers(new((rows, widths[0])), *[new((rows, w)) if w else None for w in widths[1:]])
 
     def _core(
-        self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[list[Tensor | None]], last: bool
+        self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[_Buffers], last: bool
     ) -> None:
         """Run the kernels backward over a range of steps; ``last``: it is the direction's last range."""
         config, layout, result = self.config, self.layout, self.result
@@ -231,7 +246,7 @@ class _InRanges:
         # If the initial state needs no gradient, the kernels skip one product: the only one if T is 1.
         wants_initial = not last or (config.has_initial and any(self.needs[config.first_state : config.first_weight]))
         backend, structs, rebuilding = self.backend, [], []
-        for d, (d_gates, d_recurrent, h_prev, inner, d_projected) in zip(own, buffers, strict=True):
+        for d, buffer in zip(own, buffers, strict=True):
             struct = _C.BackwardDirection()
             struct.reverse = config.reverse[d]
             struct.wants_initial = wants_initial
@@ -261,38 +276,31 @@ class _InRanges:
                     struct.d_c0_reset = part(self.from_resets[1], d)
             if self.unit is not None:
                 struct.d_unit = part(self.unit, d)
-            struct.d_gates = buffer_rows(d_gates, batch)
-            if h_prev is not None:
-                struct.h_prev = buffer_rows(h_prev, batch)
-            if d_recurrent is not None:
-                struct.d_recurrent = buffer_rows(d_recurrent, batch)
-            if inner is not None:
-                struct.inner = buffer_rows(inner, batch)
-            if d_projected is not None:
-                struct.d_projected = buffer_rows(d_projected, batch)
+            for name, t in buffer._asdict().items():
+                if t is not None:
+                    setattr(struct, name, buffer_rows(t, batch))
             structs.append(struct)
         args.direction, args.first_direction = structs, own[0]
         backend.backward(args)
 
-    def _products(self, d: int, piece: tuple[int, int, int, int], buffer: list[Tensor | None], first: bool) -> None:
+    def _products(self, d: int, piece: tuple[int, int, int, int], buffer: _Buffers, first: bool) -> None:
         """Compute the time-parallel gradients, of input, weights and biases; ``first``: the direction's first range."""
         config, layout, operands = self.config, self.layout, self.operands
         first_step, last_step, first_row, last_row = piece
         if not self.single:  # a range may have fewer rows than the buffers have
-            buffer = [None if t is None else t[: last_row - first_row] for t in buffer]
+            buffer = buffer.first(last_row - first_row)
         d_gates, d_recurrent, h_prev, inner, d_projected = buffer
         place = config.input_of(d)
         at = {name: config.place(name, d) for name in config.places}
         if self.needs[place]:
             sharing = len(config.reverse) // config.inputs  # number of directions that read this input
-            if self.found[place] is None:
+            d_input = self.found[place]
+            if d_input is None:
                 # A sum of more than two terms would lose bits in a 16-bit type.
-                self.found[place] = torch.empty_like(
-                    operands[place],
-                    dtype=self.states if sharing > 2 else None,
-                    memory_format=torch.contiguous_format,
-                )
-            target = self.found[place].view(layout.rows, layout.input)
+                dtype = self.states if sharing > 2 else None
+                d_input = torch.empty_like(operands[place], dtype=dtype, memory_format=torch.contiguous_format)
+                self.found[place] = d_input
+            target = d_input.view(layout.rows, layout.input)
             target = target if self.single else target[first_row:last_row]
             weight = operands[at["weight_ih"]]
             if target.dtype != d_gates.dtype:
@@ -314,9 +322,9 @@ class _InRanges:
             if joint == d_gates.shape[1]:
                 self._add_product(at["weight_hh"], slice(None), d_gates, h_prev, first)
             else:  # the other gates have another gradient (GRU reset-after) or another operand (reset-before)
-                last = (d_recurrent, h_prev) if d_recurrent is not None else (d_gates[:, joint:], inner)
+                left, right = (d_recurrent, h_prev) if d_recurrent is not None else (d_gates[:, joint:], inner)
                 self._add_product(at["weight_hh"], slice(joint), d_gates[:, :joint], h_prev, first)
-                self._add_product(at["weight_hh"], slice(joint, None), *last, first)
+                self._add_product(at["weight_hh"], slice(joint, None), left, right, first)
         needs_hh = spec.multiplies and config.has_bias and self.needs[at["bias_hh"]]
         if config.has_bias and (self.needs[at["bias_ih"]] or needs_hh):
             total = d_gates.sum(0, dtype=self.states)
@@ -333,17 +341,21 @@ class _InRanges:
 
     def _add(self, place: int, value: Tensor) -> None:
         """Accumulate ``value`` into a gradient."""
-        if self.found[place] is None:
+        total = self.found[place]
+        if total is None:
             self.found[place] = value
         else:
-            self.found[place] += value
+            total += value
 
-    def _add_product(self, place: int, block: slice, left: Tensor, right: Tensor, first: bool) -> None:
-        """Add left^T right to a block of rows of a gradient; the first range overwrites the block instead."""
-        if self.found[place] is None:
+    def _add_product(self, place: int, block: slice, left: Tensor | None, right: Tensor | None, first: bool) -> None:
+        """Add left^T right, of buffers that the cell has, to a block of rows of a gradient; the first range overwrites
+        the block instead."""
+        assert left is not None and right is not None
+        whole = self.found[place]
+        if whole is None:
             dtype = left.dtype if self.single else self.states
-            self.found[place] = torch.empty(self.operands[place].shape, dtype=dtype, device=left.device)
-        target = self.found[place][block]
+            whole = self.found[place] = torch.empty(self.operands[place].shape, dtype=dtype, device=left.device)
+        target = whole[block]
         if target.dtype != left.dtype:
             target.copy_(left.t() @ right) if first else target.add_(left.t() @ right)
         elif first:

@@ -117,7 +117,7 @@ def check_shapes(config: Config, operands: list[Tensor], batch_sizes: Tensor | N
     features = x.shape[-1]
     # No cache if sizes are symbolic (they have no hash), nor under torch.compile, which traces through it and warns.
     cached = type(features) is type(batch) is type(hidden) is type(width) is int and not torch.compiler.is_compiling()
-    expected = [x.shape] * config.inputs
+    expected: list[tuple[int, ...]] = [x.shape] * config.inputs
     expected += (_known_shapes if cached else _shapes)(config, features, hidden, width, batch)
     for t, shape in zip(operands, expected, strict=True):
         if t.shape != shape or t.dtype != dtype or t.device != device:

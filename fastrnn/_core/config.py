@@ -68,7 +68,7 @@ class Config:
     first_weight: int = field(init=False)
     places: dict[str, int] = field(init=False)
     weights: int = field(init=False)
-    known: Any = field(init=False)
+    known: _C.Layer | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.gradient_clip >= FLOAT_MAX:
@@ -79,9 +79,10 @@ class Config:
         self.weights = len(self.places)
         self.known = None  # made by `core`, not here, where torch.compile may be tracing
 
-    def core(self) -> Any:
+    def core(self) -> _C.Layer:
         """The core's counterpart of this object (csrc/bindings_layer.cpp)."""
         if self.known is None:
+            assert self.spec.code is not None
             self.known = _C.Layer(
                 self.spec.code, list(self.reverse), self.inputs, self.has_initial, list(self.places), self.all_states,
                 self.cell_clip, self.reset_to_initial, self.zoneout_h, self.zoneout_c, self.candidate_dropout,

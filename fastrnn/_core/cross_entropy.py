@@ -7,7 +7,9 @@ plain composition of torch's functions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from .routes import _transformed, _transformed_while_compiling
 # Approximate memory of a chunk of logits.
 PIECE_BYTES = 64 << 20
 _REDUCTIONS = ("none", "mean", "sum")
+Gradients = list[Tensor | None]  # of input, weight, bias and label; None where not needed
 
 
 def _reference(
@@ -39,7 +42,17 @@ def _reference(
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
-def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, needs):
+def _in_core(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label: Tensor | None,
+    ignore: int,
+    reduction: str,
+    row_gradient: Tensor | None,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Gradients]:
     """Compute loss [N], total [] and the needed gradients in the compiled core."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -71,7 +84,10 @@ def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, ne
     loss, total = inputs.new_empty(args.rows), inputs.new_empty(())
     args.loss, args.total = loss.data_ptr(), total.data_ptr()
     operands = (x, weight, bias, label)
-    found = [t.new_empty(t.shape, dtype=dtype) if need else None for t, need in zip(operands, needs, strict=True)]
+    found = [
+        t.new_empty(t.shape, dtype=dtype) if need and t is not None else None
+        for t, need in zip(operands, needs, strict=True)
+    ]
     for name, d in zip(("d_input", "d_weight", "d_bias", "d_label_logit"), found, strict=True):
         if d is not None:
             setattr(args, name, d.data_ptr())
@@ -79,12 +95,22 @@ def _in_core(x, weight, bias, target, label, ignore, reduction, row_gradient, ne
     return loss, total, _narrowed(found, operands)
 
 
-def _narrowed(found, operands):
+def _narrowed(found: Gradients, operands: Sequence[Tensor | None]) -> Gradients:
     """The gradients converted to the types of their operands."""
-    return [None if d is None else d.to(t.dtype) for d, t in zip(found, operands, strict=True)]
+    return [None if d is None or t is None else d.to(t.dtype) for d, t in zip(found, operands, strict=True)]
 
 
-def _in_pieces(x, weight, bias, target, label, ignore, reduction, row_gradient, needs):
+def _in_pieces(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label: Tensor | None,
+    ignore: int,
+    reduction: str,
+    row_gradient: Tensor | None,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Gradients]:
     """The same computed by torch, in chunks of rows."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows, words = x.shape[0], weight.shape[0]
@@ -95,7 +121,10 @@ def _in_pieces(x, weight, bias, target, label, ignore, reduction, row_gradient, 
     scale = torch.where(takes_part, row_gradient.to(wide), 0)
     loss = x.new_empty(rows, dtype=wide)
     operands = (x, weight, bias, label)
-    found = [torch.zeros_like(t, dtype=wide) if need else None for t, need in zip(operands, needs, strict=True)]
+    found = [
+        torch.zeros_like(t, dtype=wide) if need and t is not None else None
+        for t, need in zip(operands, needs, strict=True)
+    ]
     d_input, d_weight, d_bias, d_label = found
     each = max(1, PIECE_BYTES // (words * wide.itemsize))
     for begin in range(0, rows, each):
@@ -134,14 +163,23 @@ def _in_pieces(x, weight, bias, target, label, ignore, reduction, row_gradient, 
     return loss, total, _narrowed(found, operands)
 
 
-def _compute(x: Tensor, *others):
+def _compute(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Gradients]:
     return (_in_core if x.is_cpu else _in_pieces)(x, *others)
 
 
 _SCHEMA = "Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? label, SymInt ignore, str reduction"
 
 
-def _loss(x, weight, bias, target, label, ignore, reduction, needs):
+def _loss(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label: Tensor | None,
+    ignore: int,
+    reduction: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, ...]:
     """The loss, and its gradients for an incoming gradient of 1; empty if not needed or if the reduction is none."""
     wanted = needs if reduction != "none" else [False] * 4
     losses, total, found = _compute(x, weight, bias, target, label, ignore, reduction, None, wanted)
@@ -157,16 +195,34 @@ _loss_op = torch.library.custom_op(
 
 
 @_loss_op.register_fake
-def _loss_fake(x, weight, bias, target, label, ignore, reduction, needs):
+def _loss_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label: Tensor | None,
+    ignore: int,
+    reduction: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, ...]:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     wanted = needs if reduction != "none" else [False] * 4
     return x.new_empty(target.shape if reduction == "none" else (), dtype=wide), *(
-        t.new_empty(t.shape) if need else x.new_empty(0)
+        t.new_empty(t.shape) if need and t is not None else x.new_empty(0)
         for t, need in zip((x, weight, bias, label), wanted, strict=True)
     )
 
 
-def _loss_gradients(x, weight, bias, target, label, row_gradient, ignore, needs):
+def _loss_gradients(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label: Tensor | None,
+    row_gradient: Tensor,
+    ignore: int,
+    needs: Sequence[bool],
+) -> list[Tensor]:
     """The needed gradients, given the gradients of the rows' losses."""
     found = _compute(x, weight, bias, target, label, ignore, "none", row_gradient, needs)[2]
     return [d for d in found if d is not None]
@@ -182,16 +238,26 @@ _gradients_op = torch.library.custom_op(
 
 
 @_gradients_op.register_fake
-def _loss_gradients_fake(x, weight, bias, target, label, row_gradient, ignore, needs):
-    return [t.new_empty(t.shape) for t, need in zip((x, weight, bias, label), needs, strict=True) if need]
+def _loss_gradients_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label: Tensor | None,
+    row_gradient: Tensor,
+    ignore: int,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    operands = zip((x, weight, bias, label), needs, strict=True)
+    return [t.new_empty(t.shape) for t, need in operands if need and t is not None]
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *operands, ctx.ignore, ctx.reduction, _ = inputs
     ctx.save_for_backward(*operands, *output[1:])
 
 
-def _backward(ctx, d_loss, *_):
+def _backward(ctx: Any, d_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, bias, target, label, *found = ctx.saved_tensors
     places = (0, 1, 2, 4)
     needs = [ctx.needs_input_grad[place] for place in places]
@@ -214,12 +280,35 @@ def _backward(ctx, d_loss, *_):
 torch.library.register_autograd("fastrnn::linear_cross_entropy", _backward, setup_context=_setup_context)
 
 
-def _flops(x, weight, bias, target, label, ignore, reduction, needs, **kwargs):
+_Shape = tuple[int, ...]
+
+
+def _flops(
+    x: _Shape,
+    weight: _Shape,
+    bias: _Shape | None,
+    target: _Shape,
+    label: _Shape | None,
+    ignore: int,
+    reduction: str,
+    needs: Sequence[bool],
+    **kwargs: Any,
+) -> int:
     """Counts only the products; tensors are passed as shapes."""
     return 2 * prod(x) * weight[0] * (1 + (sum(needs[:2]) if reduction != "none" else 0))
 
 
-def _gradients_flops(x, weight, bias, target, label, row_gradient, ignore, needs, **kwargs):
+def _gradients_flops(
+    x: _Shape,
+    weight: _Shape,
+    bias: _Shape | None,
+    target: _Shape,
+    label: _Shape | None,
+    row_gradient: _Shape,
+    ignore: int,
+    needs: Sequence[bool],
+    **kwargs: Any,
+) -> int:
     """Counts only the products, including that which computes the logits again."""
     return 2 * prod(x) * weight[0] * (1 + sum(needs[:2]))
 
@@ -236,7 +325,8 @@ def _run(
     if transformed or not weight.shape[1]:
         return _reference(x, weight, bias, target, label, ignore, reduction)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias, label)]
-    return torch.ops.fastrnn.linear_cross_entropy(x, weight, bias, target, label, ignore, reduction, needs)[0]
+    loss: Tensor = torch.ops.fastrnn.linear_cross_entropy(x, weight, bias, target, label, ignore, reduction, needs)[0]
+    return loss
 
 
 def linear_cross_entropy(

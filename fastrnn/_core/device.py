@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ _PATIENCE = 300 * 10**9
 class _Kernels:
     """The common part of both backends."""
 
-    computes_input_gates = False  # raw.py fills ``input_gates`` with `input_product`
+    computes_input_gates: Literal[False] = False  # raw.py fills ``input_gates`` with `input_product`
 
     def precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         return nullcontext()

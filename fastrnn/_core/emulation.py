@@ -72,4 +72,4 @@ def backward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
 
 def launches() -> int:
     """Number of kernels launched on the emulated device so far."""
-    return _library().emulated_launches()
+    return int(_library().emulated_launches())

@@ -6,15 +6,19 @@ import ctypes
 import ctypes.util
 import importlib
 import os
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch  # before _C: loads the OpenMP runtime, which _C uses but does not link
-from torch.utils.dlpack import to_dlpack
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined] # documented, but not in torch's __all__
+
+__all__ = ["_C", "build_info", "has_cuda", "use_tensors"]
 
 if torch.__version__ < "2.6":
     raise ImportError(f"fastrnn needs torch 2.6 or newer, found torch {torch.__version__}: pip install --upgrade torch")
 
 
-def _load():
+def _load() -> ModuleType:
     # torch's wheels load their own libgomp globally. Other builds of torch may not; then load the system's.
     if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         name = ctypes.util.find_library("gomp")
@@ -34,7 +38,10 @@ def use_tensors() -> None:
     _C.use_tensors(torch.Tensor, torch.nn.Parameter, to_dlpack)
 
 
-_C = _load()
+if TYPE_CHECKING:
+    from .. import _C  # its stub, _C.pyi
+else:
+    _C = _load()
 use_tensors()
 
 # FASTRNN_PLAN=cpu:NAME runs the named compiled instruction set instead of the best one, to compare them.

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .config import Config
+
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 
 def heads_of(weight_hh: Tensor | None) -> int:
@@ -31,7 +33,8 @@ def heads_of(weight_hh: Tensor | None) -> int:
 def block_diagonal(weight_hh: Tensor, gates: int) -> Tensor:
     """The dense weight [G*H, H] of heads [heads, G*H/heads, H/heads]."""
     blocks = weight_hh.unflatten(1, (gates, -1)).permute(1, 2, 3, 0)  # [G, H/heads, H/heads, heads]
-    return torch.diag_embed(blocks, dim1=1, dim2=3).flatten(3).flatten(0, 2)
+    dense: Tensor = torch.diag_embed(blocks, dim1=1, dim2=3).flatten(3).flatten(0, 2)
+    return dense
 
 
 @lru_cache(maxsize=64)
@@ -54,7 +57,8 @@ def _take(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
 
 def _put(t: Tensor, dim: int, blocks: int, heads: int, to: int) -> Tensor:
     """The inverse of `_take`."""
-    return t.unflatten(dim + 1, (blocks, -1)).movedim(to, dim + 1).flatten(dim, dim + 2)
+    joined: Tensor = t.unflatten(dim + 1, (blocks, -1)).movedim(to, dim + 1).flatten(dim, dim + 2)
+    return joined
 
 
 def _units(config: Config, name: str) -> tuple[int, int]:
@@ -69,9 +73,9 @@ def _state(config: Config, index: int) -> int:
     return config.spec.cells if index else 1
 
 
-def take_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
+def take_states(config: Config, states: Sequence[Given]) -> list[Given]:
     """States [D, B, blocks*H] as [D*heads, B, blocks*H/heads]."""
-    found = []
+    found: list[Given] = []
     for i, t in enumerate(states):
         if t is not None:
             blocks, rows = _state(config, i), t.shape[1]
@@ -83,9 +87,9 @@ def take_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor 
     return found
 
 
-def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor | None]:
+def put_states(config: Config, states: Sequence[Given]) -> list[Given]:
     """The inverse of :func:`take_states`."""
-    found = []
+    found: list[Given] = []
     for i, t in enumerate(states):
         if t is not None:
             rows, blocks, heads = t.shape[1], _state(config, i), config.heads
@@ -97,18 +101,20 @@ def put_states(config: Config, states: Sequence[Tensor | None]) -> list[Tensor |
     return found
 
 
-def take_cells(config: Config, t: Tensor | None) -> Tensor | None:
+def take_cells(config: Config, t: Given) -> Given:
     """Cell states of every step [..., D*cells*H] as [..., D*heads*cells*H/heads]."""
     if t is None or config.spec.cells == 1:  # a single cell state is head-major already
         return t
-    return t.unflatten(-1, (len(config.reverse), config.spec.cells, config.heads, -1)).transpose(-3, -2).flatten(-4)
+    heads: Tensor = t.unflatten(-1, (len(config.reverse), config.spec.cells, config.heads, -1))
+    return heads.transpose(-3, -2).flatten(-4)
 
 
-def put_cells(config: Config, t: Tensor | None) -> Tensor | None:
+def put_cells(config: Config, t: Given) -> Given:
     """The inverse of :func:`take_cells`."""
     if t is None or config.spec.cells == 1:
         return t
-    return t.unflatten(-1, (len(config.reverse), config.heads, config.spec.cells, -1)).transpose(-3, -2).flatten(-4)
+    heads: Tensor = t.unflatten(-1, (len(config.reverse), config.heads, config.spec.cells, -1))
+    return heads.transpose(-3, -2).flatten(-4)
 
 
 def take_operands(config: Config, operands: Sequence[Tensor], views: bool = False) -> list[Tensor]:
@@ -156,8 +162,8 @@ def put_gradients(config: Config, gradients: Sequence[Tensor | None]) -> list[Te
     for d in range(len(config.reverse)):
         for name, place in config.places.items():
             first = config.first_weight + d * config.heads * config.weights + place
-            parts = [gradients[first + k * config.weights] for k in range(config.heads)]
-            if parts[0] is None:
+            parts = [g for k in range(config.heads) if (g := gradients[first + k * config.weights]) is not None]
+            if not parts:
                 found.append(None)
                 continue
             whole = torch.stack(parts)

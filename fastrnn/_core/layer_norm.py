@@ -7,6 +7,7 @@ backward. Double backward, and tensors that are not plain CPU tensors, use the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..cells import ALL_CELLS, STORAGE_CODES, Clips, Parameters, States, Step
 from . import forked
 from .extension import _C
+from .structs import dense
 
 
 def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) -> Step:
@@ -25,20 +27,34 @@ def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) ->
     """
 
     def step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
-        operands = (gates, parameters.weight_hh, parameters.weight_unit, parameters.bias_hh, *states)
+        weight, unit, shift = parameters.weight_hh, parameters.weight_unit, parameters.bias_hh
+        assert weight is not None and unit is not None
+        operands = (gates, weight, unit, shift, *states)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-            return _Step.apply(cell, ordinary, clips, *operands)
-        return _forward(cell, clips, *operands)[0]
+            with_gradients: Callable[..., States] = _Step.apply
+            return with_gradients(cell, ordinary, clips, *operands)
+        return _forward(cell, clips, gates, weight, unit, shift, *states)[0]
 
     return step
 
 
-def _arguments(cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Tensor | None, state: Tensor):
-    """The arguments that forward and backward share, and the tensors that must stay alive until the call returns."""
+class _Dense(NamedTuple):
+    """Contiguous operands of a step, which must stay alive until the call returns."""
+
+    unit: Tensor
+    shift: Tensor | None
+    state: Tensor
+    candidate: Tensor | None
+
+
+def _arguments(
+    cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Tensor | None, state: Tensor
+) -> tuple[_C.LayerNormArgs, _Dense]:
+    """The arguments that forward and backward share."""
     gru = cell == "gru_layer_norm"
-    own = [t if t is None else t.contiguous() for t in (unit, shift, state, clips.candidate)]
     rows, hidden = state.shape
     args = _C.LayerNormArgs(STORAGE_CODES[product.dtype], gru, rows, hidden, clips.cell, forked.threads())
+    own = _Dense(unit.contiguous(), dense(shift), state.contiguous(), dense(clips.candidate))
     unit, shift, state, candidate = own
     args.units = unit.data_ptr() + ALL_CELLS[cell].gates * hidden * unit.element_size()  # after the input part's gains
     args.shift = 0 if shift is None else shift.data_ptr()
@@ -48,18 +64,26 @@ def _arguments(cell: str, clips: Clips, product: Tensor, unit: Tensor, shift: Te
     return args, own
 
 
-def _forward(cell, clips, gates, weight, unit, shift, h, c=None):
+def _forward(
+    cell: str,
+    clips: Clips,
+    gates: Tensor,
+    weight: Tensor,
+    unit: Tensor,
+    shift: Tensor | None,
+    h: Tensor,
+    c: Tensor | None = None,
+) -> tuple[States, tuple[Tensor, Tensor, Tensor]]:
     """The new states, and the tensors that backward needs."""
     entering = h if clips.entering is None else h * clips.entering
     product = torch.mm(entering, weight.t())
     args, own = _arguments(cell, clips, product, unit, shift, h if c is None else c)
     gates = gates.contiguous()
-    activations, moments, new = torch.empty_like(product), product.new_empty(len(h), 3), torch.empty_like(own[2])
+    activations, moments, new = torch.empty_like(product), product.new_empty(len(h), 3), torch.empty_like(own.state)
     args.input, args.gates, args.moments = gates.data_ptr(), activations.data_ptr(), moments.data_ptr()
     args.h = new.data_ptr()
-    if c is None:
-        states = (new,)
-    else:
+    states: States = (new,)
+    if c is not None:
         states = (new, torch.empty_like(new))
         args.c = states[1].data_ptr()
     _C.cpu_layer_norm(args)
@@ -70,14 +94,24 @@ class _Step(torch.autograd.Function):
     """The step with gradients."""
 
     @staticmethod
-    def forward(ctx, cell, ordinary, clips, gates, weight, unit, shift, *states):
+    def forward(
+        ctx: Any,
+        cell: str,
+        ordinary: Callable[[Sequence[Tensor | None]], bool],
+        clips: Clips,
+        gates: Tensor,
+        weight: Tensor,
+        unit: Tensor,
+        shift: Tensor | None,
+        *states: Tensor,
+    ) -> States:
         new, kept = _forward(cell, clips, gates, weight, unit, shift, *states)
         ctx.save_for_backward(gates, weight, unit, shift, *states, *new[1:], *kept)
         ctx.call = cell, ordinary, clips, len(states)
         return new
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cell, ordinary, clips, count = ctx.call
         gates, weight, unit, shift, *rest = ctx.saved_tensors
         states = rest[:count]
@@ -85,14 +119,11 @@ class _Step(torch.autograd.Function):
             operands = (gates, weight, unit, shift, *states)
             return None, None, None, *_again(cell, clips, operands, gradients, ctx.needs_input_grad[3:])
         *new_c, product, activations, moments = rest[count:]
-        args, _own = _arguments(cell, clips, product, unit, shift, states[-1])
+        args, own = _arguments(cell, clips, product, unit, shift, states[-1])
         given = [g.contiguous() for g in gradients]
-        d_gates, d_product, d_unit = torch.empty_like(product), torch.empty_like(product), torch.zeros_like(_own[0])
-        d_shift, d_state, scratch = (
-            product.new_empty(product.shape[1]),
-            torch.empty_like(_own[2]),
-            torch.empty_like(_own[2]),
-        )
+        d_gates, d_product, d_unit = torch.empty_like(product), torch.empty_like(product), torch.zeros_like(own.unit)
+        d_shift = product.new_empty(product.shape[1])
+        d_state, scratch = torch.empty_like(own.state), torch.empty_like(own.state)
         args.gates, args.moments, args.d_h = activations.data_ptr(), moments.data_ptr(), given[0].data_ptr()
         args.d_input, args.d_product, args.d_state = d_gates.data_ptr(), d_product.data_ptr(), d_state.data_ptr()
         args.d_units = d_unit.data_ptr() + ALL_CELLS[cell].gates * scratch.shape[1] * d_unit.element_size()
@@ -103,16 +134,24 @@ class _Step(torch.autograd.Function):
         needs_weight, needs_h = ctx.needs_input_grad[4], ctx.needs_input_grad[7]
         entering = states[0] if clips.entering is None else states[0] * clips.entering
         d_weight = d_product.t().mm(entering) if needs_weight else None
-        d_h = d_product.mm(weight) if needs_h else None
-        if needs_h and clips.entering is not None:
-            d_h *= clips.entering
-        d_states = (d_h, d_state)
-        if not new_c:
-            d_states = (d_h.add_(d_state) if needs_h else None,)
+        d_h = None
+        if needs_h:
+            d_h = d_product.mm(weight)
+            if clips.entering is not None:
+                d_h *= clips.entering
+            if not new_c:
+                d_h += d_state
+        d_states = (d_h, d_state) if new_c else (d_h,)
         return None, None, None, d_gates, d_weight, d_unit, None if shift is None else d_shift, *d_states
 
 
-def _again(cell, clips, operands, gradients, needs):
+def _again(
+    cell: str,
+    clips: Clips,
+    operands: Sequence[Tensor | None],
+    gradients: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
     """Gradients through the formulas of cells.py, which can be differentiated again."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -121,8 +160,9 @@ def _again(cell, clips, operands, gradients, needs):
             for t, need in zip(operands, needs, strict=True)
         ]
         gates, weight, unit, shift, *states = aliases
+        assert gates is not None and weight is not None
         parameters = Parameters(weight_ih=weight, weight_hh=weight, bias_hh=shift, weight_unit=unit)
-        new = ALL_CELLS[cell].step(gates, tuple(states), parameters, clips)
-        wanted = [t for t, need in zip(aliases, needs, strict=True) if need]
+        new = ALL_CELLS[cell].step(gates, tuple(t for t in states if t is not None), parameters, clips)
+        wanted = [t for t, need in zip(aliases, needs, strict=True) if t is not None and need]
         found = iter(torch.autograd.grad(new, wanted, gradients, create_graph=create_graph, allow_unused=True))
     return [next(found) if need else None for need in needs]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-
-from torch import nn
+from functools import cache, partial
+from typing import Any
 
 from .. import modules
+from .recurrent import Recurrent
 
 # For each class, the option that selects its second cell; its defaults give the first.
-_SWITCHES = {
+_SWITCHES: dict[str, dict[str, Any]] = {
     "GRU": {"reset_after": False},
     "IndRNN": {"nonlinearity": "tanh"},
     "LSTM": {"peephole": True},
@@ -20,21 +20,18 @@ ALIASES = {"rnn": "rnn_tanh"}
 
 
 @cache
-def layers_by_cell() -> dict[str, Callable[..., nn.Module]]:
+def layers_by_cell() -> dict[str, Callable[..., Recurrent]]:
     """Constructors by cell, with the arguments of torch.nn.RNN, for each key of :data:`fastrnn.cells.CELLS` that a
     module has by default or by one switch.
 
     The projected LSTM is missing: it is an LSTM with ``proj_size``.
     """
-    found: dict[str, Callable[..., nn.Module]] = {}
+    found: dict[str, Callable[..., Recurrent]] = {}
     for name in sorted(modules.__all__):
         module = getattr(modules, name)
         for options in ({}, _SWITCHES.get(name, {})):
-
-            def make(*sizes, module=module, options=options, **more) -> nn.Module:
-                return module(*sizes, **options, **more)
-
-            found.setdefault(module(1, 1, device="meta", **options).cell, make)  # meta: draws no numbers
+            cell = module(1, 1, device="meta", **options).cell  # meta: draws no numbers
+            found.setdefault(cell, partial(module, **options))
     return found
 
 
@@ -55,7 +52,7 @@ def cell_name(name: str) -> str:
     return key
 
 
-def make_layer(cell: str, input_size: int, hidden_size: int, **options) -> nn.Module:
+def make_layer(cell: str, input_size: int, hidden_size: int, **options: Any) -> Recurrent:
     """Make a layer, given the name of its cell.
 
     Args:

@@ -29,7 +29,7 @@ class Variational(NamedTuple):
     output: float  # of the last layer
 
 
-def check_probability(name: str, p: float) -> float:
+def check_probability(name: str, p: object) -> float:
     """``p`` as a float; refuses what is not in [0, 1)."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise ValueError(f"{name} should be a number in [0, 1), the probability of an element being zeroed, got {p!r}")
@@ -86,8 +86,8 @@ def state_masks(p: float, seed: Tensor, streams: range, batch: int, units: int, 
     """
     fours, rows = (torch.arange(n, device=like.device) for n in (-(-units // 4), batch))
     stream = torch.arange(streams.start, streams.stop, device=like.device).view(-1, 1, 1) | 1 << 30
-    words = philox([fours, rows.view(-1, 1), torch.zeros_like(fours), stream], *_key(seed))
-    words = torch.stack([w.expand(len(streams), batch, len(fours)) for w in words], -1).flatten(2)[..., :units]
+    words_of_fours = philox([fours, rows.view(-1, 1), torch.zeros_like(fours), stream], *_key(seed))
+    words = torch.stack([w.expand(len(streams), batch, len(fours)) for w in words_of_fours], -1).flatten(2)[..., :units]
     return (words >= int(p * 2**32)).to(like.dtype) / (1 - p)
 
 
@@ -143,6 +143,7 @@ class StateNoise:
         count = [torch.arange(n, device=device) for n in (steps, batch, each)]
         step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2].repeat(len(self.streams))
         stream = torch.tensor(self.streams, device=device).repeat_interleave(each) | kind
+        assert self.seed is not None
         words = philox([unit // 2, row, step, stream], *_key(self.seed))
         return torch.where(unit % 2 == 0, words[0], words[2]), torch.where(unit % 2 == 0, words[1], words[3])
 

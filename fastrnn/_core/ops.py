@@ -6,7 +6,7 @@ They run the same raw call as the eager route, with the fake kernels and the aut
 from collections.abc import Sequence
 from dataclasses import fields
 from math import prod
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,17 +18,17 @@ from . import backward, raw
 from .config import FLOAT_MAX, Config, Rows, config_of, reads_mixed_output, reference_gradients
 
 
-def config_of_options(cell: str, reverse: Sequence[bool], *options) -> Config:
+def config_of_options(cell: str, reverse: Sequence[bool], *options: Any) -> Config:
     """The Config, given the operators' arguments that describe it."""
     return Config(CELLS[cell], tuple(reverse), *options)
 
 
-def _arguments(config: Config, rows: Rows) -> tuple:
+def _arguments(config: Config, rows: Rows) -> tuple[Any, ...]:
     """The first arguments of both operators after the operands; listed singly for torch.compile of torch 2.6."""
     return (rows.lengths, rows.resets, rows.batch_sizes, rows.seed, rows.batch, *_options(config))
 
 
-def _options(config: Config) -> tuple:
+def _options(config: Config) -> tuple[Any, ...]:
     """The operators' arguments that describe a Config; the inverse of config_of_options."""
     options = [
         min(getattr(config, name), FLOAT_MAX) if kind is float else getattr(config, name)
@@ -41,6 +41,9 @@ _SCHEMA_TYPES = {int: "SymInt", bool: "bool", float: "float"}
 _TYPES = get_type_hints(Config)
 _OPTION_TYPES = {f.name: _TYPES[f.name] for f in fields(Config) if f.init and f.name not in ("spec", "reverse")}
 _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _OPTION_TYPES.items())
+# In the functions of the operators below, ``options`` are the arguments of the schema that follow batch: those that
+# describe a Config, then the operator's own.
+#
 # The first arguments of both operators: operands, rows, and the description of a Config. The schema is explicit because
 # torch 2.6 cannot infer one from annotations such as collections.abc.Sequence and `X | None`.
 _SCHEMA = (
@@ -49,7 +52,15 @@ _SCHEMA = (
 )
 
 
-def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
+def _layer(
+    operands: list[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    seed: Tensor | None,
+    batch: int,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns output, h_n, c_n, gates, cells; of the last three, absent ones are empty."""
     if forward_ad._current_level >= 0:
         # A graph compiled outside the dual level would run on dual tensors inside it and silently drop their tangents.
@@ -57,9 +68,9 @@ def _layer(operands, lengths, resets, batch_sizes, seed, batch, *options):
             "forward-mode AD does not reach through a fastrnn layer that was compiled outside of it: compile inside "
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
-    cell, reverse, *options, save = options
+    cell, reverse, *others, save = options
     rows = Rows(batch, lengths, resets, batch_sizes, seed)
-    result = raw.forward(config_of(cell, tuple(reverse), *options), operands, rows, save)
+    result = raw.forward(config_of(cell, tuple(reverse), *others), operands, rows, save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -79,9 +90,17 @@ layer_op = torch.library.custom_op(
 
 
 @layer_op.register_fake
-def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
-    *options, save = options
-    config = config_of_options(*options)
+def _layer_fake(
+    operands: list[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    seed: Tensor | None,
+    batch: int,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *described, save = options
+    config = config_of_options(*described)
     spec, x, directions = config.spec, operands[0], len(config.reverse)
     # With heads these are sizes of one head: saved tensors are head-major.
     (hidden, width), parts = config.units(operands), directions * config.heads
@@ -100,15 +119,25 @@ def _layer_fake(operands, lengths, resets, batch_sizes, seed, batch, *options):
     return empty((*x.shape[:-1], parts * width)), h_n, c_n, gates, cells
 
 
-def _chosen(config: Config, d_output, d_h_n, d_c_n, d_cells) -> list[Tensor | None]:
+def _chosen(
+    config: Config, d_output: Tensor | None, d_h_n: Tensor | None, d_c_n: Tensor | None, d_cells: Tensor | None
+) -> list[Tensor | None]:
     """The gradients of those results that the call returns."""
     return [d_output, d_h_n, d_c_n][: 1 + config.spec.states] + ([d_cells] if config.all_states else [])
 
 
-def _layer_backward(operands, lengths, resets, batch_sizes, seed, batch, *options):
+def _layer_backward(
+    operands: list[Tensor],
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    batch_sizes: Tensor | None,
+    seed: Tensor | None,
+    batch: int,
+    *options: Any,
+) -> list[Tensor]:
     """Gradients of those operands that need one, in order."""
-    cell, reverse, *options, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
-    config, rows = config_of(cell, tuple(reverse), *options), Rows(batch, lengths, resets, batch_sizes, seed)
+    cell, reverse, *others, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
+    config, rows = config_of(cell, tuple(reverse), *others), Rows(batch, lengths, resets, batch_sizes, seed)
     result = raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
     found = backward.backward(config, operands, rows, result, gradients, needs)
@@ -125,7 +154,7 @@ layer_backward_op = torch.library.custom_op(
 
 
 @layer_backward_op.register_fake
-def _layer_backward_fake(operands, *args):
+def _layer_backward_fake(operands: list[Tensor], *args: Any) -> list[Tensor]:
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t, need in zip(operands, args[-1], strict=True)
@@ -133,7 +162,7 @@ def _layer_backward_fake(operands, *args):
     ]
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     operands, lengths, resets, batch_sizes, seed, batch, *options, save = inputs
     if not save:
         raise RuntimeError("fastrnn::layer was called with save=False on operands that require gradients")
@@ -142,7 +171,14 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.batch, ctx.options = batch, options
 
 
-def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
+def _gradients(
+    ctx: Any,
+    d_output: Tensor | None,
+    d_h_n: Tensor | None,
+    d_c_n: Tensor | None,
+    d_gates: Tensor | None,
+    d_cells: Tensor | None,
+) -> tuple[list[Tensor | None] | None, ...]:
     *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
     config, rows = config_of_options(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes, seed)
     needs = ctx.needs_input_grad[0]
@@ -158,7 +194,19 @@ def _gradients(ctx, d_output, d_h_n, d_c_n, d_gates, d_cells):
 torch.library.register_autograd("fastrnn::layer", _gradients, setup_context=_setup_context)
 
 
-def _forward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options, **kwargs):
+_Shape = tuple[int, ...]
+
+
+def _forward_flops(
+    operands: Sequence[_Shape],
+    lengths: _Shape | None,
+    resets: _Shape | None,
+    batch_sizes: _Shape | None,
+    seed: _Shape | None,
+    batch: int,
+    *options: Any,
+    **kwargs: Any,
+) -> int:
     """Counts only products, as torch does for its layers: 2*N for each element of a weight matrix.
 
     Tensors are passed as shapes, so rows beyond ``lengths`` count too.
@@ -167,11 +215,20 @@ def _forward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options
     return sum(2 * rows * prod(shape) for shape in operands[first:] if len(shape) > 1)
 
 
-def _backward_flops(operands, lengths, resets, batch_sizes, seed, batch, *options, **kwargs):
+def _backward_flops(
+    operands: Sequence[_Shape],
+    lengths: _Shape | None,
+    resets: _Shape | None,
+    batch_sizes: _Shape | None,
+    seed: _Shape | None,
+    batch: int,
+    *options: Any,
+    **kwargs: Any,
+) -> int:
     """Counts the products that give the wanted gradients of each product's operand and weight, and with ``recompute``
     also the products of the gates."""
-    *options, needs = options
-    config, rows = config_of_options(*options[:-7]), prod(operands[0][:-1])
+    *described, needs = options
+    config, rows = config_of_options(*described[:-7]), prod(operands[0][:-1])
     # The gradient of the state before the first step costs nothing unless it is wanted.
     wants_initial = any(needs[config.first_state : config.first_weight])
     total = 0
@@ -215,7 +272,7 @@ def gradients_operator(
     return [next(found) if need else None for need in needs]
 
 
-def run_operator(config: Config, operands: list[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
+def run_operator(config: Config, operands: Sequence[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
     """Run the layer through its operator; returns what :func:`fastrnn._core.routes.run` returns."""
     output, h_n, c_n, _, cells = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
     if save:

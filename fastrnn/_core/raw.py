@@ -7,7 +7,7 @@ the callers are the autograd Function and the operators. Backward is in backward
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ from torch import Tensor
 from ..cells import state_dtype
 from .backends import Kernels, select
 from .config import Config, Rows, call_reference
+from .extension import _C
 from .heads import apart, put_cells, put_states, take_operands
 from .structs import (
     Layout,
     buffer_rows,
     check_lengths,
-    drops_state,
     entering_initial,
     extent_of,
     input_gates,
@@ -28,6 +28,7 @@ from .structs import (
     part,
     readable_operands,
     rows_of,
+    state_mask,
 )
 
 
@@ -42,7 +43,10 @@ class Result(NamedTuple):
 
     def results(self, config: Config) -> tuple[Tensor, ...]:
         """The final states, and with ``all_states`` the cell states of every step."""
-        return (*self.final, self.cells) if config.all_states else self.final
+        if not config.all_states:
+            return self.final
+        assert self.cells is not None
+        return (*self.final, self.cells)
 
 
 # Most bytes of the input part of the gates at a time, if the caller computes it: this limits the steps of a range.
@@ -51,11 +55,11 @@ PIECE_BYTES = 64 << 20
 
 def _forward_in_pieces(
     backend: Kernels,
-    args: Any,
+    args: _C.ForwardArgs,
     config: Config,
     layout: Layout,
     first_direction: int,
-    structs: list[Any],
+    structs: list[_C.ForwardDirection],
     operands: Sequence[Tensor],
 ) -> None:
     """Run directions over ranges of steps, in processing order, each with the input product of its range."""
@@ -99,8 +103,8 @@ def forward(
     if x.numel() == 0:
         with torch.no_grad():
             output, final = call_reference(config, operands, rows)
-        states = config.spec.states
-        return Result(output, final[:states], None, final[states] if config.all_states else None)
+        count = config.spec.states
+        return Result(output, final[:count], None, final[count] if config.all_states else None)
     spec, directions = config.spec, len(config.reverse)
     batch, dtype = rows.batch, x.dtype
     (hidden, width), layout = config.units(operands), None
@@ -141,7 +145,7 @@ def forward(
         operands = readable_operands(config, operands)
         args = core.forward(operands, *results, False)
         structs = args.direction
-        if drops_state(config, extent):
+        if state_mask(config, extent) is not None:
             dropped, h0 = torch.empty_like(output), entering_initial(config, extent, operands)
             for d, struct in enumerate(structs):
                 struct.entering = rows_of(dropped, d * width)

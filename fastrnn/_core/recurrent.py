@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,22 @@ NOISE = {
 }  # fmt: skip
 
 
+Hook = Callable[..., Any]
+Sequences = Tensor | PackedSequence  # input, output or states of every step, padded or packed
+
+if TYPE_CHECKING:
+
+    class _Module(torch.nn.Module):
+        """What StepOptions needs of the class of torch.nn that it is mixed with."""
+
+        hidden_size: int
+
+        def reset_parameters(self) -> None: ...
+
+else:
+    _Module = object
+
+
 def is_proxy(*arguments: Any) -> bool:
     """Whether torch.fx is tracing the call."""
     for t in arguments:
@@ -36,7 +52,7 @@ def is_proxy(*arguments: Any) -> bool:
     return False
 
 
-def _keep_for_opacus(layer: Recurrent, hook: Callable) -> RemovableHandle | None:
+def _keep_for_opacus(layer: Recurrent, hook: Hook) -> RemovableHandle | None:
     """Pass opacus' hooks to the adapter: as hooks of the layer they would not see all that its gradients depend on."""
     owner = getattr(getattr(hook, "func", hook), "__self__", None)  # a bound method, or a partial over one
     if not any(cls.__module__.startswith("opacus.") for cls in type(owner).__mro__):
@@ -60,7 +76,7 @@ def _refuse_all_states(wanted: bool) -> None:
         raise RuntimeError("all_states is not there for per-sample gradients: opacus runs the rows one by one")
 
 
-class StepOptions:
+class StepOptions(_Module):
     """Options that act within a step, shared by layers and single-step modules."""
 
     _kind: str
@@ -73,6 +89,25 @@ class StepOptions:
     recurrent_gradient_clip: float | None = None
     peephole = layer_norm = False
     _zones_cells = False  # whether the cell has cell states that zoneout may keep
+
+    def _node(self, *arguments: Any, **options: Any) -> Any:
+        """Record the call as one node of the graph that torch.fx traces.
+
+        The Tracer does this for torch.nn's modules, which it treats as leaves; it enters all others.
+        """
+        tracer: Any = next(t.tracer for t in (*arguments, *options.values()) if isinstance(t, Proxy))
+        if self is tracer.root:
+            reason = "it is the whole model"
+        elif self._forward_hooks or self._forward_pre_hooks:
+            reason = "it has hooks"
+        elif not type(self).forward.__module__.startswith("fastrnn."):
+            reason = f"its class {type(self).__name__} has a forward of its own"
+        else:
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, options)
+        raise RuntimeError(
+            f"torch.fx cannot trace this fastrnn {self._kind}, for {reason}: make it a leaf (a Tracer whose "
+            "is_leaf_module is true for it)"
+        )
 
     def _check_heads(self, heads: int, projection: int = 0) -> None:
         if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
@@ -132,7 +167,7 @@ class StepOptions:
             )
         return (h, c) if h or c else 0.0
 
-    def _options_of_step(self) -> tuple:
+    def _options_of_step(self) -> tuple[tuple[float, float], float, float, float, bool]:
         """The last arguments of :func:`fastrnn.functional.stack`, from ``zoneout`` on."""
         training = self.training
         return (
@@ -162,13 +197,13 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
     input_dropout: float = 0.0
     hidden_dropout: float = 0.0
     output_dropout: float = 0.0
-    _opacus_hooks: dict[int, Callable] | None = None  # not registered with torch; contrib/opacus.py calls them
+    _opacus_hooks: dict[int, Hook] | None = None  # not registered with torch; contrib/opacus.py calls them
 
     def __init__(
         self,
         mode: str | None,
         recompute: bool,
-        *options,
+        *options: Any,
         heads: int = 1,
         recurrent_gradient_clip: float | None = None,
         **noise: float | tuple[float, float],
@@ -201,7 +236,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
 
     def _make_parameters(self) -> None:
         """Replace torch.nn.RNN's parameters by the cell's, with the same naming and initialisation."""
-        like = self.weight_ih_l0
+        like = self.get_parameter("weight_ih_l0")
         for name in self._flat_weights_names:
             delattr(self, name)
         self._all_weights = []
@@ -224,50 +259,40 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         text = super().extra_repr() + self._text_of_step(NOISE)
         return text + ", recompute=True" if self.recompute else text
 
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call] # torch has not annotated it
         self.__dict__.setdefault("recompute", False)
 
-    def register_forward_hook(self, hook: Callable, **options: Any) -> RemovableHandle:
+    def register_forward_hook(self, hook: Hook, **options: Any) -> RemovableHandle:
         return _keep_for_opacus(self, hook) or super().register_forward_hook(hook, **options)
 
-    def register_full_backward_hook(self, hook: Callable, prepend: bool = False) -> RemovableHandle:
+    def register_full_backward_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         return _keep_for_opacus(self, hook) or super().register_full_backward_hook(hook, prepend)
-
-    def _node(self, *arguments: Any, **options: Any) -> Any:
-        """Record the call as one node of the graph that torch.fx traces.
-
-        The Tracer does this for torch.nn's modules, which it treats as leaves; it enters all others.
-        """
-        tracer = next(t.tracer for t in (*arguments, *options.values()) if isinstance(t, Proxy))
-        if self is tracer.root:
-            reason = "it is the whole model"
-        elif self._forward_hooks or self._forward_pre_hooks:
-            reason = "it has hooks"
-        elif not type(self).forward.__module__.startswith("fastrnn."):
-            reason = f"its class {type(self).__name__} has a forward of its own"
-        else:
-            return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, options)
-        raise RuntimeError(
-            f"torch.fx cannot trace this fastrnn {self._kind}, for {reason}: make it a leaf (a Tracer whose "
-            "is_leaf_module is true for it)"
-        )
 
     def _run(
         self,
-        input: Tensor | PackedSequence,
+        input: Sequences,
         states: States | None,
         lengths: Tensor | None,
         resets: Tensor | None,
         reset_to_initial: bool,
         all_states: bool = False,
-    ) -> tuple[Tensor | PackedSequence, States] | tuple[Tensor | PackedSequence, States, list[tuple]]:
+    ) -> tuple[Sequences, States, list[tuple[Sequences, ...]]]:
+        """Run the layers; returns output, final states, and with ``all_states`` each layer's states of every step."""
         if forked.is_child and not torch.compiler.is_compiling():
             with forked.alone():
                 return self._run_here(input, states, lengths, resets, reset_to_initial, all_states)
         return self._run_here(input, states, lengths, resets, reset_to_initial, all_states)
 
-    def _run_here(self, input, states, lengths, resets, reset_to_initial, all_states):
+    def _run_here(
+        self,
+        input: Sequences,
+        states: States | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        reset_to_initial: bool,
+        all_states: bool,
+    ) -> tuple[Sequences, States, list[tuple[Sequences, ...]]]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, states, lengths, resets, reset_to_initial, all_states)
         dims = input.dim()
@@ -296,24 +321,28 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         opacus = _opacus(self)
-        every = ()
+        every: list[States] = []
         if opacus is not None:
             _refuse_all_states(all_states)
             output, final = opacus.run_rows(self, x, states, weights, lengths, resets, reset_to_initial)
-        elif all_states:
-            output, final, of_layers = self._stack(x, states, weights, lengths, resets, reset_to_initial, None, True)
-            if not batched:
-                of_layers = [tuple(state.squeeze(1) for state in own) for own in of_layers]
-            elif self.batch_first:
-                of_layers = [tuple(state.transpose(0, 1) for state in own) for own in of_layers]
-            every = (of_layers,)
         else:
-            output, final = self._stack(x, states, weights, lengths, resets, reset_to_initial)
+            output, final, every = self._stack(x, states, weights, lengths, resets, reset_to_initial, None, all_states)
         if not batched:
-            return output.squeeze(1), tuple(state.squeeze(1) for state in final), *every
-        return (output.transpose(0, 1) if self.batch_first else output), final, *every
+            single = [tuple(state.squeeze(1) for state in own) for own in every]
+            return output.squeeze(1), tuple(state.squeeze(1) for state in final), [*single]
+        if self.batch_first:
+            return output.transpose(0, 1), final, [tuple(state.transpose(0, 1) for state in own) for own in every]
+        return output, final, [*every]
 
-    def _run_packed(self, packed, states, lengths, resets, reset_to_initial, all_states):
+    def _run_packed(
+        self,
+        packed: PackedSequence,
+        states: States | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        reset_to_initial: bool,
+        all_states: bool,
+    ) -> tuple[PackedSequence, States, list[tuple[Sequences, ...]]]:
         if lengths is not None:
             raise ValueError("lengths must be None for a PackedSequence, which has its own")
         x, batch_sizes, sorted_indices, unsorted_indices = packed
@@ -330,23 +359,23 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         opacus = _opacus(self)
         if opacus is not None:
             _refuse_all_states(all_states)
-            return opacus.run_packed(self, packed, states, resets, reset_to_initial)
+            return *opacus.run_packed(self, packed, states, resets, reset_to_initial), []
         to_sorted, to_given = sorted_indices, unsorted_indices
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             to_sorted, to_given = saveable(to_sorted), saveable(to_given)
         if states is not None and to_sorted is not None:
             states = tuple(state.index_select(1, to_sorted) for state in states)
-        output, final, *every = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes, all_states)
+        output, final, every = self._stack(x, states, weights, None, resets, reset_to_initial, batch_sizes, all_states)
         if to_given is not None:
             final = tuple(state.index_select(1, to_given) for state in final)
         like = (batch_sizes, sorted_indices, unsorted_indices)
-        every = [[tuple(PackedSequence(state, *like) for state in own) for own in of_layers] for of_layers in every]
-        return PackedSequence(output, *like), final, *every
+        packed_states = [tuple(PackedSequence(state, *like) for state in own) for own in every]
+        return PackedSequence(output, *like), final, [*packed_states]
 
     def _weights(self) -> list[Tensor]:
         """The parameters, or what replaces them; reads _parameters first because an attribute costs 0.6 us each."""
-        own = self._parameters
-        weights = [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
+        own: Mapping[str, Any] = self._parameters
+        weights: list[Tensor] = [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
         if self.training and self.weight_dropout:
             for place, name in enumerate(self._flat_weights_names):
                 if name.startswith("weight_hh"):
@@ -360,7 +389,17 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
     def _state_widths(self) -> tuple[int, ...]:
         return ALL_CELLS[self.cell].state_widths(self.proj_size or self.hidden_size, self.hidden_size)
 
-    def _stack(self, x, states, weights, lengths, resets, reset_to_initial, batch_sizes=None, all_states=False):
+    def _stack(
+        self,
+        x: Tensor,
+        states: States | None,
+        weights: Sequence[Tensor],
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        reset_to_initial: bool,
+        batch_sizes: Tensor | None = None,
+        all_states: bool = False,
+    ) -> tuple[Tensor, States, list[States]]:
         return stack(
             self.cell,
             x,

@@ -12,8 +12,9 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def _transformed_while_compiling() -> bool:
 
 # Does what torch.compiler.assume_constant_result does, but without importing torch._dynamo, which takes over a second.
 for _constant in (_transformed_while_compiling, refuse_plain_export):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010, as the attribute is not declared
 
 
 def _observed() -> bool:
@@ -122,7 +123,9 @@ def run(
         if torch._C._get_tracing_state() is not None:
             refuse_plain_export()
             steps = len(operands[0].unbind(0))  # not x.size(0), which is a tensor while tracing
-            operands = [torch.jit.script(_only_these_steps)(operands[0], steps), *operands[1:]]
+            scripted: Callable[[Tensor, int], Tensor]
+            scripted = torch.jit.script(_only_these_steps)
+            operands = [scripted(operands[0], steps), *operands[1:]]
         return call_reference(config, operands, rows)
     x = operands[0]  # all operands are on its device: functional.py has checked it
     if not plain:
@@ -161,7 +164,7 @@ class LayerFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, config, rows, *operands):
+    def forward(ctx: Any, config: Config, rows: Rows, *operands: Tensor) -> tuple[Tensor, ...]:
         result = raw.forward(config, operands, rows, True)
         output = result.output
         ctx.save_for_backward(*operands, *rows[1:], output.data, result.gates, result.cells)
@@ -171,12 +174,12 @@ class LayerFunction(torch.autograd.Function):
         return output, *result.results(config)
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
         config, batch, watch, version = ctx.call
         rows = Rows(batch, lengths, resets, batch_sizes, seed)
-        result = raw.Result(output if watch._version == version else None, (), gates, cells)
-        call = (config, operands, rows, result, gradients, ctx.needs_input_grad[2:])
+        kept = output if watch._version == version else None
+        call = (config, operands, rows, (kept, gates, cells), gradients, ctx.needs_input_grad[2:])
         if forked.is_child:
             with forked.alone():
                 return None, None, *_gradients(*call)
@@ -185,7 +188,7 @@ class LayerFunction(torch.autograd.Function):
 
 # Function.apply without its handling of functorch, which costs a tenth of a step: `run` has already dealt with active
 # transforms, and with tensors left over from one that has ended.
-_apply = super(torch.autograd.Function, LayerFunction).apply
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, LayerFunction).apply
 _unwrap = torch._C._functorch.unwrap_if_dead
 
 
@@ -193,22 +196,24 @@ def _gradients(
     config: Config,
     operands: Sequence[Tensor],
     rows: Rows,
-    result: raw.Result,
+    saved: tuple[Tensor | None, Tensor | None, Tensor | None],
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Run backward by the applicable route, which may differ from forward's (double backward, batched gradients).
 
-    ``result.output`` is None if it was modified since forward; then forward runs again.
+    ``saved`` is the output, the gates and the cells. The output is None if it was modified since forward; then forward
+    runs again.
     """
+    output, gates, cells = saved
     plain = config.core().plain(gradients)
     loop = torch.is_grad_enabled() or _transformed() or (not plain and any(map(_without_memory, gradients)))
     if loop or reads_mixed_output(config, rows):
         return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
     if _observed() or not plain:
-        if result.output is None:
-            result = result._replace(output=run_operator(config, operands, rows, False)[0])
-        return gradients_operator(config, operands, rows, result, gradients, needs)
-    if result.output is None:
-        result = result._replace(output=raw.forward(config, operands, rows, False).output)
-    return backward.backward(config, operands, rows, result, gradients, needs)
+        if output is None:
+            output = run_operator(config, operands, rows, False)[0]
+        return gradients_operator(config, operands, rows, raw.Result(output, (), gates, cells), gradients, needs)
+    if output is None:
+        output = raw.forward(config, operands, rows, False).output
+    return backward.backward(config, operands, rows, raw.Result(output, (), gates, cells), gradients, needs)

@@ -13,6 +13,11 @@ from .backends import Kernels
 from .config import Config, Rows
 from .noise import rows_of_packed, state_masks
 
+# Steps, batch and proj_clip, then batch_sizes, step offsets, lengths, resets, seed and mask of state dropout.
+Extent = tuple[
+    int, int, float, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]
+
 
 class Layout(NamedTuple):
     """Sizes of a call (see csrc/rnn.h) and, for packed rows, the offset of each step's first row."""
@@ -81,6 +86,11 @@ def readable(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
+def dense(t: Tensor | None) -> Tensor | None:
+    """``t``, or a copy if it is not contiguous."""
+    return t if t is None else t.contiguous()
+
+
 def readable_operands(config: Config, operands: Sequence[Tensor]) -> Sequence[Tensor]:
     """The operands as the core can read them: copied if their strides do not fit, cell states in the state type."""
     if config.core().reads(operands):
@@ -100,7 +110,7 @@ def check_lengths(lengths: Tensor, steps: int) -> None:
             raise ValueError(f"lengths must lie between 0 and {steps}, the number of steps, got {low} to {high}")
 
 
-def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, width: int) -> tuple:
+def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, width: int) -> Extent:
     """The arguments that vary from call to call besides the operands, for csrc/bindings_layer.cpp; keeps tensors alive.
 
     ``layout`` is only needed for packed rows; ``width``: R, with heads that of one head.
@@ -114,31 +124,36 @@ def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, widt
         mask = state_masks(config.state_dropout, seed, range(len(config.reverse)), batch, width, like)
     if lengths is resets is batch_sizes is seed is None:
         return steps, batch, proj_clip, None, None, None, None, None, None
-    tensors = (batch_sizes, offsets, lengths, resets, seed, mask)
-    return steps, batch, proj_clip, *[t if t is None else t.contiguous() for t in tensors]
+    return (
+        steps, batch, proj_clip, dense(batch_sizes), dense(offsets), dense(lengths), dense(resets), dense(seed),
+        dense(mask),
+    )  # fmt: skip
 
 
-def drops_state(config: Config, extent: tuple) -> bool:
-    """Whether dropout of the state is active, so that the recurrent products read masked states, not the output."""
-    return extent[-1] is not None and config.spec.multiplies
+def state_mask(config: Config, extent: Extent) -> Tensor | None:
+    """The mask of state dropout, [D, B, R], if recurrent products read states masked by it; None if they read the
+    output."""
+    return extent[-1] if config.spec.multiplies else None
 
 
-def entering(config: Config, extent: tuple, output: Tensor) -> Tensor | None:
+def entering(config: Config, extent: Extent, output: Tensor) -> Tensor | None:
     """The output times the mask of state dropout; None if that is off."""
-    if not drops_state(config, extent):
+    mask, batch_sizes = state_mask(config, extent), extent[3]
+    if mask is None:
         return None
-    mask, batch_sizes = extent[-1].transpose(0, 1).flatten(1), extent[3]  # [B, D*R]
+    mask = mask.transpose(0, 1).flatten(1)  # [B, D*R]
     if batch_sizes is not None:
         mask = mask[rows_of_packed(batch_sizes, output.shape[0]).to(output.device)]
     return (output * mask).to(output.dtype)
 
 
-def entering_initial(config: Config, extent: tuple, operands: Sequence[Tensor]) -> Tensor | None:
+def entering_initial(config: Config, extent: Extent, operands: Sequence[Tensor]) -> Tensor | None:
     """h0 times the mask of state dropout; None if that is off or h0 is not given."""
-    if not config.has_initial or not drops_state(config, extent):
+    mask = state_mask(config, extent)
+    if not config.has_initial or mask is None:
         return None
     h0 = operands[config.first_state]
-    return (h0 * extent[-1]).to(h0.dtype)
+    return (h0 * mask).to(h0.dtype)
 
 
 def input_gates(

@@ -60,6 +60,7 @@ def reason_to_leave(kind: type) -> str | None:
     ``__init__`` may do anything, as it has already run.
     """
     base = base_of(kind)
+    assert base is not None
     taken = own_names(TO_FAST[base])
     for cls in kind.__mro__:
         if cls in base.__mro__ or cls.__module__ in ("abc", "typing"):
@@ -135,17 +136,19 @@ def _closure(function: types.FunctionType) -> list[Any]:
 
 def over_fast(kind: type) -> type:
     """The counterpart of ``kind``, a subclass of torch.nn's LSTM, GRU or RNN, on top of fastrnn's layer."""
+    made: type
     for made in kind.__subclasses__():
         if replaced_by(made) is kind:
             return made
     meta = type(kind)
     metaclass = type(meta.__name__, (meta,), {"mro": _resolution_order})
     copyreg.pickle(metaclass, _reduce_class)  # unpickling makes the class from ``kind``, since its name finds ``kind``
-    return metaclass(
+    made = metaclass(
         kind.__name__,
         (kind,),
         {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "_replaces": kind},
     )
+    return made
 
 
 def replaced_by(made: type) -> type | None:
@@ -154,13 +157,13 @@ def replaced_by(made: type) -> type | None:
 
 
 def _resolution_order(cls: type) -> list[type]:
-    order = []
+    order: list[type] = []
     for each in type.mro(cls):
         fast = TO_FAST.get(each)
         order += [each] if fast is None else [own for own in fast.__mro__ if issubclass(own, StepOptions)]
     return order
 
 
-def _reduce_class(cls: type) -> str | tuple:
+def _reduce_class(cls: type) -> str | tuple[Any, ...]:
     kind = replaced_by(cls)
     return cls.__qualname__ if kind is None else (over_fast, (kind,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ def rnn_allows_tf32() -> bool:
     if not _HAS_PRECISIONS:
         return torch.backends.cudnn.allow_tf32
     # Also follows cudnn.allow_tf32, which cannot be read itself if convolutions have another setting.
-    return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+    settings: Any = torch.backends.cudnn.rnn
+    return bool(settings.fp32_precision == "tf32")
 
 
 @contextmanager

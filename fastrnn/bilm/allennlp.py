@@ -25,8 +25,8 @@ _MARK = "_token_embedder._char_embedding_weights"
 
 
 def load(
-    source: str | PathLike | dict[str, Tensor],
-    options: str | PathLike | BiLMOptions | None = None,
+    source: str | PathLike[str] | dict[str, Tensor],
+    options: str | PathLike[str] | BiLMOptions | None = None,
     **elmo_arguments,
 ) -> Elmo:
     """Make an Elmo from a state dict that contains an AllenNLP ``Elmo`` (or ``_ElmoBiLm``) under any prefix.
@@ -81,7 +81,7 @@ def load(
     return elmo
 
 
-def _read(path: str | PathLike) -> dict[str, Tensor]:
+def _read(path: str | PathLike[str]) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
@@ -199,7 +199,7 @@ def to_state_dict(elmo: Elmo) -> dict[str, Tensor]:
     return state
 
 
-def save(elmo: Elmo, path: str | PathLike) -> None:
+def save(elmo: Elmo, path: str | PathLike[str]) -> None:
     """Write :func:`to_state_dict` with torch.save."""
     with replacing(path) as temporary:
         save_torch(temporary, to_state_dict(elmo))

@@ -176,7 +176,7 @@ class Elmo(nn.Module):
         self.token_vectors = TokenVectors(bilm.encoder) if bilm.options.characters is not None else None
 
     @classmethod
-    def from_official(cls, options: str | PathLike, weights: str | PathLike, *args, **kwargs) -> Elmo:
+    def from_official(cls, options: str | PathLike[str], weights: str | PathLike[str], *args, **kwargs) -> Elmo:
         """Read options.json and the hdf5 weights; further arguments as for :class:`Elmo`.
 
         The vocabulary of a word model determines which rows are <S> and </S>.

@@ -97,7 +97,9 @@ class ModelFiles:
 
 @contextmanager
 def find_model(
-    place: str | os.PathLike, options: str | os.PathLike | None = None, vocabulary: str | os.PathLike | None = None
+    place: str | os.PathLike[str],
+    options: str | os.PathLike[str] | None = None,
+    vocabulary: str | os.PathLike[str] | None = None,
 ) -> Iterator[ModelFiles]:
     """The files of the model at ``place``. Files of an archive exist only within the context.
 

@@ -23,7 +23,7 @@ _OPTIONS, _ELMO = "fastrnn.bilm", "fastrnn.elmo"
 
 
 def save(
-    path: str | PathLike,
+    path: str | PathLike[str],
     model: BiLanguageModel,
     extra: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -48,7 +48,7 @@ def save(
         save_tensors(temporary, tensors, head)
 
 
-def load(path: str | PathLike) -> BiLanguageModel:
+def load(path: str | PathLike[str]) -> BiLanguageModel:
     """Read the biLM in a file.
 
     Raises:
@@ -58,25 +58,25 @@ def load(path: str | PathLike) -> BiLanguageModel:
     return _model(path, tensors, head)
 
 
-def read_extra(path: str | PathLike) -> dict[str, Tensor]:
+def read_extra(path: str | PathLike[str]) -> dict[str, Tensor]:
     """The tensors that do not belong to the biLM."""
     tensors, _ = read_tensors(path)
     # Copies, because safetensors may map the file: reading a tensor would fault if the file is later truncated.
     return {name: value.clone() for name, value in tensors.items() if not name.startswith("bilm.")}
 
 
-def names(path: str | PathLike) -> list[str]:
+def names(path: str | PathLike[str]) -> list[str]:
     """Names of all tensors, including the biLM's."""
     return list(read_tensors(path)[0])
 
 
-def read_metadata(path: str | PathLike) -> dict[str, str]:
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
     """The file's metadata."""
     return read_tensors(path)[1]
 
 
 def save_elmo(
-    path: str | PathLike,
+    path: str | PathLike[str],
     elmo: Elmo,
     extra: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -104,7 +104,7 @@ def save_elmo(
     save(path, elmo.bilm, {**mixes, **(extra or {})}, {**(metadata or {}), _ELMO: json.dumps(settings)})
 
 
-def load_elmo(path: str | PathLike, **changes) -> Elmo:
+def load_elmo(path: str | PathLike[str], **changes) -> Elmo:
     """Read the Elmo in a file; if the file holds only a biLM, the mixes are untrained.
 
     Args:
@@ -128,7 +128,7 @@ def load_elmo(path: str | PathLike, **changes) -> Elmo:
     return elmo
 
 
-def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str]) -> BiLanguageModel:
+def _model(path: str | PathLike[str], tensors: dict[str, Tensor], head: dict[str, str]) -> BiLanguageModel:
     if _OPTIONS not in head:
         raise WeightsError(f"{path}: a safetensors file, but without {_OPTIONS} in its head: not a biLM of fastrnn")
     try:
@@ -147,14 +147,14 @@ def _model(path: str | PathLike, tensors: dict[str, Tensor], head: dict[str, str
 
 
 @torch.no_grad()
-def _fill(path: str | PathLike, module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+def _fill(path: str | PathLike[str], module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
     _check_shapes(path, module, tensors)
     for name, target in module.state_dict().items():
         require_finite(path, f"the tensor {name}", tensors[name])
         target.copy_(tensors[name])
 
 
-def _check_shapes(path: str | PathLike, module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+def _check_shapes(path: str | PathLike[str], module: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
     targets = module.state_dict()
     for name, target in targets.items():
         if name not in tensors:

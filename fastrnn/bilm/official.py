@@ -30,7 +30,7 @@ from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 _TF_GATES = (0, 2, 1, 3)  # indices of our i, f, g, o in their i, j, f, o; the permutation is its own inverse
 
 
-def read_options(path: str | PathLike, *, bidirectional: bool = True) -> BiLMOptions:
+def read_options(path: str | PathLike[str], *, bidirectional: bool = True) -> BiLMOptions:
     """Read the architecture from an options.json. Other keys (those of training) are ignored.
 
     Args:
@@ -42,7 +42,7 @@ def read_options(path: str | PathLike, *, bidirectional: bool = True) -> BiLMOpt
     return parse_options({"bidirectional": bidirectional, **read_json(path)}, str(path))
 
 
-def read_json(path: str | PathLike) -> dict[str, Any]:
+def read_json(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         data = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
@@ -114,7 +114,7 @@ class Weights:
 
     shapes_alone = False
 
-    def __init__(self, path: str | PathLike) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         import h5py
 
         self.path = path
@@ -177,9 +177,9 @@ class Weights:
 
 
 def load(
-    options: str | PathLike,
-    weights: str | PathLike,
-    embedding: str | PathLike | None = None,
+    options: str | PathLike[str],
+    weights: str | PathLike[str],
+    embedding: str | PathLike[str] | None = None,
     boundary_ids: tuple[int, int] = (1, 2),
 ) -> BiLanguageModel:
     """Read a biLM from the original's two files.
@@ -223,7 +223,7 @@ def load(
     return model
 
 
-def _open(weights: str | PathLike) -> Weights:
+def _open(weights: str | PathLike[str]) -> Weights:
     from . import tf_checkpoint
 
     return tf_checkpoint.Checkpoint(weights) if Path(weights).suffix == tf_checkpoint.ENDING else Weights(weights)
@@ -320,7 +320,7 @@ def _reorder(rows: Tensor) -> Tensor:
     return torch.cat([blocks[place] for place in _TF_GATES])
 
 
-def save(model: BiLanguageModel, options: str | PathLike, weights: str | PathLike) -> None:
+def save(model: BiLanguageModel, options: str | PathLike[str], weights: str | PathLike[str]) -> None:
     """Write a biLM of LSTMs as the original's two files, in float32.
 
     A model without projection (equal sizes) gets identity matrices: AllenNLP needs them, and the others ignore them.

@@ -34,7 +34,7 @@ _NAMES = (
 class Checkpoint(Weights):
     """A checkpoint that is read under the names of the hdf5 format."""
 
-    def __init__(self, path: str | PathLike) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         try:
             import tensorflow
         except ImportError as error:
@@ -76,7 +76,7 @@ def _variable(name: str) -> str:
     return _SCOPE + name
 
 
-def read_softmax(path: str | PathLike, width: int) -> dict[str, Tensor]:
+def read_softmax(path: str | PathLike[str], width: int) -> dict[str, Tensor]:
     """The softmax's parameters under our names; a shared softmax only has a bias."""
     with Checkpoint(path) as file:
         weights = {"bias": file.read("softmax/b", -1)[:, None]}

@@ -7,7 +7,7 @@ import os
 from ..text_models.text import TextError, read_lines
 
 
-def read_labelled(path: str | os.PathLike) -> tuple[list[list[str]], list[str]]:
+def read_labelled(path: str | os.PathLike[str]) -> tuple[list[list[str]], list[str]]:
     """Words and labels of a file's lines ("-" is standard input); blank lines are skipped.
 
     Raises:

@@ -67,7 +67,8 @@ class UnitEncoder(nn.Module):
         return Batch(ids, lengths, None, None, None, {})
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.embedding(batch.ids)
+        vectors: Tensor = self.embedding(batch.ids)
+        return vectors
 
     def mix_weights(self) -> dict[str, Any]:
         return {}
@@ -89,6 +90,7 @@ class Classifier(TaskModel):
     """
 
     kind, format, options_type = "classifier", "fastrnn.classify", ClassifierOptions
+    options: ClassifierOptions
 
     def __init__(
         self, options: ClassifierOptions, inventory: Inventory, sources: Mapping[str, Source] | None = None,

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.hooks import RemovableHandle
 
-from .._core.recurrent import Recurrent
+from .._core.recurrent import Hook, Recurrent
 from ..cells import States
 
 __all__ = ["keep_hook", "run_packed", "run_rows", "wanted"]
 
 
-def keep_hook(layer: Recurrent, hook: Callable) -> RemovableHandle:
+def keep_hook(layer: Recurrent, hook: Hook) -> RemovableHandle:
     """Keep one of the two hooks that opacus registers on a layer: first that of forward, then that of backward.
 
     Args:
@@ -46,9 +46,17 @@ def keep_hook(layer: Recurrent, hook: Callable) -> RemovableHandle:
 
 def wanted(layer: Recurrent) -> bool:
     """Whether opacus wants per-sample gradients of this call of a layer that has its hooks."""
-    forward_hook, _ = layer._opacus_hooks.values()
+    forward_hook, _ = _hooks(layer)
     trained = any(parameter.requires_grad for parameter in layer.parameters())
-    return forward_hook.__self__.hooks_enabled and trained and layer.training and torch.is_grad_enabled()
+    enabled: bool = forward_hook.__self__.hooks_enabled
+    return enabled and trained and layer.training and torch.is_grad_enabled()
+
+
+def _hooks(layer: Recurrent) -> tuple[Any, Any]:
+    """The hooks that opacus registered, of forward and of backward: methods of its GradSampleModule."""
+    assert layer._opacus_hooks is not None
+    forward_hook, backward_hook = layer._opacus_hooks.values()
+    return forward_hook, backward_hook
 
 
 def run_packed(
@@ -110,11 +118,12 @@ def run_rows(
                 f"opacus cannot train {name}, which is none of the weights that fastrnn's {layer._kind} runs with: its "
                 "per-sample gradient is not known"
             )
-    expanded = dict(zip(trained.values(), _Expansion.apply(layer, batch, *trained.values()), strict=True))
+    expand: Callable[..., tuple[Tensor, ...]] = _Expansion.apply
+    expanded: dict[Tensor, Tensor] = dict(zip(trained.values(), expand(layer, batch, *trained.values()), strict=True))
     weights = [expanded[w] if w in expanded else w.expand(batch, *w.shape) for w in weights]
     if batch == 0:  # Poisson sampling may draw no sample; these sums are zero and keep the parameters in the graph
         weights = [weight.sum(0) for weight in weights]
-        return layer._stack(x, states, weights, lengths, resets, reset_to_initial)
+        return layer._stack(x, states, weights, lengths, resets, reset_to_initial)[:2]
     rows = zip(
         x.split(1, 1),
         repeat(None) if states is None else zip(*(state.split(1, 1) for state in states), strict=True),
@@ -123,7 +132,7 @@ def run_rows(
         repeat(None) if resets is None else resets.split(1, 1),
         strict=False,
     )
-    results = [layer._stack(*row, reset_to_initial) for row in rows]
+    results = [layer._stack(*row, reset_to_initial)[:2] for row in rows]
     outputs, finals = zip(*results, strict=True)
     return torch.cat(outputs, 1), tuple(torch.cat(parts, 1) for parts in zip(*finals, strict=True))
 
@@ -136,7 +145,7 @@ class _Expansion(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: Recurrent, batch: int, *parameters: Tensor) -> tuple[Tensor, ...]:
-        forward_hook, ctx.hook = layer._opacus_hooks.values()
+        forward_hook, ctx.hook = _hooks(layer)
         ctx.layer, ctx.batch_first = layer, forward_hook.__self__.batch_first
         with torch.enable_grad():  # the hook checks this, and a Function's forward runs without gradients
             forward_hook(layer, (_as_opacus(parameters[0].new_zeros(batch, 1), ctx.batch_first),), None)

@@ -142,7 +142,8 @@ def train(text: tuple[str, ...], cells: tuple[str, ...], **values: Any) -> None:
         from .run import read_corpus as read
         from .run import train as run_training
 
-        run = Run(**{field.name: text if field.name == "text" else values[field.name] for field in fields(Run)})
+        settings: dict[str, Any] = {field.name: values[field.name] for field in fields(Run) if field.name != "text"}
+        run = Run(text=text, **settings)
         corpus = read(run)
         outputs = [("--json", values["json"]), ("--plot", values["plot"])]
         guard_outputs(outputs, [*corpus.paths, ("--out", values["folder"])], overwrite=values["overwrite"])
@@ -158,7 +159,7 @@ def train(text: tuple[str, ...], cells: tuple[str, ...], **values: Any) -> None:
         ngrams = {}
         if values["ngrams"]:
             ngrams = evaluate_ngrams(corpus.units, corpus.train, corpus.held_out, values["ngrams"])
-        rows = {result.name: result.held_out for result in results} | ngrams
+        rows = {result.name: result.held_out for result in results if result.held_out is not None} | ngrams
         print_table(rows, {result.name: _columns(result) for result in results})
         if values["json"]:
             content = {"results": [result.to_json() for result in results], "held out": rows_json(rows)}

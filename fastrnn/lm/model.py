@@ -180,7 +180,8 @@ class LanguageModel(nn.Module):
             state: from an earlier call; None means zero.
             resets: bool [T, B], true where the state is reset to zero before a unit, see :class:`fastrnn.LSTM`.
         """
-        return self.recurrent(self.dropout(self.embedding(ids)), state, resets=resets)
+        result: tuple[Tensor, State] = self.recurrent(self.dropout(self.embedding(ids)), state, resets=resets)
+        return result
 
     def loss(self, ids: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:
         """Mean nats per unit of ``targets`` [T, B] after ``ids`` [T, B], and the state, attached to the graph."""
@@ -284,11 +285,13 @@ class LanguageModel(nn.Module):
         """
         table = self.embedding.weight
         try:
-            frozen = freeze(self.recurrent)  # its weights are prepared once, not at each step
+            # Its weights are prepared once, not at each step.
+            frozen = freeze(self.recurrent)  # type: ignore[arg-type] # it may be another layer, which is refused
         except (TypeError, ValueError):  # another cell, type or device
 
             def step(units: Tensor) -> Tensor:
                 nonlocal state
+                output: Tensor
                 output, state = self.recurrent(F.embedding(units[None], table), state)
                 return output[0]
 

@@ -9,7 +9,7 @@ with the subject the higher probability. Attractors, nouns of the other number b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,7 +240,10 @@ def accuracy_by_number(items: Sequence[Item], right: Tensor) -> dict[str, float]
 
 
 def ablate_each(
-    model: LanguageModel, sentences: Sentences, report: int = 5, started=lambda unit: None
+    model: LanguageModel,
+    sentences: Sentences,
+    report: int = 5,
+    started: Callable[[int], object] = lambda unit: None,
 ) -> list[NumberUnit]:
     """The units whose ablation costs the most accuracy on items with attractors.
 

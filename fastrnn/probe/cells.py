@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def properties(text: str, syntax: str) -> dict[str, Values]:
 
 
 def _prose(text: str) -> list[tuple[float, ...]]:
-    rows = []
+    rows: list[tuple[float, ...]] = []
     column, quoted, depth, before = 0, False, 0, "\n"
     for character in text:
         column = 0 if character == "\n" else column + 1
@@ -182,7 +183,7 @@ def value_of(states: torch.Tensor | Sequence[torch.Tensor], hidden: int) -> torc
     return states[1].tanh() if states[1].shape[-1] == hidden else states[0]
 
 
-def auc(values: NDArray, labels: NDArray) -> float:
+def auc(values: NDArray[Any], labels: NDArray[Any]) -> float:
     """The share of pairs of a true and a false position whose values are in order; ties count half; NaN: no pair.
 
     Args:
@@ -198,14 +199,14 @@ def auc(values: NDArray, labels: NDArray) -> float:
     return float((ranks[labels].sum() - true * (true + 1) / 2) / (true * false))
 
 
-def correlation(values: NDArray, numbers: NDArray) -> float:
+def correlation(values: NDArray[Any], numbers: NDArray[Any]) -> float:
     """Pearson's correlation; NaN if one of the two does not vary."""
     values, numbers = (part.astype(np.float64) - part.mean(dtype=np.float64) for part in (values, numbers))
     scale = np.sqrt((values**2).sum() * (numbers**2).sum())
     return float((values * numbers).sum() / scale) if scale else float("nan")
 
 
-def _score(values: NDArray, labels: Values, measure: str) -> float:
+def _score(values: NDArray[Any], labels: Values, measure: str) -> float:
     """A score between -1 and 1 whose sign is the direction; see :func:`_measure_of`."""
     told = ~np.isnan(labels)
     values, labels = values[told], labels[told]
@@ -247,8 +248,8 @@ def find_units(values: Values, labels: dict[str, Values], wanted: Iterable[str] 
         other = _score(values[layer, half:, unit], own[half:], measure)
         if np.isnan(other):
             continue
-        measured = (_measure_of(score, sign, measure) for score in (scores[best], other))
-        found.append(UnitFound(name, measure, layer, unit, sign, *measured, float(np.nanmean(own[half:]))))
+        searched, held_out = (_measure_of(score, sign, measure) for score in (scores[best], other))
+        found.append(UnitFound(name, measure, layer, unit, sign, searched, held_out, float(np.nanmean(own[half:]))))
     return found
 
 

@@ -92,13 +92,13 @@ def cells(
         table = Table(title=f"{syntax}, {len(content):,} characters: units chosen on the first half")
         for heading in ("model", "cell", "property", "layer", "unit", "measure", "first half", "second half"):
             table.add_column(heading, justify="left" if heading in ("model", "cell", "property") else "right")
-        panels: list[tuple[str, str, NDArray]] = []
+        panels: list[tuple[str, str, NDArray[Any]]] = []
         half = len(content) // 2
         with experiment.bar(len(models)):
             for folder, model in loaded.items():
                 values = trace_units(model, content)
 
-                def make(started: Any, values: NDArray = values) -> list[dict[str, Any]]:
+                def make(started: Any, values: NDArray[Any] = values) -> list[dict[str, Any]]:
                     return [vars(own) for own in find_units(values, labels, wanted)]
 
                 found = experiment.part(folder, 1, make) if chosen is None else []
@@ -107,7 +107,7 @@ def cells(
                         folder, model.options.cell, own["property"], str(own["layer"]), str(own["unit"]),
                         own["measure"], f"{own['searched']:.3f}", f"{own['held_out']:.3f}",
                     )  # fmt: skip
-                entries: dict[str, tuple[tuple[int, int], NDArray | None]] = {
+                entries: dict[str, tuple[tuple[int, int], NDArray[Any] | None]] = {
                     _title(own): ((own["layer"], own["unit"]), labels[own["property"]]) for own in found
                 }
                 if chosen is not None:
@@ -129,9 +129,9 @@ def cells(
             )
         elif chosen is None:
             raise click.ClickException(f"no property of {syntax} varies in both halves of the text")
-        for title, part, own in panels:
+        for title, passage_text, own_values in panels:
             experiment.console.print(f"\n{title}", highlight=False)
-            experiment.console.print(coloured_text(part, own), soft_wrap=True)
+            experiment.console.print(coloured_text(passage_text, own_values), soft_wrap=True)
         if plot is not None:
             draw_coloured(panels, plot)
 

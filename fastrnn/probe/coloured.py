@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ def colour_of(value: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def coloured_text(text: str, values: NDArray) -> Text:
+def coloured_text(text: str, values: NDArray[Any]) -> Text:
     """The text for a terminal, with each character on the colour of its value; values [N]."""
     found = Text()
     for character, value in zip(text, values.tolist(), strict=True):
@@ -42,7 +43,7 @@ def coloured_text(text: str, values: NDArray) -> Text:
     return found
 
 
-def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> None:
+def draw_coloured(panels: Sequence[tuple[str, str, NDArray[Any]]], path: Path) -> None:
     """Draws a picture of texts, one below the other.
 
     Args:
@@ -69,7 +70,7 @@ def draw_coloured(panels: Sequence[tuple[str, str, NDArray]], path: Path) -> Non
     save_figure(figure, path)
 
 
-def _grid(text: str, values: NDArray) -> tuple[NDArray, list[str]]:
+def _grid(text: str, values: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
     """The colours [rows, columns, 3] and the characters of the rows."""
     rows: list[list[tuple[str, float]]] = [[]]
     for character, value in zip(text, values.tolist(), strict=True):
@@ -86,7 +87,7 @@ def _grid(text: str, values: NDArray) -> tuple[NDArray, list[str]]:
     return colours, ["".join(character for character, _ in row) for row in rows]
 
 
-def write_page(path: Path, title: str, text: str, values: NDArray, found: Mapping[str, tuple[int, int]]) -> None:
+def write_page(path: Path, title: str, text: str, values: NDArray[Any], found: Mapping[str, tuple[int, int]]) -> None:
     """Writes a self-contained HTML page: the text, and a menu of units that colour it.
 
     Args:

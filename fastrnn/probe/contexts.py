@@ -80,7 +80,7 @@ class LinearProbe:
     @torch.no_grad()
     def accuracy(self, vectors: Tensor, tags: Sequence[str]) -> float:
         """Share of correct tags; a tag that did not occur in training is never correct."""
-        found = self._map(self._scaled(vectors)).argmax(-1).tolist()
+        found: list[int] = self._map(self._scaled(vectors)).argmax(-1).tolist()
         return sum(self.tags[number] == tag for number, tag in zip(found, tags, strict=True)) / len(tags)
 
 

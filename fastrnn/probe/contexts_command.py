@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from ..paths import Argument
 from .experiment import Experiment, result_options, stoppable
 
 _MODEL = "A biLM: what fastrnn embed --model takes; may be repeated."
@@ -66,7 +67,7 @@ def layers(
             **settings, "device": device, "files": [str(train), str(test)], "column": column, "limit": limit,
             "models": [model.digest for model in loaded.values()],
         }  # fmt: skip
-        reads = [("TRAIN", train), ("TEST", test), *(("--model", place) for place in models)]
+        reads: list[Argument] = [("TRAIN", train), ("TEST", test), *(("--model", place) for place in models)]
         experiment = Experiment("layers", every, results, plot, overwrite, reads=reads)
         deepest = max(model.layers for model in loaded.values())
         table = Table(title=f"tags read linearly, {len(gold):,} words")

@@ -115,7 +115,7 @@ def count_with_cell(
     gates = CELLS[model.layer.cell].gates
     if gates > 1:
         with torch.no_grad():
-            model.layer.bias_ih_l0.view(gates, hidden)[1] += keep_bias
+            model.layer.get_parameter("bias_ih_l0").view(gates, hidden)[1] += keep_bias
 
     def loss_of(step: int) -> Tensor:
         repeats = torch.randint(1, trained_to + 1, (batch,), generator=generator).to(device)

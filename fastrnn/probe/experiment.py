@@ -16,7 +16,7 @@ from ..paths import Argument, guard_outputs, overwrite_option
 from ..text_models.errors import plain_errors
 
 
-class Names(click.ParamType):
+class Names(click.ParamType):  # type: ignore[type-arg] # generic, but not in click 8.1
     """Known names, separated by commas."""
 
     name = "names"
@@ -36,7 +36,7 @@ class Names(click.ParamType):
         return names
 
 
-class Sizes(click.ParamType):
+class Sizes(click.ParamType):  # type: ignore[type-arg] # as above
     """Positive integers, separated by commas."""
 
     name = "numbers"
@@ -152,17 +152,19 @@ class Experiment:
         """Shows a progress bar with this number of parts on a terminal."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         errors = Console(stderr=True)
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as self._bar:
-            self._task = self._bar.add_task("", total=parts)
+        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            self._bar, self._task = bar, bar.add_task("", total=parts)
             yield
 
     def part(self, name: str, steps: int, make: Callable[[Callable[[int], None]], Any]) -> Any:
         """The part of this name, computed if it does not exist yet."""
-        self._bar.update(self._task, description=name)
-        done = self._bar.tasks[0].completed
+        bar, task = self._bar, self._task
+        assert bar is not None  # `bar` shows it
+        bar.update(task, description=name)
+        done = bar.tasks[0].completed
         if name not in self.results.parts:
-            self.results.add(name, make(lambda step: self._bar.update(self._task, completed=done + step / steps)))
-        self._bar.update(self._task, completed=done + 1)
+            self.results.add(name, make(lambda step: bar.update(task, completed=done + step / steps)))
+        bar.update(task, completed=done + 1)
         return self.results.parts[name]
 
 

@@ -35,7 +35,7 @@ class GradientResult:
     curve: Curve
 
 
-def gradient_norms(layer: torch.nn.Module, x: Tensor, loss_of: Callable[[Tensor], Tensor]) -> dict[str, list[float]]:
+def gradient_norms(layer: torch.nn.RNNBase, x: Tensor, loss_of: Callable[[Tensor], Tensor]) -> dict[str, list[float]]:
     """Norm of d loss_T / d state_(T-k) for k = 0, 1, ..., T - 1.
 
     Args:
@@ -65,16 +65,16 @@ def gradient_norms(layer: torch.nn.Module, x: Tensor, loss_of: Callable[[Tensor]
     return norms
 
 
-def scale_recurrent(layer: torch.nn.Module, radius: float) -> None:
+def scale_recurrent(layer: torch.nn.RNNBase, radius: float) -> None:
     """Sets each gate's recurrent weights to ``radius`` times an orthogonal matrix: all singular values are ``radius``.
 
     In cells without a recurrent matrix (IndRNN), the weight of each unit becomes ``radius``.
     """
     with torch.no_grad():
         if not hasattr(layer, "weight_hh_l0"):
-            layer.weight_unit_l0.fill_(radius)
+            layer.get_parameter("weight_unit_l0").fill_(radius)
             return
-        for gate in layer.weight_hh_l0.chunk(layer.weight_hh_l0.shape[0] // layer.hidden_size):
+        for gate in layer.get_parameter("weight_hh_l0").split(layer.hidden_size):
             torch.nn.init.orthogonal_(gate, gain=radius)
 
 

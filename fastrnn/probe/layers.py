@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from .._core.named import make_layer
-from .._core.recurrent import Recurrent
 
 
 class Readout(nn.Module):
@@ -26,14 +25,16 @@ class Readout(nn.Module):
 
     def last(self, x: Tensor) -> Tensor:
         """Prediction after the last step: x [T, B, I] -> [B, output_size]."""
-        return self.linear(self.layer(x)[0][-1])
+        prediction: Tensor = self.linear(self.layer(x)[0][-1])
+        return prediction
 
     def every(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Prediction after each step: x [T, B, I], lengths [B] -> [T, B, output_size]."""
-        return self.linear(self.layer(x, lengths=lengths)[0])
+        predictions: Tensor = self.linear(self.layer(x, lengths=lengths)[0])
+        return predictions
 
 
-def states_of_steps(layer: Recurrent, x: Tensor) -> list[tuple[Tensor, ...]]:
+def states_of_steps(layer: torch.nn.RNNBase, x: Tensor) -> list[tuple[Tensor, ...]]:
     """The states after each step. Makes one call per step, so that each state is a separate tensor in the graph.
 
     Args:

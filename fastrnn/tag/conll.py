@@ -68,7 +68,7 @@ class Document:
         return "\n".join(lines) + "\n"
 
 
-def format_of(path: str | os.PathLike) -> str:
+def format_of(path: str | os.PathLike[str]) -> str:
     """The format that a file's name indicates."""
     return "conllu" if Path(path).suffix.lower() == ".conllu" else "conll"
 
@@ -90,7 +90,7 @@ def column_number(column: str | None, format: str) -> int:
 
 
 def read_document(
-    path: str | os.PathLike, format: str | None = None, column: str | None = None, *, tagged: bool = True
+    path: str | os.PathLike[str], format: str | None = None, column: str | None = None, *, tagged: bool = True
 ) -> Document:
     """Reads a file.
 
@@ -118,15 +118,15 @@ def read_document(
     separator = "\t" if format == "conllu" or any("\t" in line.strip() for line in read.lines) else None
     words: list[str] = []
     tags: list[str] = []
-    places: list[int] = []
+    own_places: list[int] = []
     for place, line in enumerate([*read.lines, ""]):
         if not line.strip():
             if words and words != [_DOCUMENT]:
                 read.sentences.append(words)
-                read.places.append(places)
+                read.places.append(own_places)
                 if read.tags is not None:
                     read.tags.append(tags)
-            words, tags, places = [], [], []
+            words, tags, own_places = [], [], []
         elif format == "conll" or not line.startswith("#"):
             columns = line.split(separator)
             if format == "conllu":
@@ -142,7 +142,7 @@ def read_document(
                 what = f"a word and {what}" if tagged else "a word"
                 raise TextError(f"{name}, line {place + 1}: expected {what}, found {line[:80]!r}")
             words.append("_".join(word.split()))
-            places.append(place)
+            own_places.append(place)
             if tagged:
                 tags.append(columns[own - 1].strip())
     if not read.sentences:

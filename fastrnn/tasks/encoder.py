@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from .._core.named import make_layer
+from .._core.recurrent import Recurrent
 from ..bilm.mix import ScalarMix
 from .options import NetworkOptions
 from .sources import Source
@@ -116,7 +117,8 @@ class WordEncoder(nn.Module):
         self._words = {word: number for number, word in enumerate(inventory.words, 1)}
         self._characters = {character: number for number, character in enumerate(inventory.characters, 1)}
         self.embedding = nn.Embedding(len(self._words) + 1, options.embedding) if options.embedding else None
-        self.characters = self.character_embedding = None
+        self.characters: Recurrent | None = None
+        self.character_embedding: nn.Embedding | None = None
         if options.characters:
             self.character_embedding = nn.Embedding(len(self._characters) + 1, _CHARACTER_WIDTH)
             self.characters = make_layer(options.cell, _CHARACTER_WIDTH, options.characters, bidirectional=True)
@@ -126,6 +128,7 @@ class WordEncoder(nn.Module):
         self.mixes = nn.ModuleDict({name: ScalarMix(source.layers) for name, source in sources.items()})
         self.width = options.embedding + 2 * options.characters + sum(source.width for source in sources.values())
         counts = torch.tensor([0.0, *inventory.counts])
+        self._dropped: Tensor
         self.register_buffer("_dropped", options.word_dropout / (options.word_dropout + counts), persistent=False)
         if options.word_dropout == 0:
             self._dropped.zero_()
@@ -159,8 +162,8 @@ class WordEncoder(nn.Module):
             character_lengths = torch.tensor([len(word) for word in letters], device=device)
         layers = {}
         for name in self.sources:
-            rows = pad_sequence([sentence.layers[name].transpose(0, 1) for sentence in sentences])  # [T, B, K, W]
-            layers[name] = rows.permute(2, 0, 1, 3).to(device)
+            features = pad_sequence([sentence.layers[name].transpose(0, 1) for sentence in sentences])  # [T, B, K, W]
+            layers[name] = features.permute(2, 0, 1, 3).to(device)
         return Batch(ids.to(device), lengths.to(device), places, characters, character_lengths, layers)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -171,12 +174,14 @@ class WordEncoder(nn.Module):
             if self.training and self.options.word_dropout:
                 ids = ids.masked_fill(torch.rand(ids.shape, device=ids.device) < self._dropped[ids], UNKNOWN)
             parts.append(self.embedding(ids))
-        if self.characters is not None:
-            output, _ = self.characters(self.character_embedding(batch.characters), lengths=batch.character_lengths)
+        if self.characters is not None and self.character_embedding is not None:
+            lengths, places = batch.character_lengths, batch.places
+            assert lengths is not None and places is not None
+            output, _ = self.characters(self.character_embedding(batch.characters), lengths=lengths)
             forward, backward = output.chunk(2, dim=-1)
-            words = torch.arange(len(batch.character_lengths), device=output.device)
-            last = torch.cat([forward[batch.character_lengths - 1, words], backward[0]], dim=-1)
-            parts.append(F.embedding(batch.places, last))
+            words = torch.arange(len(lengths), device=output.device)
+            last = torch.cat([forward[lengths - 1, words], backward[0]], dim=-1)
+            parts.append(F.embedding(places, last))
         for name, mix in self.mixes.items():
             parts.append(mix(list(batch.layers[name]), batch.ids >= 0))
         return torch.cat(parts, dim=-1)
@@ -185,6 +190,7 @@ class WordEncoder(nn.Module):
         """For each mix of several layers, its weights after the softmax, and gamma."""
         found = {}
         for name, mix in self.mixes.items():
+            assert isinstance(mix, ScalarMix)
             if len(mix.weights) > 1:
                 found[name] = {"weights": mix.weights.detach().softmax(0).tolist(), "gamma": mix.gamma.item()}
         return found

@@ -86,7 +86,8 @@ class TaskModel(nn.Module):
         raise NotImplementedError
 
     def prepare(self, sentences: Sequence[Sequence[str]]) -> list[Prepared]:
-        return self.encoder.prepare(sentences)
+        prepared: list[Prepared] = self.encoder.prepare(sentences)
+        return prepared
 
     @torch.no_grad()
     def predict_prepared(self, sentences: Sequence[Prepared]) -> list[Any]:

@@ -61,7 +61,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: it is damaged, or of another version.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
             f"cannot read {path}: {error}. Remove it to go on from the checkpoint before it, if there is one"

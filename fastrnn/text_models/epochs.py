@@ -22,9 +22,14 @@ _KEPT = 2
 class RunOptions(Protocol):
     """The settings of a run's length that :class:`EpochRun` needs; see the classes that have them."""
 
-    patience: int
-    checkpoint_every: int
-    log_every: int
+    @property
+    def patience(self) -> int: ...
+
+    @property
+    def checkpoint_every(self) -> int: ...
+
+    @property
+    def log_every(self) -> int: ...
 
 
 def chosen_device(device: str | None) -> torch.device:
@@ -70,8 +75,8 @@ class EpochRun:
     aim: str
 
     def __init__(
-        self, run: RunOptions, model: Any, trainer: EpochTrainer, identity: Mapping[str, Any], beginning: Beginning,
-        console: Console | None,
+        self, run: RunOptions, model: Any, trainer: EpochTrainer[Any], identity: Mapping[str, Any],
+        beginning: Beginning, console: Console | None,
     ) -> None:  # fmt: skip
         self.run, self.folder, self.model, self.trainer = run, beginning.folder, model, trainer
         self.identity, self.console = identity, console or Console()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ class WeightsError(ValueError):
     """A file of weights or options is damaged or does not fit; the message names file, dataset and shapes."""
 
 
-def require_finite(path: str | os.PathLike, name: str, values: Tensor) -> None:
+def require_finite(path: str | os.PathLike[str], name: str, values: Tensor) -> None:
     """Refuse weights that are not floating-point numbers, or contain NaN or infinity.
 
     Raises:
@@ -35,7 +36,7 @@ def require_finite(path: str | os.PathLike, name: str, values: Tensor) -> None:
 
 
 @contextmanager
-def naming(path: str | os.PathLike, temporary: str | os.PathLike | None = None) -> Iterator[None]:
+def naming(path: str | os.PathLike[str], temporary: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Makes errors of the operating system name ``path`` if they name no file (as for an open file) or ``temporary``.
 
     The hdf5 and safetensors libraries give the error number only in their message; their errors become OSErrors.
@@ -54,7 +55,7 @@ def naming(path: str | os.PathLike, temporary: str | os.PathLike | None = None) 
 
 
 @contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path beside ``path``, which replaces ``path`` on success and is removed on failure.
 
     If ``path`` is a link, its target is replaced. A device or a pipe is refused, since a file would replace it.
@@ -84,7 +85,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     path.chmod(mode)
 
 
-def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file.
 
     Raises:
@@ -131,7 +132,7 @@ def save_torch(path: Path, content: Any) -> None:
     with naming(path), open(path, "wb", buffering=0) as file:
         kept = _Kept(file)
         try:
-            torch.save(content, kept)
+            torch.save(content, kept)  # type: ignore[arg-type] # it needs only write and flush
         except (OSError, RuntimeError):
             raise (kept.error or OSError(errno.EIO, "torch could not write", str(path))) from None
         os.fsync(file.fileno())
@@ -157,9 +158,9 @@ def reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def write_all(file, values: np.ndarray) -> None:
+def write_all(file: io.RawIOBase, values: np.ndarray) -> None:
     """Write an array's bytes to an unbuffered file, which may need several writes."""
-    data = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
     while data:
         data = data[file.write(data) :]
 

@@ -36,8 +36,8 @@ class _Discounted:
         discount = once / (once + 2 * int((counts == 2).sum()))
         return cls(
             np.maximum(counts - discount, 0.0),
-            np.bincount(contexts, counts, minlength=number),
-            discount * np.bincount(contexts, counts > 0, minlength=number),
+            np.bincount(contexts, counts, minlength=number).astype(np.float64, copy=False),
+            np.multiply(discount, np.bincount(contexts, counts > 0, minlength=number), dtype=np.float64),
         )
 
     def interpolated(self, grams: Numbers, contexts: Numbers, lower: Probabilities) -> Probabilities:
@@ -107,7 +107,7 @@ class KneserNey:
         units = self._padded(text)
         shorter = np.zeros(len(units), np.int64)
         lower = np.full(len(text), 1 / self.size)
-        found = []
+        found: list[Probabilities] = []
         for keys, raw, continued in zip(self._keys, self._raw, [*self._continued, None], strict=True):
             contexts = self._before(shorter)
             wanted = np.where(contexts >= 0, contexts * self.size + units, -1)

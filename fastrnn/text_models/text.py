@@ -11,10 +11,12 @@ from __future__ import annotations
 import codecs
 import glob
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 
 class TextError(ValueError):
@@ -78,7 +80,7 @@ _OTHER_FORMATS = (
 )
 
 
-def decode(content: bytes, name: Path | str, *, wordless: bool = False) -> str:
+def decode(content: bytes, name: str | os.PathLike[str], *, wordless: bool = False) -> str:
     """Decode a file's bytes to text without a byte order mark, with lines that end in LF.
 
     Args:
@@ -112,7 +114,7 @@ def _line_of(content: bytes, place: int) -> int:
     return 1 + before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n")
 
 
-def read_bytes(path: Path | str) -> bytes:
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """A file's bytes; for the str "-", those of standard input.
 
     Raises:
@@ -128,7 +130,7 @@ def read_bytes(path: Path | str) -> bytes:
         raise TextError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def split_lines(content: bytes, path: Path | str, *, wordless: bool = False) -> list[str]:
+def split_lines(content: bytes, path: str | os.PathLike[str], *, wordless: bool = False) -> list[str]:
     """Lines of a file's bytes, without their ends; arguments and errors are those of :func:`decode`.
 
     Does not use str.splitlines, which also splits at form feeds and U+2028, and these occur in sentences.
@@ -139,7 +141,7 @@ def split_lines(content: bytes, path: Path | str, *, wordless: bool = False) -> 
     return lines
 
 
-def read_lines(path: Path | str) -> list[str]:
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
     """Lines of a text file, without their ends; "-" is standard input."""
     return split_lines(read_bytes(path), path)
 
@@ -208,12 +210,15 @@ def as_tokens(tokens: Iterable[str], what: str = "a sentence") -> tuple[str, ...
     return tokens
 
 
+T = TypeVar("T")
+
+
 def as_sentences(sentences: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
     """Tokenised sentences from any iterable of iterables, read once."""
     return [as_tokens(sentence) for sentence in _listed(sentences, "sentences", "lists")]
 
 
-def _listed(values: Iterable, what: str, kind: str = "a list") -> tuple:
+def _listed(values: Iterable[T], what: str, kind: str = "a list") -> tuple[T, ...]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         found = f"the string {values[:40]!r}" if isinstance(values, (str, bytes)) else type(values).__name__
         raise TypeError(f"{what} must be {kind} of tokens, got {found}")
