@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._core import forked
 from ._core.checks import check_batch_sizes, check_clips, check_gradient_clip, check_masks, check_noise, check_shapes
-from ._core.config import Config, Rows, config_of, flatten
+from ._core.config import Config, Segments, config_of, flatten
 from ._core.cross_entropy import linear_cross_entropy
 from ._core.heads import heads_of
 from ._core.noise import Variational, drop_features
@@ -92,50 +92,52 @@ def layer(
         ValueError: an unknown cell, invalid values, or ``all_states`` for a cell whose only state is its output.
         RuntimeError: shapes, types or devices that do not fit together.
     """
+    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    _check_directions(cell, inputs, initial, parameters, reverse)
+    if all_states and not ALL_CELLS[cell].cells:
+        raise ValueError(f"all_states needs a cell with a cell state; of {cell} the output has all states")
+    config = config_of(
+        cell, tuple(reverse), len(inputs), initial is not None, parameters[0].bias_ih is not None, reset_to_initial,
+        cell_clip, proj_clip, recompute, heads_of(parameters[0].weight_hh), all_states, *map(float, zoneout),
+        float(candidate_dropout), float(state_dropout), inf if gradient_clip is None else float(gradient_clip),
+    )  # fmt: skip
+    operands = [*inputs, *(initial or ())]
+    for own in parameters:
+        _check_parameters(config, own)
+        operands += flatten(config, own)
+    with forked.guarded():
+        output, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
+    return (output, final) if cells is None else (output, final, cells)
+
+
+def _check_directions(
+    cell: str,
+    inputs: tuple[Tensor, ...],
+    initial: States | None,
+    parameters: tuple[Parameters, ...],
+    reverse: tuple[bool, ...],
+) -> None:
+    """Refuse an unknown cell, and numbers of directions or states that do not fit together."""
     if cell not in ALL_CELLS:
         raise ValueError(f"unknown cell {cell!r}, expected one of {', '.join(ALL_CELLS)}")
-    spec = ALL_CELLS[cell]
-    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    directions = len(reverse)
+    directions, states = len(reverse), ALL_CELLS[cell].states
     if directions not in (1, 2) or len(parameters) != directions or len(inputs) not in (1, directions):
         raise ValueError(
             f"reverse, parameters and inputs must describe the same 1 or 2 directions, got {directions}, "
             f"{len(parameters)} and {len(inputs)}"
         )
-    if initial is not None and len(initial) != spec.states:
-        raise RuntimeError(f"{cell} expects {spec.states} initial states, got {len(initial)}")
-    has_bias = parameters[0].bias_ih is not None
-    config = config_of(
-        cell,
-        tuple(reverse),
-        len(inputs),
-        initial is not None,
-        has_bias,
-        reset_to_initial,
-        cell_clip,
-        proj_clip,
-        recompute,
-        heads_of(parameters[0].weight_hh),
-        all_states,
-        *map(float, zoneout),
-        float(candidate_dropout),
-        float(state_dropout),
-        inf if gradient_clip is None else float(gradient_clip),
-    )
-    if all_states and not spec.cells:
-        raise ValueError(f"all_states needs a cell with a cell state; of {cell} the output has all states")
-    operands = [*inputs, *(initial or ())]
-    for own in parameters:
-        if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not (has_bias and spec.multiplies)):
-            raise ValueError("both biases or none must be given, in every direction alike")
-        for name, value in vars(own).items():
-            if not name.startswith("bias") and (value is None) == (name in config.places):
-                wanted = "needs" if value is None else "has no"
-                raise ValueError(f"cell {cell} {wanted} {name}")
-        operands += flatten(config, own)
-    with forked.guarded():
-        output, final, cells = _checked(config, operands, lengths, resets, batch_sizes, seed)
-    return (output, final) if cells is None else (output, final, cells)
+    if initial is not None and len(initial) != states:
+        raise RuntimeError(f"{cell} expects {states} initial states, got {len(initial)}")
+
+
+def _check_parameters(config: Config, own: Parameters) -> None:
+    """Refuse parameters of a direction that the cell lacks, and missing ones."""
+    spec, has_bias = config.spec, config.has_bias
+    if (own.bias_ih is None, own.bias_hh is None) != (not has_bias, not (has_bias and spec.multiplies)):
+        raise ValueError("both biases or none must be given, in every direction alike")
+    for name, value in vars(own).items():
+        if not name.startswith("bias") and (value is None) == (name in config.places):
+            raise ValueError(f"cell {spec.name} {'needs' if value is None else 'has no'} {name}")
 
 
 def _checked(
@@ -175,7 +177,7 @@ def _checked(
         check_masks(lengths, resets, batch, x.shape[:-1])
         lengths = lengths if lengths is None else lengths.to(x.device, torch.int64)
         resets = resets if resets is None else resets.to(x.device)
-    output, final = run(config, operands, Rows(batch, lengths, resets, batch_sizes, seed), plain)
+    output, final = run(config, operands, Segments(batch, lengths, resets, batch_sizes, seed), plain)
     if config.all_states:
         return output, final[:-1], final[-1].to(x.dtype)
     return output, final, None
@@ -216,19 +218,9 @@ def stack(
         has_bias: whether ``weights`` includes biases.
         bidirectional: D = 2.
         dropout: probability, on the output of every layer but the last; 0 in evaluation.
-        lengths: see :func:`layer`.
-        resets: bool [T, B] or [N].
-        reset_to_initial: see :func:`layer`.
-        batch_sizes: see :func:`layer`.
-        cell_clip: see :func:`layer`.
-        proj_clip: see :func:`layer`.
-        recompute: see :func:`layer`.
         variational: dropout with one mask per row; None in evaluation.
         all_states: also return the states of every layer and step.
-        zoneout: see :func:`layer`.
-        candidate_dropout: see :func:`layer`.
-        state_dropout: see :func:`layer`.
-        gradient_clip: see :func:`layer`; inf is off.
+        gradient_clip: as for :func:`layer`, but inf is off. All other options are as there.
         noisy: draw a seed for each layer from torch's generator of the device; else use zoneout's expectation.
 
     Returns:
@@ -242,23 +234,11 @@ def stack(
         raise RuntimeError(
             f"expected {num_layers * count} weights for {num_layers} layers of {cell}, got {len(weights)}"
         )
+    heads = heads_of(weights[places["weight_hh"]]) if "weight_hh" in places else 1
     config = config_of(
-        cell,
-        reverse,
-        1,
-        initial is not None,
-        has_bias,
-        reset_to_initial,
-        cell_clip,
-        proj_clip,
-        recompute,
-        heads_of(weights[places["weight_hh"]]) if "weight_hh" in places else 1,
-        all_states and ALL_CELLS[cell].cells > 0,
-        *zoneout,
-        candidate_dropout,
-        state_dropout,
-        gradient_clip,
-    )
+        cell, reverse, 1, initial is not None, has_bias, reset_to_initial, cell_clip, proj_clip, recompute, heads,
+        all_states and ALL_CELLS[cell].cells > 0, *zoneout, candidate_dropout, state_dropout, gradient_clip,
+    )  # fmt: skip
     if variational is not None:
         batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0]) if initial is None else initial[0].shape[1]
         x = drop_features(x, variational.input, batch_sizes, batch)

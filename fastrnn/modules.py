@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ._core.recurrent import Recurrent, Sequences, is_proxy
+from ._core.recurrent import PaddedOrPacked, Recurrent, is_proxy
 from .cells import States
 
 __all__ = ["GRU", "LSTM", "RNN", "SLSTM", "IndRNN"]
 
 Device = torch.device | str | int | None
 # Output, final states, and with all_states each layer's states of every step.
-OneState = tuple[Sequences, Tensor] | tuple[Sequences, Tensor, list[Sequences]]
+OneState = tuple[PaddedOrPacked, Tensor] | tuple[PaddedOrPacked, Tensor, list[PaddedOrPacked]]
 TwoStates = (
-    tuple[Sequences, tuple[Tensor, Tensor]] | tuple[Sequences, tuple[Tensor, Tensor], list[tuple[Sequences, ...]]]
+    tuple[PaddedOrPacked, tuple[Tensor, Tensor]]
+    | tuple[PaddedOrPacked, tuple[Tensor, Tensor], list[tuple[PaddedOrPacked, ...]]]
 )
 _NO_PROJECTION = "proj_size argument is only supported for LSTM, not RNN or GRU"
 

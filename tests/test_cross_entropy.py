@@ -135,10 +135,10 @@ def test_bits_do_not_depend_on_threads_or_other_rows() -> None:
         torch.set_num_threads(threads)
     losses = linear_cross_entropy(x, weight, target, linear_bias=bias, reduction="none")
     some = slice(90, 230)
-    apart = torch.stack([x, x], 1)[:, 0]  # rows twice as far
+    strided = torch.stack([x, x], 1)[:, 0]  # rows twice as far
     table = torch.cat([weight, weight], 1)[:, :24]
     assert torch.equal(
-        linear_cross_entropy(apart[some], table, target[some], linear_bias=bias, reduction="none"), losses[some]
+        linear_cross_entropy(strided[some], table, target[some], linear_bias=bias, reduction="none"), losses[some]
     )
 
 

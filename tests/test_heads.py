@@ -135,8 +135,8 @@ def test_weights_that_lie_apart(device):
         call = make_call("gru", dict(heads=3), (3, 2, 4, hidden, 0), torch.float64, device)
         own = call.parameters[0]
         wide = torch.cat([own.weight_ih, own.weight_ih], 1)[:, :4]
-        apart, leaves = replace(call, parameters=(replace(own, weight_ih=wide),)), list(call.tensors().values())
-        found, truth = apart.run(functional.layer), call.reference()
+        separate, leaves = replace(call, parameters=(replace(own, weight_ih=wide),)), list(call.tensors().values())
+        found, truth = separate.run(functional.layer), call.reference()
         tol.assert_close(found[0], truth[0], tol.SAME_FLOAT64)
         pairs = (torch.autograd.grad(weighted_sum(*results), leaves) for results in (found, truth))
         for mine, true in zip(*pairs, strict=True):
@@ -161,7 +161,8 @@ FAULTS = {
         _core.heads, "take_operands", lambda config, operands, views=False, take=_core.heads.take_operands:
         take(config, [operands[1], operands[0], *operands[2:]], views), dict(heads=3, two_inputs=True)),
     "directions inside heads": (
-        _core.heads, "apart", lambda config: replace(config, heads=1, reverse=config.reverse * config.heads),
+        _core.heads, "heads_as_directions",
+        lambda config: replace(config, heads=1, reverse=config.reverse * config.heads),
         dict(heads=2, reverse=(False, True))),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from cases import BOTH, COMBINATIONS, DTYPES, OPTIONS, SHAPES, make_call, spread
 
 from fastrnn import _core, functional
 from fastrnn._core.backends import select
-from fastrnn._core.structs import Layout
+from fastrnn._core.structs import Sizes
 from fastrnn.cells import ALL_CELLS, CELLS, Parameters
 
 SEVERAL = [
@@ -93,8 +93,8 @@ def test_gradients_add_up_in_float_over_ranges(device, monkeypatch):
 
 def test_ranges_are_many_and_cover_all_rows():
     sizes = torch.tensor([4, 4, 3, 3, 3, 2, 1, 1, 1])
-    layout = Layout(9, 4, 22, 5, 9, 9, sizes.cumsum(0) - sizes)
-    ranges = _core.backward._ranges(layout, 9)
+    packed = Sizes(9, 4, 22, 5, 9, 9, sizes.cumsum(0) - sizes)
+    ranges = _core.backward._ranges(packed, 9)
     assert len(ranges) > 2 and ranges[0][0] == ranges[0][2] == 0
     assert ranges[-1][1] == 9 and ranges[-1][3] == 22
     for before, after in zip(ranges, ranges[1:], strict=False):

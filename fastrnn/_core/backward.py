@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..cells import state_dtype
 from .backends import Cpu, Kernels, select
-from .config import Config, Rows, reference_gradients
+from .config import Config, Segments, reference_gradients
 from .extension import _C
-from .heads import apart, put_gradients, take_cells, take_needs, take_operands, take_states
+from .heads import heads_as_directions, put_gradients, take_cells, take_needs, take_operands, take_states
 from .raw import Result
 from .structs import (
-    Layout,
+    Sizes,
     buffer_rows,
     cell_rows,
     dense,
@@ -28,11 +28,11 @@ from .structs import (
     entering_initial,
     extent_of,
     input_gates,
-    layout_of,
     part,
     readable,
     readable_operands,
     rows_of,
+    sizes_of,
 )
 
 # Both ways process ranges of steps, which bounds the memory of the gates' gradients. RANGE_BYTES: for the CUDA kernels,
@@ -44,7 +44,7 @@ RANGE_BYTES, CORE_RANGE_BYTES = 128 << 20, 16 << 20
 def backward(
     config: Config,
     operands: Sequence[Tensor],
-    rows: Rows,
+    segments: Segments,
     result: Result,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
@@ -54,7 +54,7 @@ def backward(
     Args:
         config: the options of forward.
         operands: in the order of config.py.
-        rows: as in forward.
+        segments: as in forward.
         result: output, gates and cells of forward.
         gradients: of the output, of each final state and of the states of every step; None means zero.
         needs: for each operand, whether its gradient is wanted.
@@ -67,9 +67,9 @@ def backward(
         if config.all_states:
             result = result._replace(cells=take_cells(config, result.cells))
         found = backward(
-            apart(config),
+            heads_as_directions(config),
             take_operands(config, operands),
-            rows,
+            segments,
             result,
             [
                 gradients[0],
@@ -81,22 +81,22 @@ def backward(
         return put_gradients(config, found)
     x = operands[0]
     if x.numel() == 0:
-        found = reference_gradients(config, operands, rows, gradients, needs, False)
+        found = reference_gradients(config, operands, segments, gradients, needs, False)
         return [
             g if g is not None or not need else torch.zeros_like(t)
             for t, g, need in zip(operands, found, needs, strict=True)
         ]
     backend = select(x.device)
     if backend.computes_input_gates:
-        return _in_one_call(backend, config, operands, rows, result, gradients, needs)
-    return _InRanges(backend, config, operands, rows, result, gradients, needs).run()
+        return _in_one_call(backend, config, operands, segments, result, gradients, needs)
+    return _InRanges(backend, config, operands, segments, result, gradients, needs).run()
 
 
 def _in_one_call(
     backend: Cpu,
     config: Config,
     operands: Sequence[Tensor],
-    rows: Rows,
+    segments: Segments,
     result: Result,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
@@ -109,8 +109,8 @@ def _in_one_call(
     d_h_n, d_c_n = d_final if config.spec.cells else (d_final[0], None)
     if d_output is not None:  # the gradient of a sum is one number, expanded
         d_output = readable(d_output)
-    layout = None if rows.batch_sizes is None else layout_of(config, operands, rows)
-    extent = extent_of(config, operands[0], rows, layout, config.units(operands)[1])
+    sizes = None if segments.batch_sizes is None else sizes_of(config, operands, segments)
+    extent = extent_of(config, operands[0], segments, sizes, config.units(operands)[1])
     found = [torch.empty_like(t) if need else None for t, need in zip(operands, needs, strict=True)]
     dropped = entering(config, extent, result.output), entering_initial(config, extent, operands)
     given = d_output, d_h_n, d_c_n, d_cells
@@ -126,19 +126,28 @@ def _in_one_call(
     return found
 
 
-def _ranges(layout: Layout, most_rows: int) -> list[tuple[int, int, int, int]]:
-    """Ranges (first step, last step, first row, last row) of at most ``most_rows`` rows each, but at least one step."""
-    if layout.rows <= most_rows:
-        return [(0, layout.steps, 0, layout.rows)]
-    if layout.offsets is None:
-        each, batch = max(1, most_rows // layout.batch), layout.batch
-        ends = [min(layout.steps, first + each) for first in range(0, layout.steps, each)]
-        return [(first, last, first * batch, last * batch) for first, last in zip([0, *ends], ends, strict=False)]
-    offsets = [*layout.offsets.tolist(), layout.rows]
+class _Range(NamedTuple):
+    """Steps [first_step, last_step), which are rows [first_row, last_row)."""
+
+    first_step: int
+    last_step: int
+    first_row: int
+    last_row: int
+
+
+def _ranges(sizes: Sizes, most_rows: int) -> list[_Range]:
+    """The steps in ranges of at most ``most_rows`` rows each, but at least one step."""
+    if sizes.rows <= most_rows:
+        return [_Range(0, sizes.steps, 0, sizes.rows)]
+    if sizes.offsets is None:
+        each, batch = max(1, most_rows // sizes.batch), sizes.batch
+        ends = [min(sizes.steps, first + each) for first in range(0, sizes.steps, each)]
+        return [_Range(first, last, first * batch, last * batch) for first, last in zip([0, *ends], ends, strict=False)]
+    offsets = [*sizes.offsets.tolist(), sizes.rows]
     ranges, first = [], 0
-    for step in range(1, layout.steps + 1):
-        if step == layout.steps or offsets[step + 1] - offsets[first] > most_rows:
-            ranges.append((first, step, offsets[first], offsets[step]))
+    for step in range(1, sizes.steps + 1):
+        if step == sizes.steps or offsets[step + 1] - offsets[first] > most_rows:
+            ranges.append(_Range(first, step, offsets[first], offsets[step]))
             first = step
     return ranges
 
@@ -165,7 +174,7 @@ class _InRanges:
         backend: Kernels,
         config: Config,
         operands: Sequence[Tensor],
-        rows: Rows,
+        segments: Segments,
         result: Result,
         gradients: Sequence[Tensor | None],
         needs: Sequence[bool],
@@ -173,18 +182,18 @@ class _InRanges:
         self.backend, self.config, self.needs = backend, config, needs
         # Hooks on saved tensors may return them with other strides than forward wrote.
         self.result = Result(result.output.contiguous(), (), dense(result.gates), dense(result.cells))
-        self.layout = layout = layout_of(config, operands, rows)
+        self.sizes = sizes = sizes_of(config, operands, segments)
         x = operands[0]
-        self.extent = extent_of(config, x, rows, layout, layout.width)
+        self.extent = extent_of(config, x, segments, sizes, sizes.width)
         self.args = config.core().backward(operands, self.extent)
         self.operands = operands = readable_operands(config, operands)
         self.initial = operands[config.first_state : config.first_weight] or None
         self.states = state_dtype(x.dtype)
         spec, directions = config.spec, len(config.reverse)
         self.d_output = None if gradients[0] is None else readable(gradients[0])
-        widths = spec.state_widths(layout.width, layout.hidden)
+        widths = spec.state_widths(sizes.width, sizes.hidden)
         self.carried = [
-            x.new_zeros((directions, rows.batch, w), dtype=self.states)
+            x.new_zeros((directions, segments.batch, w), dtype=self.states)
             if g is None
             else torch.empty_like(g, dtype=self.states, memory_format=torch.contiguous_format).copy_(g)
             for g, w in zip(gradients[1 : 1 + spec.states], widths, strict=True)
@@ -194,55 +203,53 @@ class _InRanges:
         if config.all_states and d_cells is not None:
             self.d_cells = d_cells.contiguous()
         self.from_resets = None
-        if config.reset_to_initial and rows.resets is not None and self.initial is not None:
+        if config.reset_to_initial and segments.resets is not None and self.initial is not None:
             self.from_resets = [torch.zeros_like(carried) for carried in self.carried]
         self.unit = None  # gradients of the unit weights, one row for each row of the batch
         if spec.unit_weights:
-            self.unit = x.new_zeros((directions, rows.batch, spec.unit_weights * layout.hidden), dtype=self.states)
+            self.unit = x.new_zeros((directions, segments.batch, spec.unit_weights * sizes.hidden), dtype=self.states)
         self.found: list[Tensor | None] = [None] * len(operands)
-        split = layout.hidden if spec.split_gate is not None else 0
-        inner = layout.hidden if spec.phases == 2 else 0
-        projected = layout.width if spec.projects else 0
-        previous = layout.width if spec.multiplies else 0
-        self.widths = (spec.gates * layout.hidden, split, previous, inner, projected)
+        split = sizes.hidden if spec.split_gate is not None else 0
+        inner = sizes.hidden if spec.phases == 2 else 0
+        projected = sizes.width if spec.projects else 0
+        previous = sizes.width if spec.multiplies else 0
+        self.widths = (spec.gates * sizes.hidden, split, previous, inner, projected)
         # Includes the copy that a range of a strided input needs.
-        self.row_bytes = (sum(self.widths) + layout.input) * x.element_size()
+        self.row_bytes = (sum(self.widths) + sizes.input) * x.element_size()
         if spec.saved and self.result.gates is None:
             # Rebuilt gates, old states, operands of a second product (csrc/cuda/layout.h), input part of the gates.
-            in_storage = spec.saved * layout.hidden + layout.width
-            in_state = (spec.gates + spec.cells) * layout.hidden
+            in_storage = spec.saved * sizes.hidden + sizes.width
+            in_state = (spec.gates + spec.cells) * sizes.hidden
             if spec.phases == 2 and not spec.projects:
-                in_storage, in_state = in_storage + layout.hidden, in_state + spec.carried * layout.hidden
+                in_storage, in_state = in_storage + sizes.hidden, in_state + spec.carried * sizes.hidden
             self.row_bytes += in_storage * x.element_size() + in_state * self.states.itemsize
 
     def run(self) -> list[Tensor | None]:
         directions = len(self.config.reverse)
-        ranges = _ranges(self.layout, RANGE_BYTES // (self.row_bytes * min(directions, 2)))
+        ranges = _ranges(self.sizes, RANGE_BYTES // (self.row_bytes * min(directions, 2)))
         together = 2 if len(ranges) == 1 else 1
         if directions > 1 and len(ranges) > 1:  # directions visit ranges in opposite orders: run them in sequence
-            ranges = _ranges(self.layout, RANGE_BYTES // self.row_bytes)
+            ranges = _ranges(self.sizes, RANGE_BYTES // self.row_bytes)
         self.single = len(ranges) == 1
         for own in [tuple(range(directions))[d : d + together] for d in range(0, directions, together)]:
-            buffers = [self._allocate(max(last - first for _, _, first, last in ranges)) for _ in own]
+            buffers = [self._allocate(max(each.last_row - each.first_row for each in ranges)) for _ in own]
             order = ranges if self.config.reverse[own[0]] else ranges[::-1]
-            for piece in order:
-                self._core(own, piece, buffers, piece is order[-1])
+            for steps in order:
+                self._core(own, steps, buffers, steps is order[-1])
                 with self.backend.precision(self.operands[0].dtype):
                     for d, buffer in zip(own, buffers, strict=True):
-                        self._products(d, piece, buffer, piece is order[0])
+                        self._products(d, steps, buffer, steps is order[0])
         return self._collect()
 
     def _allocate(self, rows: int) -> _Buffers:
         new, widths = self.operands[0].new_empty, self.widths
         return _Buffers(new((rows, widths[0])), *[new((rows, w)) if w else None for w in widths[1:]])
 
-    def _core(
-        self, own: tuple[int, ...], piece: tuple[int, int, int, int], buffers: list[_Buffers], last: bool
-    ) -> None:
+    def _core(self, own: tuple[int, ...], steps: _Range, buffers: list[_Buffers], last: bool) -> None:
         """Run the kernels backward over a range of steps; ``last``: it is the direction's last range."""
-        config, layout, result = self.config, self.layout, self.result
-        args, batch, two = self.args, layout.batch, config.spec.cells > 0
-        args.first_step, args.last_step = piece[:2]
+        config, sizes, result = self.config, self.sizes, self.result
+        args, batch, two = self.args, sizes.batch, config.spec.cells > 0
+        args.first_step, args.last_step = steps.first_step, steps.last_step
         # If the initial state needs no gradient, the kernels skip one product: the only one if T is 1.
         wants_initial = not last or (config.has_initial and any(self.needs[config.first_state : config.first_weight]))
         backend, structs, rebuilding = self.backend, [], []
@@ -252,9 +259,9 @@ class _InRanges:
             struct.wants_initial = wants_initial
             config.core().weights(struct, self.operands, self.extent, d)
             if config.spec.saved and result.gates is None:
-                rebuilding.append(input_gates(backend, config, layout, self.operands, d, *piece[2:]))
+                rebuilding.append(input_gates(backend, config, sizes, self.operands, d, *steps[2:]))
                 struct.input_gates = buffer_rows(rebuilding[-1], batch)
-            struct.output = rows_of(result.output, d * layout.width)
+            struct.output = rows_of(result.output, d * sizes.width)
             if self.initial is not None:
                 struct.h0 = part(self.initial[0], d)
                 if two:
@@ -262,11 +269,11 @@ class _InRanges:
             if result.gates is not None:
                 struct.gates = buffer_rows(result.gates, batch, d)
             if result.cells is not None:
-                struct.cells = cell_rows(config, result.cells, layout, d)
+                struct.cells = cell_rows(config, result.cells, sizes, d)
             if self.d_cells is not None:
-                struct.d_cells = cell_rows(config, self.d_cells, layout, d)
+                struct.d_cells = cell_rows(config, self.d_cells, sizes, d)
             if self.d_output is not None:
-                struct.d_output = rows_of(self.d_output, d * layout.width)
+                struct.d_output = rows_of(self.d_output, d * sizes.width)
             struct.d_h = part(self.carried[0], d)
             if two:
                 struct.d_c = part(self.carried[1], d)
@@ -283,10 +290,10 @@ class _InRanges:
         args.direction, args.first_direction = structs, own[0]
         backend.backward(args)
 
-    def _products(self, d: int, piece: tuple[int, int, int, int], buffer: _Buffers, first: bool) -> None:
+    def _products(self, d: int, steps: _Range, buffer: _Buffers, first: bool) -> None:
         """Compute the time-parallel gradients, of input, weights and biases; ``first``: the direction's first range."""
-        config, layout, operands = self.config, self.layout, self.operands
-        first_step, last_step, first_row, last_row = piece
+        config, sizes, operands = self.config, self.sizes, self.operands
+        first_step, last_step, first_row, last_row = steps
         if not self.single:  # a range may have fewer rows than the buffers have
             buffer = buffer.first(last_row - first_row)
         d_gates, d_recurrent, h_prev, inner, d_projected = buffer
@@ -300,7 +307,7 @@ class _InRanges:
                 dtype = self.states if sharing > 2 else None
                 d_input = torch.empty_like(operands[place], dtype=dtype, memory_format=torch.contiguous_format)
                 self.found[place] = d_input
-            target = d_input.view(layout.rows, layout.input)
+            target = d_input.view(sizes.rows, sizes.input)
             target = target if self.single else target[first_row:last_row]
             weight = operands[at["weight_ih"]]
             if target.dtype != d_gates.dtype:
@@ -312,12 +319,12 @@ class _InRanges:
         if self.needs[at["weight_ih"]]:
             x = operands[place]
             if not self.single:
-                x = x[first_step:last_step] if layout.offsets is None else x[first_row:last_row]
-            x = x.reshape(-1, layout.input)
+                x = x[first_step:last_step] if sizes.offsets is None else x[first_row:last_row]
+            x = x.reshape(-1, sizes.input)
             self._add_product(at["weight_ih"], slice(None), d_gates, x, first)
         spec = config.spec
-        # Rows of the gates whose recurrent part is a product with the state and has the input part's gradient.
-        joint = (spec.first_gates if spec.split_gate is None else spec.split_gate) * layout.hidden
+        # Segments of the gates whose recurrent part is a product with the state and has the input part's gradient.
+        joint = (spec.first_gates if spec.split_gate is None else spec.split_gate) * sizes.hidden
         if spec.multiplies and self.needs[at["weight_hh"]]:
             if joint == d_gates.shape[1]:
                 self._add_product(at["weight_hh"], slice(None), d_gates, h_prev, first)

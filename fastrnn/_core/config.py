@@ -22,7 +22,7 @@ from ..reference import reference_layer
 from .extension import _C
 
 
-class Rows(NamedTuple):
+class Segments(NamedTuple):
     """The rows of each step, and where rows end and restart; everything but B may be None."""
 
     batch: int  # B
@@ -107,10 +107,10 @@ class Config:
         return self.first_weight + direction * self.weights + self.places[name]
 
 
-def reads_mixed_output(config: Config, rows: Rows) -> bool:
+def reads_mixed_output(config: Config, segments: Segments) -> bool:
     """Whether backward must run the step loop: kernels assume that the output is the cell's own h, but the expectation
     of zoneout has mixed it with the old h."""
-    mixed = config.zoneout_h > 0 and rows.seed is None
+    mixed = config.zoneout_h > 0 and segments.seed is None
     return mixed and (config.spec.reads_output or (config.spec.projects and config.proj_clip > 0))
 
 
@@ -143,7 +143,7 @@ def direction_parameters(config: Config, operands: Sequence[Tensor], direction: 
 
 
 def call_reference(
-    config: Config, operands: Sequence[Tensor], rows: Rows, of_step: Step | None = None
+    config: Config, operands: Sequence[Tensor], segments: Segments, of_step: Step | None = None
 ) -> tuple[Tensor, States]:
     """Run the step loop over flat operands; returns what :func:`fastrnn._core.routes.run` returns."""
     inputs = tuple(operands[: config.inputs])
@@ -154,10 +154,10 @@ def call_reference(
         initial,
         tuple(direction_parameters(config, operands, d) for d in range(len(config.reverse))),
         reverse=config.reverse,
-        lengths=rows.lengths,
-        resets=rows.resets,
+        lengths=segments.lengths,
+        resets=segments.resets,
         reset_to_initial=config.reset_to_initial,
-        batch_sizes=rows.batch_sizes,
+        batch_sizes=segments.batch_sizes,
         cell_clip=config.cell_clip,
         proj_clip=config.proj_clip,
         all_states=config.all_states,
@@ -165,7 +165,7 @@ def call_reference(
         candidate_dropout=config.candidate_dropout,
         state_dropout=config.state_dropout,
         gradient_clip=config.gradient_clip,
-        seed=rows.seed,
+        seed=segments.seed,
         of_step=of_step,
     )
     return output, (*final, *cells)
@@ -174,7 +174,7 @@ def call_reference(
 def reference_gradients(
     config: Config,
     operands: Sequence[Tensor],
-    rows: Rows,
+    segments: Segments,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
     create_graph: bool,
@@ -184,7 +184,7 @@ def reference_gradients(
     Args:
         config: the options of the call.
         operands: those of the forward call.
-        rows: those of the forward call.
+        segments: those of the forward call.
         gradients: of all results; None means zero.
         needs: for each operand, whether its gradient is wanted.
         create_graph: keep the graph for double backward.
@@ -196,7 +196,7 @@ def reference_gradients(
             t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
             for t, need in zip(operands, needs, strict=True)
         ]
-        output, final = call_reference(config, aliases, rows)
+        output, final = call_reference(config, aliases, segments)
         pairs = [(o, g) for o, g in zip((output, *final), gradients, strict=True) if g is not None and o.requires_grad]
         wanted = [a for a, need in zip(aliases, needs, strict=True) if need]
         if not pairs or not wanted:

@@ -26,7 +26,7 @@ _LEAST_ROWS = 16
 # Timeout in ns for a block of a persistent kernel that waits for others of its group. After it the kernel aborts: its
 # unfinished results are NaN, and the next call on the device raises. Minutes, because another kernel may delay blocks
 # that wait for an SM: a collective holds some until the last process arrives.
-_PATIENCE = 300 * 10**9
+_TIMEOUT_NS = 300 * 10**9
 
 
 class _Kernels:
@@ -73,7 +73,7 @@ class Emulated(_Kernels):
             "tf32": tf32,
             "strategy": strategy.encode(),
             "seed": seed,
-            "patience": _PATIENCE,
+            "patience": _TIMEOUT_NS,
         }
 
     @classmethod
@@ -115,7 +115,7 @@ class Cuda(_Kernels):
             raise RuntimeError(reason)
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
         self._strategy, *options = (rest if kind == "cuda" else "").split(":")
-        self._patience = 0 if "patient" in options else _PATIENCE
+        self._timeout_ns = 0 if "patient" in options else _TIMEOUT_NS
         self._status: Tensor | None = None
         self._lock = threading.Lock()
 
@@ -139,7 +139,7 @@ class Cuda(_Kernels):
                 self._strategy,
                 workspace.data_ptr(),
                 self._status_word(),
-                self._patience,
+                self._timeout_ns,
                 *steps,
             )
 

@@ -4,9 +4,9 @@ weight_hh is [heads, G*H/heads, H/heads], gate-major within a head. Everything e
 weight_ih [G*H, I], the biases [G*H] and the input part of the gates are gate-major over all H units, and the states are
 [B, H].
 
-To the kernels, each head of a direction is a direction of its own with H/heads units. `apart` turns a call with heads
-into such a call; the functions below split its tensors and join its results. The reference step does the opposite: it
-runs on the dense matrix with the heads as blocks on its diagonal.
+To the kernels, each head of a direction is a direction of its own with H/heads units. `heads_as_directions` turns a
+call with heads into such a call; the functions below split its tensors and join its results. The reference step does
+the opposite: it runs on the dense matrix with the heads as blocks on its diagonal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def block_diagonal(weight_hh: Tensor, gates: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def apart(config: Config) -> Config:
+def heads_as_directions(config: Config) -> Config:
     """The call without heads in which each head of each direction is a direction; heads of a direction are adjacent."""
     return replace(config, heads=1, reverse=tuple(r for r in config.reverse for _ in range(config.heads)))
 
@@ -118,7 +118,7 @@ def put_cells(config: Config, t: Given) -> Given:
 
 
 def take_operands(config: Config, operands: Sequence[Tensor], views: bool = False) -> list[Tensor]:
-    """The operands of the call that `apart` makes; operands with another layout there are copied.
+    """The operands of the call that `heads_as_directions` makes; operands with another layout there are copied.
 
     Args:
         config: of the call with heads.
@@ -145,7 +145,7 @@ def take_operands(config: Config, operands: Sequence[Tensor], views: bool = Fals
 
 
 def take_needs(config: Config, needs: Sequence[bool]) -> list[bool]:
-    """For each operand of the call that `apart` makes, whether it needs a gradient."""
+    """For each operand of the call that `heads_as_directions` makes, whether it needs a gradient."""
     found = list(needs[: config.first_weight])
     for d in range(len(config.reverse)):
         own = [needs[config.place(name, d)] for name in config.places]
@@ -154,7 +154,7 @@ def take_needs(config: Config, needs: Sequence[bool]) -> list[bool]:
 
 
 def put_gradients(config: Config, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients of the operands, joined from those of the call that `apart` makes."""
+    """Gradients of the operands, joined from those of the call that `heads_as_directions` makes."""
     found = [
         *gradients[: config.inputs],
         *put_states(config, gradients[config.first_state : config.first_weight]),

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..cells import CELLS, States, state_dtype
 from . import backward, raw
-from .config import FLOAT_MAX, Config, Rows, config_of, reads_mixed_output, reference_gradients
+from .config import FLOAT_MAX, Config, Segments, config_of, reads_mixed_output, reference_gradients
 
 
 def config_of_options(cell: str, reverse: Sequence[bool], *options: Any) -> Config:
@@ -23,9 +23,9 @@ def config_of_options(cell: str, reverse: Sequence[bool], *options: Any) -> Conf
     return Config(CELLS[cell], tuple(reverse), *options)
 
 
-def _arguments(config: Config, rows: Rows) -> tuple[Any, ...]:
+def _arguments(config: Config, segments: Segments) -> tuple[Any, ...]:
     """The first arguments of both operators after the operands; listed singly for torch.compile of torch 2.6."""
-    return (rows.lengths, rows.resets, rows.batch_sizes, rows.seed, rows.batch, *_options(config))
+    return (segments.lengths, segments.resets, segments.batch_sizes, segments.seed, segments.batch, *_options(config))
 
 
 def _options(config: Config) -> tuple[Any, ...]:
@@ -44,8 +44,8 @@ _SCHEMA_OPTIONS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in _O
 # In the functions of the operators below, ``options`` are the arguments of the schema that follow batch: those that
 # describe a Config, then the operator's own.
 #
-# The first arguments of both operators: operands, rows, and the description of a Config. The schema is explicit because
-# torch 2.6 cannot infer one from annotations such as collections.abc.Sequence and `X | None`.
+# The first arguments of both operators: operands, segments, and the description of a Config. The schema is explicit
+# because torch 2.6 cannot infer one from annotations such as collections.abc.Sequence and `X | None`.
 _SCHEMA = (
     "Tensor[] operands, Tensor? lengths, Tensor? resets, Tensor? batch_sizes, Tensor? seed, SymInt batch, str cell, "
     "bool[] reverse, " + _SCHEMA_OPTIONS
@@ -69,8 +69,8 @@ def _layer(
             "the dual level (or torch.func.jvp), or call the layer uncompiled"
         )
     cell, reverse, *others, save = options
-    rows = Rows(batch, lengths, resets, batch_sizes, seed)
-    result = raw.forward(config_of(cell, tuple(reverse), *others), operands, rows, save)
+    segments = Segments(batch, lengths, resets, batch_sizes, seed)
+    result = raw.forward(config_of(cell, tuple(reverse), *others), operands, segments, save)
     empty = operands[0].new_empty
     return (
         result.output,
@@ -137,10 +137,10 @@ def _layer_backward(
 ) -> list[Tensor]:
     """Gradients of those operands that need one, in order."""
     cell, reverse, *others, output, gates, cells, d_output, d_h_n, d_c_n, d_cells, needs = options
-    config, rows = config_of(cell, tuple(reverse), *others), Rows(batch, lengths, resets, batch_sizes, seed)
+    config, segments = config_of(cell, tuple(reverse), *others), Segments(batch, lengths, resets, batch_sizes, seed)
     result = raw.Result(output, (), gates if gates.numel() else None, cells if cells.numel() else None)
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
-    found = backward.backward(config, operands, rows, result, gradients, needs)
+    found = backward.backward(config, operands, segments, result, gradients, needs)
     return [g for g in found if g is not None]
 
 
@@ -180,14 +180,14 @@ def _gradients(
     d_cells: Tensor | None,
 ) -> tuple[list[Tensor | None] | None, ...]:
     *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
-    config, rows = config_of_options(*ctx.options), Rows(ctx.batch, lengths, resets, batch_sizes, seed)
+    config, segments = config_of_options(*ctx.options), Segments(ctx.batch, lengths, resets, batch_sizes, seed)
     needs = ctx.needs_input_grad[0]
     gradients = _chosen(config, d_output, d_h_n, d_c_n, d_cells)
-    if torch.is_grad_enabled() or reads_mixed_output(config, rows):
-        found = reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
+    if torch.is_grad_enabled() or reads_mixed_output(config, segments):
+        found = reference_gradients(config, operands, segments, gradients, needs, torch.is_grad_enabled())
     else:
         result = raw.Result(output, (), gates, cells)
-        found = gradients_operator(config, operands, rows, result, gradients, needs)
+        found = gradients_operator(config, operands, segments, result, gradients, needs)
     return found, *(None,) * (len(ctx.options) + 6)
 
 
@@ -253,7 +253,7 @@ register_flop_formula(torch.ops.fastrnn.layer_backward)(_backward_flops)
 def gradients_operator(
     config: Config,
     operands: Sequence[Tensor],
-    rows: Rows,
+    segments: Segments,
     result: raw.Result,
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
@@ -265,16 +265,16 @@ def gradients_operator(
     d_output, d_h_n, d_c_n, d_cells = (*gradients, None, None)[:4]
     found = iter(
         torch.ops.fastrnn.layer_backward(
-            operands, *_arguments(config, rows), result.output, gates, cells,
+            operands, *_arguments(config, segments), result.output, gates, cells,
             d_output, d_h_n, d_c_n, d_cells, list(needs),
         )
     )  # fmt: skip
     return [next(found) if need else None for need in needs]
 
 
-def run_operator(config: Config, operands: Sequence[Tensor], rows: Rows, save: bool) -> tuple[Tensor, States]:
+def run_operator(config: Config, operands: Sequence[Tensor], segments: Segments, save: bool) -> tuple[Tensor, States]:
     """Run the layer through its operator; returns what :func:`fastrnn._core.routes.run` returns."""
-    output, h_n, c_n, _, cells = torch.ops.fastrnn.layer(operands, *_arguments(config, rows), save)
+    output, h_n, c_n, _, cells = torch.ops.fastrnn.layer(operands, *_arguments(config, segments), save)
     if save:
         # The caller may modify its output in place, but backward needs the values that forward wrote. The compiler
         # removes this copy unless the graph returns both tensors, that is, if the layer's output is a graph output.

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from ..cells import state_dtype
 from .backends import Kernels, select
-from .config import Config, Rows, call_reference
+from .config import Config, Segments, call_reference
 from .extension import _C
-from .heads import apart, put_cells, put_states, take_operands
+from .heads import heads_as_directions, put_cells, put_states, take_operands
 from .structs import (
-    Layout,
+    Sizes,
     buffer_rows,
     check_lengths,
     entering_initial,
     extent_of,
     input_gates,
-    layout_of,
     part,
     readable_operands,
     rows_of,
+    sizes_of,
     state_mask,
 )
 
@@ -57,23 +57,23 @@ def _forward_in_pieces(
     backend: Kernels,
     args: _C.ForwardArgs,
     config: Config,
-    layout: Layout,
+    sizes: Sizes,
     first_direction: int,
     structs: list[_C.ForwardDirection],
     operands: Sequence[Tensor],
 ) -> None:
     """Run directions over ranges of steps, in processing order, each with the input product of its range."""
-    row_bytes = config.spec.gates * layout.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
-    each = max(1, PIECE_BYTES // (row_bytes * layout.batch))
-    starts = None if layout.offsets is None else [*layout.offsets.tolist(), layout.rows]
-    for first in range(0, layout.steps, each):
-        last = min(first + each, layout.steps)
+    row_bytes = config.spec.gates * sizes.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
+    each = max(1, PIECE_BYTES // (row_bytes * sizes.batch))
+    starts = None if sizes.offsets is None else [*sizes.offsets.tolist(), sizes.rows]
+    for first in range(0, sizes.steps, each):
+        last = min(first + each, sizes.steps)
         kept = []
         for d, struct in enumerate(structs, first_direction):
-            span = (layout.steps - last, layout.steps - first) if struct.reverse else (first, last)
-            begin, end = (t * layout.batch if starts is None else starts[t] for t in span)
-            kept.append(input_gates(backend, config, layout, operands, d, begin, end))
-            struct.input_gates = buffer_rows(kept[-1], layout.batch)
+            span = (sizes.steps - last, sizes.steps - first) if struct.reverse else (first, last)
+            begin, end = (t * sizes.batch if starts is None else starts[t] for t in span)
+            kept.append(input_gates(backend, config, sizes, operands, d, begin, end))
+            struct.input_gates = buffer_rows(kept[-1], sizes.batch)
         args.direction, args.first_direction = structs, first_direction
         backend.forward(args, first, last)
 
@@ -81,7 +81,7 @@ def _forward_in_pieces(
 def forward(
     config: Config,
     operands: Sequence[Tensor],
-    rows: Rows,
+    segments: Segments,
     save: bool,
 ) -> Result:
     """Run the layer.
@@ -89,33 +89,33 @@ def forward(
     Args:
         config: options.
         operands: in the order of config.py.
-        rows: the rows of each step, and where rows end and restart.
+        segments: the rows of each step, and where rows end and restart.
         save: keep what backward needs.
     """
     if config.heads > 1:
         views = select(operands[0].device).computes_input_gates and operands[0].numel() > 0
-        result = forward(apart(config), take_operands(config, operands, views), rows, save)
+        result = forward(heads_as_directions(config), take_operands(config, operands, views), segments, save)
         cells = put_cells(config, result.cells) if config.all_states else result.cells
         return result._replace(final=tuple(put_states(config, result.final)), cells=cells)
     x = operands[0]
-    if rows.lengths is not None:
-        check_lengths(rows.lengths, x.shape[0] if rows.batch_sizes is None else len(rows.batch_sizes))
+    if segments.lengths is not None:
+        check_lengths(segments.lengths, x.shape[0] if segments.batch_sizes is None else len(segments.batch_sizes))
     if x.numel() == 0:
         with torch.no_grad():
-            output, final = call_reference(config, operands, rows)
+            output, final = call_reference(config, operands, segments)
         count = config.spec.states
         return Result(output, final[:count], None, final[count] if config.all_states else None)
     spec, directions = config.spec, len(config.reverse)
-    batch, dtype = rows.batch, x.dtype
-    (hidden, width), layout = config.units(operands), None
+    batch, dtype = segments.batch, x.dtype
+    (hidden, width), sizes = config.units(operands), None
     new = x.new_empty  # sizes as separate arguments are cheaper than a tuple
-    if rows.batch_sizes is None:
+    if segments.batch_sizes is None:
         steps = x.shape[0]
         kept_rows = steps * batch
         output = new(steps, batch, directions * width)
     else:
-        layout = layout_of(config, operands, rows)
-        kept_rows = layout.rows
+        sizes = sizes_of(config, operands, segments)
+        kept_rows = sizes.rows
         output = new(kept_rows, directions * width)
     h_n = new(directions, batch, width)
     states = state_dtype(dtype)
@@ -125,23 +125,23 @@ def forward(
     gates = cells = None
     if save:
         # The core does not write rows beyond the lengths, and operators must not return uninitialised memory.
-        allocate = x.new_empty if rows.lengths is None else x.new_zeros
+        allocate = x.new_empty if segments.lengths is None else x.new_zeros
         if spec.saved and not config.recompute:
             gates = allocate((directions, kept_rows, spec.saved * hidden))
         if c_n is not None and not config.all_states:
             cells = allocate((directions, kept_rows, of_cells), dtype=states)
     if config.all_states:
-        allocate = x.new_empty if rows.lengths is None else x.new_zeros
+        allocate = x.new_empty if segments.lengths is None else x.new_zeros
         cells = allocate((*x.shape[:-1], directions * of_cells), dtype=states)
 
     backend, core = select(x.device), config.core()
-    extent = extent_of(config, x, rows, layout, width)
+    extent = extent_of(config, x, segments, sizes, width)
     results = (extent, output, h_n, c_n, gates, cells)
     if backend.computes_input_gates:
         if not backend.forward(core, operands, *results):
             backend.forward(core, readable_operands(config, operands), *results)
     else:
-        layout = layout_of(config, operands, rows) if layout is None else layout
+        sizes = sizes_of(config, operands, segments) if sizes is None else sizes
         operands = readable_operands(config, operands)
         args = core.forward(operands, *results, False)
         structs = args.direction
@@ -152,6 +152,6 @@ def forward(
                 if h0 is not None:
                     struct.h0_entering = part(h0, d)
         for d in range(0, len(structs), 2):
-            _forward_in_pieces(backend, args, config, layout, d, structs[d : d + 2], operands)
+            _forward_in_pieces(backend, args, config, sizes, d, structs[d : d + 2], operands)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))
     return Result(output, final, gates, cells)

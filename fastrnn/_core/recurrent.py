@@ -29,7 +29,7 @@ NOISE = {
 
 
 Hook = Callable[..., Any]
-Sequences = Tensor | PackedSequence  # input, output or states of every step, padded or packed
+PaddedOrPacked = Tensor | PackedSequence  # input, output or states of every step, padded or packed
 
 if TYPE_CHECKING:
 
@@ -271,13 +271,13 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
 
     def _run(
         self,
-        input: Sequences,
+        input: PaddedOrPacked,
         states: States | None,
         lengths: Tensor | None,
         resets: Tensor | None,
         reset_to_initial: bool,
         all_states: bool = False,
-    ) -> tuple[Sequences, States, list[tuple[Sequences, ...]]]:
+    ) -> tuple[PaddedOrPacked, States, list[tuple[PaddedOrPacked, ...]]]:
         """Run the layers; returns output, final states, and with ``all_states`` each layer's states of every step."""
         if forked.is_child and not torch.compiler.is_compiling():
             with forked.alone():
@@ -286,13 +286,13 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
 
     def _run_here(
         self,
-        input: Sequences,
+        input: PaddedOrPacked,
         states: States | None,
         lengths: Tensor | None,
         resets: Tensor | None,
         reset_to_initial: bool,
         all_states: bool,
-    ) -> tuple[Sequences, States, list[tuple[Sequences, ...]]]:
+    ) -> tuple[PaddedOrPacked, States, list[tuple[PaddedOrPacked, ...]]]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, states, lengths, resets, reset_to_initial, all_states)
         dims = input.dim()
@@ -342,7 +342,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         resets: Tensor | None,
         reset_to_initial: bool,
         all_states: bool,
-    ) -> tuple[PackedSequence, States, list[tuple[Sequences, ...]]]:
+    ) -> tuple[PackedSequence, States, list[tuple[PaddedOrPacked, ...]]]:
         if lengths is not None:
             raise ValueError("lengths must be None for a PackedSequence, which has its own")
         x, batch_sizes, sorted_indices, unsorted_indices = packed

@@ -24,7 +24,7 @@ from torch.nn import Parameter
 from ..cells import States
 from ..onnx import refuse_plain_export
 from . import backward, forked, raw
-from .config import Config, Rows, call_reference, reads_mixed_output, reference_gradients, saveable
+from .config import Config, Segments, call_reference, reads_mixed_output, reference_gradients, saveable
 from .layer_norm import core_step
 from .ops import gradients_operator, run_operator
 
@@ -90,7 +90,7 @@ def _only_these_steps(x: Tensor, steps: int) -> Tensor:
 def run(
     config: Config,
     operands: list[Tensor],
-    rows: Rows,
+    segments: Segments,
     plain: bool = False,
 ) -> tuple[Tensor, States]:
     """Run one layer by the applicable route. Returns output and final states, and if wanted the states of every step.
@@ -98,12 +98,12 @@ def run(
     Args:
         config: options.
         operands: in the order of config.py.
-        rows: the rows of each step, and where rows end and restart.
+        segments: the rows of each step, and where rows end and restart.
         plain: the operands are known to be ordinary CPU tensors.
     """
     if config.spec.code is None:
         of_step = core_step(config.spec.name, _ordinary) if _ordinary(operands) else None
-        return call_reference(config, operands, rows, of_step)
+        return call_reference(config, operands, segments, of_step)
     save = False
     if torch.is_grad_enabled():
         for t in operands:
@@ -112,13 +112,18 @@ def run(
                 break
     if torch.compiler.is_compiling():
         if _transformed_while_compiling():
-            return call_reference(config, operands, rows)
+            return call_reference(config, operands, segments)
         refuse_plain_export()
-        return run_operator(config, operands, rows, save)
+        return run_operator(config, operands, segments, save)
     if save:
         operands = [t.clone() if t.is_inference() else t for t in operands]  # inline: each saveable() costs 0.1 us
-        if rows.lengths is not None or rows.resets is not None or rows.batch_sizes is not None or rows.seed is not None:
-            rows = Rows(rows.batch, *map(saveable, rows[1:]))
+        if (
+            segments.lengths is not None
+            or segments.resets is not None
+            or segments.batch_sizes is not None
+            or segments.seed is not None
+        ):
+            segments = Segments(segments.batch, *map(saveable, segments[1:]))
     if _transformed():
         if torch._C._get_tracing_state() is not None:
             refuse_plain_export()
@@ -126,20 +131,20 @@ def run(
             scripted: Callable[[Tensor, int], Tensor]
             scripted = torch.jit.script(_only_these_steps)
             operands = [scripted(operands[0], steps), *operands[1:]]
-        return call_reference(config, operands, rows)
+        return call_reference(config, operands, segments)
     x = operands[0]  # all operands are on its device: functional.py has checked it
     if not plain:
         plain = (x.is_cpu or x.is_cuda) and _plain(operands)
         if plain:
             operands = [*map(_unwrap, operands)]
-            if x.is_cpu and rows.batch_sizes is None:
+            if x.is_cpu and segments.batch_sizes is None:
                 config.core().remember(operands)
-    if not plain or _observed() or not _plain(rows[1:]):
-        return run_operator(config, operands, rows, save)
+    if not plain or _observed() or not _plain(segments[1:]):
+        return run_operator(config, operands, segments, save)
     if save:
-        output, *final = _apply(config, rows, *operands)
+        output, *final = _apply(config, segments, *operands)
         return output, tuple(final)
-    result = raw.forward(config, operands, rows, False)
+    result = raw.forward(config, operands, segments, False)
     return result.output, result.results(config)
 
 
@@ -164,22 +169,22 @@ class LayerFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, config: Config, rows: Rows, *operands: Tensor) -> tuple[Tensor, ...]:
-        result = raw.forward(config, operands, rows, True)
+    def forward(ctx: Any, config: Config, segments: Segments, *operands: Tensor) -> tuple[Tensor, ...]:
+        result = raw.forward(config, operands, segments, True)
         output = result.output
-        ctx.save_for_backward(*operands, *rows[1:], output.data, result.gates, result.cells)
+        ctx.save_for_backward(*operands, *segments[1:], output.data, result.gates, result.cells)
         ctx.set_materialize_grads(False)
         watch = _watch(output)
-        ctx.call = config, rows.batch, watch, watch._version
+        ctx.call = config, segments.batch, watch, watch._version
         return output, *result.results(config)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *operands, lengths, resets, batch_sizes, seed, output, gates, cells = ctx.saved_tensors
         config, batch, watch, version = ctx.call
-        rows = Rows(batch, lengths, resets, batch_sizes, seed)
+        segments = Segments(batch, lengths, resets, batch_sizes, seed)
         kept = output if watch._version == version else None
-        call = (config, operands, rows, (kept, gates, cells), gradients, ctx.needs_input_grad[2:])
+        call = (config, operands, segments, (kept, gates, cells), gradients, ctx.needs_input_grad[2:])
         if forked.is_child:
             with forked.alone():
                 return None, None, *_gradients(*call)
@@ -195,7 +200,7 @@ _unwrap = torch._C._functorch.unwrap_if_dead
 def _gradients(
     config: Config,
     operands: Sequence[Tensor],
-    rows: Rows,
+    segments: Segments,
     saved: tuple[Tensor | None, Tensor | None, Tensor | None],
     gradients: Sequence[Tensor | None],
     needs: Sequence[bool],
@@ -208,12 +213,12 @@ def _gradients(
     output, gates, cells = saved
     plain = config.core().plain(gradients)
     loop = torch.is_grad_enabled() or _transformed() or (not plain and any(map(_without_memory, gradients)))
-    if loop or reads_mixed_output(config, rows):
-        return reference_gradients(config, operands, rows, gradients, needs, torch.is_grad_enabled())
+    if loop or reads_mixed_output(config, segments):
+        return reference_gradients(config, operands, segments, gradients, needs, torch.is_grad_enabled())
     if _observed() or not plain:
         if output is None:
-            output = run_operator(config, operands, rows, False)[0]
-        return gradients_operator(config, operands, rows, raw.Result(output, (), gates, cells), gradients, needs)
+            output = run_operator(config, operands, segments, False)[0]
+        return gradients_operator(config, operands, segments, raw.Result(output, (), gates, cells), gradients, needs)
     if output is None:
-        output = raw.forward(config, operands, rows, False).output
-    return backward.backward(config, operands, rows, raw.Result(output, (), gates, cells), gradients, needs)
+        output = raw.forward(config, operands, segments, False).output
+    return backward.backward(config, operands, segments, raw.Result(output, (), gates, cells), gradients, needs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..cells import state_dtype
 from ..reference import storage_bound
 from .backends import Kernels
-from .config import Config, Rows
+from .config import Config, Segments
 from .noise import rows_of_packed, state_masks
 
 # Steps, batch and proj_clip, then batch_sizes, step offsets, lengths, resets, seed and mask of state dropout.
@@ -19,7 +19,7 @@ Extent = tuple[
 ]
 
 
-class Layout(NamedTuple):
+class Sizes(NamedTuple):
     """Sizes of a call (see csrc/rnn.h) and, for packed rows, the offset of each step's first row."""
 
     steps: int
@@ -31,14 +31,14 @@ class Layout(NamedTuple):
     offsets: Tensor | None
 
 
-def layout_of(config: Config, operands: Sequence[Tensor], rows: Rows) -> Layout:
-    x, batch, batch_sizes = operands[0], rows.batch, rows.batch_sizes
+def sizes_of(config: Config, operands: Sequence[Tensor], segments: Segments) -> Sizes:
+    x, batch, batch_sizes = operands[0], segments.batch, segments.batch_sizes
     hidden, width = config.units(operands)
     if batch_sizes is None:
         steps, _, inputs = x.shape
-        return Layout(steps, batch, steps * batch, inputs, hidden, width, None)
+        return Sizes(steps, batch, steps * batch, inputs, hidden, width, None)
     offsets = row_offsets(batch_sizes, x.shape[0], batch)
-    return Layout(len(batch_sizes), batch, x.shape[0], x.shape[1], hidden, width, offsets)
+    return Sizes(len(batch_sizes), batch, x.shape[0], x.shape[1], hidden, width, offsets)
 
 
 def row_offsets(batch_sizes: Tensor, rows: int, batch: int) -> Tensor:
@@ -69,11 +69,11 @@ def buffer_rows(t: Tensor, batch: int, d: int = 0) -> tuple[int, int, int]:
     return t.data_ptr() + d * t.shape[-2] * width * t.element_size(), batch * width, width
 
 
-def cell_rows(config: Config, t: Tensor, layout: Layout, d: int) -> tuple[int, int, int]:
+def cell_rows(config: Config, t: Tensor, sizes: Sizes, d: int) -> tuple[int, int, int]:
     """Address and strides of direction d's cell states of all steps, in an internal buffer or in a result."""
     if config.all_states:
-        return rows_of(t, d * config.spec.cells * layout.hidden)
-    return buffer_rows(t, layout.batch, d)
+        return rows_of(t, d * config.spec.cells * sizes.hidden)
+    return buffer_rows(t, sizes.batch, d)
 
 
 def part(t: Tensor, d: int) -> int:
@@ -110,14 +110,14 @@ def check_lengths(lengths: Tensor, steps: int) -> None:
             raise ValueError(f"lengths must lie between 0 and {steps}, the number of steps, got {low} to {high}")
 
 
-def extent_of(config: Config, x: Tensor, rows: Rows, layout: Layout | None, width: int) -> Extent:
+def extent_of(config: Config, x: Tensor, segments: Segments, sizes: Sizes | None, width: int) -> Extent:
     """The arguments that vary from call to call besides the operands, for csrc/bindings_layer.cpp; keeps tensors alive.
 
-    ``layout`` is only needed for packed rows; ``width``: R, with heads that of one head.
+    ``sizes`` is only needed for packed rows; ``width``: R, with heads that of one head.
     """
-    steps, offsets = (x.shape[0], None) if layout is None else (layout.steps, layout.offsets)
+    steps, offsets = (x.shape[0], None) if sizes is None else (sizes.steps, sizes.offsets)
     proj_clip = storage_bound(config.proj_clip, x.dtype) if config.proj_clip else 0.0
-    batch, lengths, resets, batch_sizes, seed = rows
+    batch, lengths, resets, batch_sizes, seed = segments
     mask = None
     if config.state_dropout and seed is not None:
         like = x.new_empty(0, dtype=state_dtype(x.dtype))
@@ -159,13 +159,13 @@ def entering_initial(config: Config, extent: Extent, operands: Sequence[Tensor])
 def input_gates(
     backend: Kernels,
     config: Config,
-    layout: Layout,
+    sizes: Sizes,
     operands: Sequence[Tensor],
     d: int,
     first: int = 0,
     last: int | None = None,
 ) -> Tensor:
     """The input part of the gates of direction ``d`` for rows first to last, [rows, G*H], by the backend's product."""
-    x = operands[config.input_of(d)].reshape(-1, layout.input)[first:last]
+    x = operands[config.input_of(d)].reshape(-1, sizes.input)[first:last]
     bias = operands[config.place("bias_ih", d)] if config.has_bias else None
     return backend.input_product(x, operands[config.place("weight_ih", d)], bias)

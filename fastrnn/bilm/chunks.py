@@ -77,7 +77,7 @@ class InFile:
         self.file.close()
 
 
-def pieces(steps: int, length: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def chunk_ranges(steps: int, length: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Pairs of ranges: the next chunk from the left, and one of equal size from the right."""
     for start in range(0, steps, length):
         stop = min(start + length, steps)
@@ -128,7 +128,7 @@ def contextualize_in_chunks(
                 **clips,
             )
 
-        for ranges in pieces(steps, chunk_length):
+        for ranges in chunk_ranges(steps, chunk_length):
             ranges = ranges[: len(sequences)]
             x = tuple(sequence.read(*span) for sequence, span in zip(sequences, ranges, strict=True))
             if lengths is None:
@@ -147,6 +147,6 @@ def contextualize_in_chunks(
                 residual = index > 0 and options.skip_connections
                 sequences[d].write(start, outputs[d] + x[d] if residual else outputs[d])
         finals.append(tuple(current))
-        for (start, stop), _ in pieces(steps, chunk_length):
+        for (start, stop), _ in chunk_ranges(steps, chunk_length):
             emit(index + 1, start, stop, torch.cat([s.read(start, stop) for s in sequences], dim=-1))
     return tuple(finals)

@@ -84,8 +84,8 @@ def model_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 def run_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences between the settings of two runs (``Trainer.settings``, text, vocabulary), one line each."""
     before = {**asdict(TrainingOptions()), **before}  # an old checkpoint may lack newer options
-    apart = ("model", "training text", "vocabulary", "processes")
-    lines = list(_lines([name for name in now if name not in apart], before, now))
+    separate = ("model", "training text", "vocabulary", "processes")
+    lines = list(_lines([name for name in now if name not in separate], before, now))
     lines += model_differences(BiLMOptions.from_json(before["model"]).to_json(), now["model"])
     if before["processes"] != now["processes"]:
         lines.append(f"{before['processes']} processes, now {now['processes']} (torchrun --nproc-per-node)")

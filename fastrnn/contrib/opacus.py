@@ -159,7 +159,7 @@ class _Expansion(torch.autograd.Function):
 
 
 def _as_opacus(samples: Tensor, batch_first: bool) -> Tensor:
-    """[B, W], or transposed if opacus was told that the batch is not the first dimension."""
+    """[B, W], or transposed if opacus has the batch as the second dimension."""
     return samples if batch_first else samples.t()
 
 

@@ -145,8 +145,8 @@ def _python(text: str) -> list[tuple[float, ...]]:
             inside = bool(quote) or (length == 3 and offset < 2)  # of closing triple quotes, all but the last one
             unclear = starts or end
             body = nan if unclear else float(any(own < logical for own in bodies))
-            told = comment or (docstring and inside)
-            rows.append((column, column <= _BEGINNING, inside, told, body, depth, nan if unclear else indent))
+            prose = comment or (docstring and inside)
+            rows.append((column, column <= _BEGINNING, inside, prose, body, depth, nan if unclear else indent))
             starts = starts and not end or (end and not quote)
         if opens:
             bodies.append(logical)
@@ -208,8 +208,8 @@ def correlation(values: NDArray[Any], numbers: NDArray[Any]) -> float:
 
 def _score(values: NDArray[Any], labels: Values, measure: str) -> float:
     """A score between -1 and 1 whose sign is the direction; see :func:`_measure_of`."""
-    told = ~np.isnan(labels)
-    values, labels = values[told], labels[told]
+    known = ~np.isnan(labels)
+    values, labels = values[known], labels[known]
     if not len(labels):
         return float("nan")
     return 2 * auc(values, labels > 0) - 1 if measure == "AUC" else correlation(values, labels)
@@ -277,5 +277,5 @@ def passage(text: str, labels: Values | None, lines: int, after: int = 0) -> tup
 
 
 def _spread(labels: Values) -> float:
-    told = labels[~np.isnan(labels)]
-    return float(told.std()) if len(told) else 0.0
+    known = labels[~np.isnan(labels)]
+    return float(known.std()) if len(known) else 0.0

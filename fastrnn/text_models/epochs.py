@@ -172,13 +172,13 @@ class EpochRun:
         """Evaluates, and saves the model if it is the best so far."""
         trainer, number = self.trainer, self.trainer.done // self.trainer.epoch
         trainer.require_finite()
-        figures, told = self.figures()
+        figures, summary = self.figures()
         self.epochs.append(
             {"epoch": number, "step": trainer.done, "train_loss": self.train_loss, **figures, **self._times()}
         )
         self._losses = [0.0, 0]
-        if told:
-            progress.note(f"epoch {number}{told}")
+        if summary:
+            progress.note(f"epoch {number}{summary}")
             progress.record(trainer.done, **figures)
         if self.best == len(self.epochs) - 1:
             try:

@@ -335,12 +335,12 @@ def test_early_stop_keeps_the_best_epoch(text: Path, monkeypatch: pytest.MonkeyP
     losses = iter([3.0, 2.0, 2.5, 2.0, 1.0])
     evaluate = LanguageModel.evaluate
 
-    def told(model: LanguageModel, ids) -> object:
+    def scripted(model: LanguageModel, ids) -> object:
         found = evaluate(model, ids)
         found.nats = next(losses) * found.units
         return found
 
-    monkeypatch.setattr(LanguageModel, "evaluate", told)
+    monkeypatch.setattr(LanguageModel, "evaluate", scripted)
     training = replace(SMALL, optimizer="sgd")
     result = train(run, LanguageModelOptions("rnn", 8), training, QUIET)
     assert (len(result.epochs), result.best, result.held_out.loss) == (4, 1, 2.0)
