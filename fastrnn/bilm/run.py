@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from ..paths import Argument
 from ..text_models.checkpoint import CheckpointError, require_same_run, save_checkpoint, taking_up
 from ..text_models.errors import Interrupted, TrainingError
 from ..text_models.files import say_bytes
@@ -113,15 +114,7 @@ def _train(
     options, vocabulary = beginning.training, beginning.vocabulary
     if warning := precision_warning(options.precision, device):
         console.print(f"Warning: {warning}", soft_wrap=True, highlight=False)
-    shards = scan(find_files(run.train))
-    held_out = find_files(run.held_out) if run.held_out else []
-    scan(held_out)  # finds errors now that would stop the run at the end of an epoch
-    reads = [("--vocab", run.vocabulary), ("--start-from", run.start_from)]
-    reads += [("--train", shard.path) for shard in shards] + [("--held-out", path) for path in held_out]
-    written = [MODEL_FILE, OPTIONS_FILE, WEIGHTS_FILE]
-    if not vocabulary.is_in(folder / VOCABULARY_FILE):  # a file with these words is not rewritten, so anyone may own it
-        written.append(VOCABULARY_FILE)
-    require_own_folder(folder, written, reads)
+    shards, held_out = _texts(run, folder, vocabulary)
     trainer = _new_trainer(beginning, shards, world, device)
     predictions = sum(shard.predictions for shard in shards)
     per_step = trainer.rows * options.unroll
@@ -188,6 +181,20 @@ def _train(
                 timer.restart()
     console.print(f"all {total:,} steps are made; the model is in {folder}", soft_wrap=True, highlight=False)
     return trainer.model
+
+
+def _texts(run: Run, folder: Path, vocabulary: Vocabulary) -> tuple[list[Shard], list[Path]]:
+    """The text to train on and the held-out files; refuses a folder in which the run would overwrite what it reads."""
+    shards = scan(find_files(run.train))
+    held_out = find_files(run.held_out) if run.held_out else []
+    scan(held_out)  # finds errors now that would stop the run at the end of an epoch
+    reads: list[Argument] = [("--vocab", run.vocabulary), ("--start-from", run.start_from)]
+    reads += [("--train", shard.path) for shard in shards] + [("--held-out", path) for path in held_out]
+    written = [MODEL_FILE, OPTIONS_FILE, WEIGHTS_FILE]
+    if not vocabulary.is_in(folder / VOCABULARY_FILE):  # a file with these words is not rewritten, so anyone may own it
+        written.append(VOCABULARY_FILE)
+    require_own_folder(folder, written, reads)
+    return shards, held_out
 
 
 def _values(result: StepResult, seconds: float) -> dict[str, float]:

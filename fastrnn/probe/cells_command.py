@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 from rich.table import Table
 
 from ..cli import refuse_idle
@@ -73,7 +74,7 @@ def cells(
         from ..text_models.text import find_texts
         from ..text_models.units import read_running_text
         from .cells import SYNTAXES, find_units, passage, properties, trace_units
-        from .coloured import coloured_text, draw_coloured, write_page
+        from .coloured import draw_coloured, write_page
 
         paths = find_texts(text)
         syntax = syntax or ("python" if all(str(path).endswith(".py") for path in paths) else "prose")
@@ -89,9 +90,7 @@ def cells(
             "models": [_state_digest(model) for model in loaded.values()],
         }  # fmt: skip
         experiment = Experiment("cells", settings, results, plot, overwrite, [("--html", page)], reads)
-        table = Table(title=f"{syntax}, {len(content):,} characters: units chosen on the first half")
-        for heading in ("model", "cell", "property", "layer", "unit", "measure", "first half", "second half"):
-            table.add_column(heading, justify="left" if heading in ("model", "cell", "property") else "right")
+        table = _table(f"{syntax}, {len(content):,} characters: units chosen on the first half")
         panels: list[tuple[str, str, NDArray[Any]]] = []
         half = len(content) // 2
         with experiment.bar(len(models)):
@@ -107,11 +106,7 @@ def cells(
                         folder, model.options.cell, own["property"], str(own["layer"]), str(own["unit"]),
                         own["measure"], f"{own['searched']:.3f}", f"{own['held_out']:.3f}",
                     )  # fmt: skip
-                entries: dict[str, tuple[tuple[int, int], NDArray[Any] | None]] = {
-                    _title(own): ((own["layer"], own["unit"]), labels[own["property"]]) for own in found
-                }
-                if chosen is not None:
-                    entries[f"layer {chosen[0]}, unit {chosen[1]}"] = chosen, None
+                entries = _entries(found, labels, chosen)
                 for title, ((layer, number), own_labels) in entries.items():
                     first, last = passage(content, own_labels, lines, half)
                     part = values[layer, first:last, number]
@@ -122,18 +117,39 @@ def cells(
                     write_page(
                         page, f"{folder}, {model.options.cell}", content[first:last], values[:, first:last], menu
                     )
-        if table.rows:
-            experiment.console.print(table)
-            click.echo(
-                "AUC: the share of pairs of places that the unit's value orders rightly; R2: squared correlation"
-            )
-        elif chosen is None:
+        if not table.rows and chosen is None:
             raise click.ClickException(f"no property of {syntax} varies in both halves of the text")
-        for title, passage_text, own_values in panels:
-            experiment.console.print(f"\n{title}", highlight=False)
-            experiment.console.print(coloured_text(passage_text, own_values), soft_wrap=True)
+        _show(experiment.console, table, panels)
         if plot is not None:
             draw_coloured(panels, plot)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title)
+    for heading in ("model", "cell", "property", "layer", "unit", "measure", "first half", "second half"):
+        table.add_column(heading, justify="left" if heading in ("model", "cell", "property") else "right")
+    return table
+
+
+def _entries(
+    found: list[dict[str, Any]], labels: dict[str, NDArray[Any]], chosen: tuple[int, int] | None
+) -> dict[str, tuple[tuple[int, int], NDArray[Any] | None]]:
+    """For each unit to show its title, its place, and the labels that it follows."""
+    if chosen is not None:
+        return {f"layer {chosen[0]}, unit {chosen[1]}": (chosen, None)}
+    return {_title(own): ((own["layer"], own["unit"]), labels[own["property"]]) for own in found}
+
+
+def _show(console: Console, table: Table, panels: list[tuple[str, str, NDArray[Any]]]) -> None:
+    """Print the table, if it has rows, and the coloured passages."""
+    from .coloured import coloured_text
+
+    if table.rows:
+        console.print(table)
+        click.echo("AUC: the share of pairs of places that the unit's value orders rightly; R2: squared correlation")
+    for title, text, values in panels:
+        console.print(f"\n{title}", highlight=False)
+        console.print(coloured_text(text, values), soft_wrap=True)
 
 
 def _title(found: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def gradients(
         from ..tasks.sources import digest_of
         from ..text_models.text import find_texts
         from ..text_models.units import read_running_text
-        from .gradients import model_gradients, probe_gradients, reach_of
+        from .gradients import reach_of
 
         if text is None:
             name, content = default_text()
@@ -103,31 +104,17 @@ def gradients(
         runs = [] if models else [(cell, bound) for cell in cells for bound in ((clip, 0.0) if both_clips else (clip,))]
         with experiment.bar(len(runs) + len(saved)):
             for cell, bound in runs:
-
-                def make(started: Callable[[int], None], cell: str = cell, bound: float = bound) -> dict[str, Any]:
-                    result = probe_gradients(cell, content, clip=bound, started=started, **settings)
-                    curve = result.curve
-                    return {
-                        "start": result.start,
-                        "trained": result.trained,
-                        "loss": curve.recent_loss(),
-                        "diverged": curve.diverged,
-                        "largest_norm": max(curve.norms, default=0.0),
-                    }
-
                 label = cell if bound else f"{cell} unclipped"
+                make = partial(_gradients_of_cell, cell, content, {**settings, "clip": bound})
                 part = found[label] = experiment.part(label, settings["steps"], make)
                 add_row(cell, "start", part["start"]["h"])
                 loss = "diverged" if part["diverged"] else f"{part['loss']:.3f}"
                 no_clip = "" if bound else "no clip"
                 add_row(no_clip, "trained", part["trained"]["h"], loss, f"{part['largest_norm']:.1f}")
             for folder, model in saved.items():
-
-                def measure(started: Callable[[int], None], model: Any = model) -> dict[str, Any]:
-                    sizes = {key: settings[key] for key in ("time", "batch", "seed")}
-                    return {"trained": model_gradients(model, content, **sizes)}
-
-                part = found[folder] = experiment.part(folder, 1, measure)
+                part = found[folder] = experiment.part(
+                    folder, 1, partial(_gradients_of_model, model, content, settings)
+                )
                 add_row(folder, model.options.cell, part["trained"]["h"])
         experiment.console.print(table)
         said = "norms as shares of that at k = 0; 1%: the first k with less than that"
@@ -138,6 +125,31 @@ def gradients(
             from .plots import draw_gradients
 
             draw_gradients(found, plot)
+
+
+def _gradients_of_cell(
+    cell: str, content: str, settings: dict[str, Any], started: Callable[[int], None]
+) -> dict[str, Any]:
+    """Train a model and return what the results hold of it."""
+    from .gradients import probe_gradients
+
+    result = probe_gradients(cell, content, started=started, **settings)
+    curve = result.curve
+    return {
+        "start": result.start,
+        "trained": result.trained,
+        "loss": curve.recent_loss(),
+        "diverged": curve.diverged,
+        "largest_norm": max(curve.norms, default=0.0),
+    }
+
+
+def _gradients_of_model(
+    model: Any, content: str, settings: dict[str, Any], started: Callable[[int], None]
+) -> dict[str, Any]:
+    from .gradients import model_gradients
+
+    return {"trained": model_gradients(model, content, **{key: settings[key] for key in ("time", "batch", "seed")})}
 
 
 @probe.command("distance")

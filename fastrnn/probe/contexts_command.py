@@ -184,14 +184,8 @@ def neighbours(
                     ]
 
                 for place, of_layers in zip(places, experiment.part(name, len(sentences), make), strict=True):
-                    table = Table(title=f"{name}: {place.shown(9)}" if len(models) > 1 else place.shown(9))
-                    for heading in ("layer", "cosine", "nearest"):
-                        table.add_column(heading, justify="left" if heading == "nearest" else "right")
-                    for layer, own in enumerate(of_layers):
-                        for number, (shown, cosine) in enumerate(own):
-                            table.add_row("" if number else str(layer), f"{cosine:.2f}", shown)
-                        table.add_section()
-                    experiment.console.print(table)
+                    title = f"{name}: {place.shown(9)}" if len(models) > 1 else place.shown(9)
+                    experiment.console.print(_nearest_table(title, of_layers))
                 if plot is not None:
                     of_word = places_of(word, sentences, _DRAWN)
                     if len(of_word) < 3:
@@ -203,6 +197,18 @@ def neighbours(
             from .plots import draw_neighbours
 
             draw_neighbours(panels, plot)
+
+
+def _nearest_table(title: str, of_layers: list[Any]) -> Table:
+    """A place's neighbours and their cosines by layer."""
+    table = Table(title=title)
+    for heading in ("layer", "cosine", "nearest"):
+        table.add_column(heading, justify="left" if heading == "nearest" else "right")
+    for layer, own in enumerate(of_layers):
+        for number, (shown, cosine) in enumerate(own):
+            table.add_row("" if number else str(layer), f"{cosine:.2f}", shown)
+        table.add_section()
+    return table
 
 
 _DRAWN = 60  # places in a picture

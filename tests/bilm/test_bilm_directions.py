@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from bilm_small import MODEL, OPTIONS, QUIET, assert_same_parameters, new_run, write_corpus
+from bilm_small import MODEL, OPTIONS, QUIET, assert_same_parameters, new_run
 from click.testing import CliRunner
 from test_bilm_tensorflow import CHARACTERS, stand_in
 
@@ -24,11 +24,6 @@ from fastrnn.text_models.files import WeightsError
 
 FORWARD = replace(MODEL, bidirectional=False)
 SENTENCES = [["w1", "stranger", "w3"], [], ["w2"] * 9]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

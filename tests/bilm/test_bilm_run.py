@@ -23,7 +23,6 @@ from bilm_small import (
     command,
     new_run,
     run_program,
-    write_corpus,
 )
 from click.testing import CliRunner
 from rich.console import Console
@@ -39,11 +38,6 @@ from fastrnn.text_models.checkpoint import CheckpointError, list_checkpoints, lo
 from fastrnn.text_models.errors import TrainingError
 from fastrnn.text_models.precision import precision_warning
 from fastrnn.text_models.text import TextError, scan
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def test_steps_follow_from_the_text(corpus: Path, tmp_path: Path) -> None:

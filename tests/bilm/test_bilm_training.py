@@ -22,7 +22,6 @@ from bilm_small import (
     new_run,
     new_trainer,
     run_program,
-    write_corpus,
 )
 
 from fastrnn.bilm.evaluate import evaluate
@@ -30,11 +29,6 @@ from fastrnn.bilm.options import CharacterOptions
 from fastrnn.bilm.run import Run, train
 from fastrnn.bilm.training import TrainingOptions
 from fastrnn.text_models.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize(
