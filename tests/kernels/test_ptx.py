@@ -67,7 +67,7 @@ class Job:
 
 def instances_of(math: str) -> tuple[str, ...]:
     """The files with the kernels that calls in a type launch; "": all."""
-    common = ("prepare", "rebuild", "transpose")
+    common = ("elementwise", "prepare", "rebuild", "transpose")
     return tuple(name for name in INSTANCES if name.endswith(math) or name in common) if math != "none" else ()
 
 
