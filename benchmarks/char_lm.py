@@ -1,9 +1,10 @@
-"""``fastrnn bench char-lm``: one character language model, with torch.nn's layer and with fastrnn's.
+"""``fastrnn bench char-lm``: one character language model with torch.nn's layer, with fastrnn's, and from `fastrnn.lm`.
 
-Both start from the same weights and see the same text in the same order. They alternate after each step, so that their
-losses agree up to rounding and their times are measured under the same load. Training is truncated backpropagation with
-the state carried over. Then both write text in turn, one character per step: torch.nn's layer in the loop that one
-writes by hand, fastrnn's as :class:`fastrnn.lm.LanguageModel`.
+"torch.nn" and "fastrnn" are one model, written by hand, with either layer. "fastrnn.lm" is
+:class:`fastrnn.lm.LanguageModel`, the same function again. All start from the same weights and see the same text in the
+same order. They take turns at each step, so that their losses agree up to rounding and their times are measured under
+the same load. Training is truncated backpropagation with the state carried over. Then torch.nn's model, in a loop
+written by hand, and the `LanguageModel` write text in turn, one character per step.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Model:
     cell: str = "lstm"
 
 
-def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, Curve]:
-    """Trains with torch.nn's layer and fastrnn's in turn, then lets both write text.
+def train_all(text: str, sizes: Model, started=lambda step: None) -> dict[str, Curve]:
+    """Trains the three models in turn, then lets two of them write text.
 
     Args:
         text: at least batch * (time + 1) characters, read as ``batch`` parallel streams that start over at their end.
@@ -77,7 +78,7 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
         started: called with the number of each step.
 
     Returns:
-        The curves of "torch.nn" and "fastrnn".
+        The curves of "torch.nn", "fastrnn" and "fastrnn.lm".
 
     Raises:
         ValueError: the text is too short.
@@ -86,6 +87,8 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
     from torch import nn
 
     import fastrnn
+    from fastrnn.lm import LanguageModel, LanguageModelOptions
+    from fastrnn.lm.model import detach
     from fastrnn.text_models.units import Units
 
     if len(text) < sizes.batch * (sizes.time + 1):
@@ -107,13 +110,19 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
 
         def forward(self, characters, state):
             output, state = self.recurrent(self.embedding(characters), state)
-            detached = state.detach() if isinstance(state, torch.Tensor) else tuple(part.detach() for part in state)
-            return self.softmax(output), detached
+            return self.softmax(output), state
+
+        def loss(self, characters, targets, state):
+            logits, state = self(characters, state)
+            return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()), state
 
     torch.manual_seed(sizes.seed)
-    baseline, ours = (CharacterModel(getattr(where, _CLASSES[sizes.cell])).to(sizes.device) for where in (nn, fastrnn))
-    ours.load_state_dict(baseline.state_dict())
-    models = {"torch.nn": baseline, "fastrnn": ours}
+    baseline, swapped = (CharacterModel(getattr(where, _CLASSES[sizes.cell])) for where in (nn, fastrnn))
+    whole = LanguageModel(LanguageModelOptions(sizes.cell, sizes.hidden, sizes.layers), units)
+    models = {"torch.nn": baseline, "fastrnn": swapped, "fastrnn.lm": whole}
+    for model in models.values():
+        model.load_state_dict(baseline.state_dict())
+        model.to(sizes.device)
     optimizers = {name: torch.optim.Adam(model.parameters(), lr=sizes.rate) for name, model in models.items()}
     states = dict.fromkeys(models)
     curves = {name: Curve() for name in models}
@@ -123,18 +132,18 @@ def train_both(text: str, sizes: Model, started=lambda step: None) -> dict[str, 
         first = window * sizes.time
         characters = streams[first : first + sizes.time]
         targets = streams[first + 1 : first + sizes.time + 1]
-        for name in reversed(models) if step % 2 else models:
+        for name in sorted(models, key=lambda name: (list(models).index(name) + step) % len(models)):
             state = states[name] if window else None  # a new pass over the text starts from zero
             begin, cpu_begin = time.perf_counter(), time.process_time()
             optimizers[name].zero_grad(set_to_none=True)
-            logits, states[name] = models[name](characters, state)
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss, state = models[name].loss(characters, targets, state)
+            states[name] = detach(state)
             loss.backward()
             optimizers[name].step()
             curves[name].losses.append(loss.item())  # synchronises with the device
             curves[name].seconds.append(time.perf_counter() - begin)
             curves[name].cpu_seconds.append(time.process_time() - cpu_begin)
-    writers = {"torch.nn": lambda: _write(baseline, sizes.device), "fastrnn": _writer(ours, units, sizes)}
+    writers = {"torch.nn": lambda: _write(baseline, sizes.device), "fastrnn.lm": lambda: _generate(whole)}
     for turn in range(_TURNS):
         for name in reversed(writers) if turn % 2 else writers:
             begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -158,47 +167,48 @@ def _write(model, device: str) -> list[int]:
         return torch.cat(written).flatten().tolist()
 
 
-def _writer(trained, units, sizes: Model):
-    """A function that writes characters with a `LanguageModel` of the trained weights."""
+def _generate(model) -> list[list[int]]:
+    """Writes characters as `LanguageModel.generate` does."""
     import numpy as np
 
-    from fastrnn.lm import LanguageModel, LanguageModelOptions
     from fastrnn.text_models.sampling import Sampling
 
-    model = LanguageModel(LanguageModelOptions(sizes.cell, sizes.hidden, sizes.layers), units).to(sizes.device)
-    model.load_state_dict(trained.state_dict())
-    sampling, nothing = Sampling(_TEMPERATURE), np.zeros(0, np.int32)
-    return lambda: model.draw(nothing, count=1, maximum=_WRITTEN, sampling=sampling, stop=False, seed=0)
+    nothing = np.zeros(0, np.int32)
+    return model.draw(nothing, count=1, maximum=_WRITTEN, sampling=Sampling(_TEMPERATURE), stop=False, seed=0)
 
 
 def summarize(curves: dict[str, Curve], sizes: Model) -> dict[str, object]:
-    """Last losses, tokens per second (of the median step), speedups of training and of generation (of the median
-    turn), by the clock and in CPU time, and the largest difference of the losses."""
-    ours, baseline = curves["fastrnn"], curves["torch.nn"]
+    """Last losses, tokens per second (of the median step), speedups over torch.nn of training and of generation (of the
+    median turn), by the clock and in CPU time, and the largest difference of the losses."""
+    baseline = curves["torch.nn"]
 
-    def ratio(name: str) -> float:
-        return statistics.median(getattr(baseline, name)) / statistics.median(getattr(ours, name))
+    def ratio(measure: str, name: str) -> float:
+        return statistics.median(getattr(baseline, measure)) / statistics.median(getattr(curves[name], measure))
 
+    others = [name for name in curves if name != "torch.nn"]
     tokens = {name: sizes.batch * sizes.time / statistics.median(curve.seconds) for name, curve in curves.items()}
     return {
         "last_loss": {name: curve.losses[-1] for name, curve in curves.items()},
         "tokens_per_second": tokens,
-        "speedup": ratio("seconds"),
-        "generation_speedup": ratio("written"),
-        "cpu_speedup": ratio("cpu_seconds"),
-        "cpu_generation_speedup": ratio("cpu_written"),
-        "largest_difference": max(abs(a - b) for a, b in zip(ours.losses, baseline.losses, strict=True)),
+        "speedup": {name: ratio("seconds", name) for name in others},
+        "cpu_speedup": {name: ratio("cpu_seconds", name) for name in others},
+        "generation_speedup": ratio("written", "fastrnn.lm"),
+        "cpu_generation_speedup": ratio("cpu_written", "fastrnn.lm"),
+        "largest_difference": max(
+            abs(a - b) for name in others for a, b in zip(curves[name].losses, baseline.losses, strict=True)
+        ),
     }
 
 
 def write_plot(curves: dict[str, Curve], title: str, path: Path) -> None:
-    """Draws both loss curves on the same axes."""
+    """Draws the loss curves on the same axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(curves["torch.nn"].losses, linewidth=4, alpha=0.4, label="torch.nn")
     axes.plot(curves["fastrnn"].losses, linewidth=1, color="black", label="fastrnn")
+    axes.plot(curves["fastrnn.lm"].losses, linewidth=1, linestyle=":", label="fastrnn.lm")
     axes.set_xlabel("training step")
     axes.set_ylabel("loss, nats per character")
     axes.set_title(title, fontsize=9)
@@ -211,13 +221,12 @@ def _table(curves: dict[str, Curve], rows: int = 12):
     from rich.table import Table
 
     view = Table(box=box.SIMPLE_HEAD)
-    for name in ("step", "torch.nn loss", "fastrnn loss", "difference"):
-        view.add_column(name, justify="right")
-    ours, baseline = curves["fastrnn"].losses, curves["torch.nn"].losses
-    last = len(ours) - 1
+    view.add_column("step", justify="right")
+    for name in curves:
+        view.add_column(f"{name} loss", justify="right")
+    last = len(curves["torch.nn"].losses) - 1
     for step in sorted({round(last * index / (rows - 1)) for index in range(rows)}):
-        difference = ours[step] - baseline[step]
-        view.add_row(str(step + 1), f"{baseline[step]:.5f}", f"{ours[step]:.5f}", f"{difference:+.1e}")
+        view.add_row(str(step + 1), *(f"{curve.losses[step]:.5f}" for curve in curves.values()))
     return view
 
 
@@ -236,10 +245,10 @@ _SIZE = click.IntRange(min=1)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--json", type=OUTPUT_FILE, help="Write the curves and the summary as JSON.")
-@click.option("--plot", type=OUTPUT_FILE, help="Draw both loss curves (.png, .svg or .pdf).")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw the loss curves (.png, .svg or .pdf).")
 @overwrite_option
 def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwrite: bool, **options) -> None:
-    """Train a character language model with torch.nn's layer and with fastrnn's from one seed, and let both generate.
+    """Train a character language model with torch.nn's layer and with fastrnn's from one seed, and let it write.
 
     TEXT_FILE is any text; without it tinyshakespeare under FASTRNN_TEST_DATA, or the Python standard library's source.
     """
@@ -265,7 +274,7 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwr
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=sizes.steps)
         try:
-            curves = train_both(text, sizes, lambda step: progress.update(task, completed=step))
+            curves = train_all(text, sizes, lambda step: progress.update(task, completed=step))
         except ValueError as error:
             raise click.ClickException(str(error)) from None
     summary = summarize(curves, sizes)
@@ -282,9 +291,11 @@ def char_lm(text_file: Path | None, json: Path | None, plot: Path | None, overwr
     console.print(_table(curves))
     for key, rate in summary["tokens_per_second"].items():
         click.echo(f"{key}: {rate:,.0f} tokens per second, last loss {summary['last_loss'][key]:.4f}")
-    difference = f"the losses differ by {summary['largest_difference']:.1e} at most"
+    for name, speedup in summary["speedup"].items():
+        cpu_speedup = summary["cpu_speedup"][name]
+        click.echo(f"{name} trains {speedup:.2f}x as fast as torch.nn ({cpu_speedup:.2f}x in CPU time)")
     click.echo(
-        f"fastrnn trains {summary['speedup']:.2f}x as fast and writes one stream "
-        f"{summary['generation_speedup']:.2f}x as fast (in CPU time {summary['cpu_speedup']:.2f}x and "
-        f"{summary['cpu_generation_speedup']:.2f}x); {difference}"
+        f"fastrnn.lm writes one stream {summary['generation_speedup']:.2f}x as fast "
+        f"({summary['cpu_generation_speedup']:.2f}x in CPU time)"
     )
+    click.echo(f"the losses differ by {summary['largest_difference']:.1e} at most")

@@ -334,6 +334,27 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
             return output.transpose(0, 1), final, [tuple(state.transpose(0, 1) for state in own) for own in every]
         return output, final, [*every]
 
+    def run_units(
+        self, units: Tensor, table: Tensor, states: States | None, resets: Tensor | None
+    ) -> tuple[Tensor, States]:
+        """The output and final states for the input ``table[units]``, without its product with weight_ih.
+
+        That product is computed once for each row of the table. A step's is then a product with a one-hot vector, which
+        is narrower if the table has fewer rows than columns. Backward needs no gradient of the input.
+
+        Args:
+            units: int64 [T, B].
+            table: [V, I].
+            states: as for the layer, as a tuple; None means zero.
+            resets: bool [T, B], or None.
+        """
+        weights = self._weights()
+        x = torch.nn.functional.one_hot(units, len(table)).to(table.dtype)
+        products = torch.nn.functional.linear(weights[0], table)
+        with forked.guarded():
+            output, final, _ = self._stack(x, states, [products, *weights[1:]], None, resets, False)
+        return output, final
+
     def _run_packed(
         self,
         packed: PackedSequence,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._core.named import cell_name, make_layer
+from .._core.recurrent import Recurrent
 from ..frozen import freeze
 from ..functional import linear_cross_entropy
 from ..text_models.files import WeightsError, read_tensors
@@ -180,7 +181,13 @@ class LanguageModel(nn.Module):
             state: from an earlier call; None means zero.
             resets: bool [T, B], true where the state is reset to zero before a unit, see :class:`fastrnn.LSTM`.
         """
-        result: tuple[Tensor, State] = self.recurrent(self.dropout(self.embedding(ids)), state, resets=resets)
+        layer, table = self.recurrent, self.embedding.weight
+        whole = not (self.training and self.dropout.p)  # no vector has zeros of its own
+        if whole and len(table) < table.shape[1] and len(table) <= ids.numel() and isinstance(layer, Recurrent):
+            states = (state,) if isinstance(state, Tensor) else state
+            output, final = layer.run_units(ids, table, states, resets)
+            return output, final if len(final) > 1 else final[0]
+        result: tuple[Tensor, State] = layer(self.dropout(self.embedding(ids)), state, resets=resets)
         return result
 
     def loss(self, ids: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:

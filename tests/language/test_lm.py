@@ -23,6 +23,7 @@ from fastrnn._core.named import layers_by_cell
 from fastrnn.cells import CELLS
 from fastrnn.cli import main
 from fastrnn.lm import LanguageModel, LanguageModelOptions, Run, TrainingOptions, train
+from fastrnn.lm.model import detach
 from fastrnn.lm.run import read_corpus
 from fastrnn.lm.training import Trainer
 from fastrnn.text_models.checkpoint import list_checkpoints
@@ -252,6 +253,35 @@ def test_draws_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch, cell: str
     assert all(torch.isneginf(step[:, 1]).all() for step in seen)
     found, wanted = (torch.cat([t[..., :1], t[..., 2:]], -1) for t in (torch.stack(seen), logits))
     tolerances.assert_close(found, wanted, tolerances.forward(torch.float32, len(ids), 20))
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm", "slstm"])
+def test_products_of_the_table_change_nothing(monkeypatch: pytest.MonkeyPatch, cell: str) -> None:
+    """With fewer units than columns, the table's product with W_ih replaces that of every step."""
+    torch.manual_seed(0)
+    units, steps, rows = Units.of_text("characters", TEXT[:40], 1), 17, 3
+    model = LanguageModel(LanguageModelOptions(cell, 9, 2, embedding=len(units) + 1), units).double()
+    ids, targets = torch.randint(len(units), (2, steps, rows))
+    resets = torch.rand(steps, rows) < 0.2
+    weights = torch.randn(steps, rows, 9, dtype=torch.float64)
+    calls, run_units = [], type(model.recurrent).run_units
+    counted = lambda *arguments: [calls.append(1), run_units(*arguments)][1]  # noqa: E731
+    monkeypatch.setattr(type(model.recurrent), "run_units", counted)
+
+    def results(forward) -> list[Tensor]:
+        model.zero_grad()
+        _, state = model(targets)  # a state that is not zero
+        hidden, state = forward(ids, detach(state), resets)
+        (hidden * weights).sum().backward()
+        states = state if isinstance(state, tuple) else (state,)
+        gradients = [p.grad for name, p in model.named_parameters() if not name.startswith("softmax")]
+        return [hidden.detach(), *(own.detach() for own in states), *gradients]
+
+    found = results(model)
+    assert len(calls) == 2
+    wanted = results(lambda ids, state, resets: model.recurrent(model.embedding(ids), state, resets=resets))
+    for one, other in zip(found, wanted, strict=True):
+        tolerances.assert_close(one, other, tolerances.gradient(torch.float64, steps * rows, len(units) + 1))
 
 
 def test_options_that_do_not_go_together() -> None:
