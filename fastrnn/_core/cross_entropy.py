@@ -272,6 +272,8 @@ def _backward(ctx: Any, d_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | Non
             torch.ops.fastrnn.linear_cross_entropy_backward(x, weight, bias, target, label, d_loss, ctx.ignore, needs)
         )
         gradients = [next(fresh) if need else None for need in needs]
+    elif type(d_loss) is Tensor and d_loss.device.type == "cpu" and d_loss.item() == 1:  # loss.backward()
+        gradients = [d if need else None for d, need in zip(found, needs, strict=True)]
     else:
         gradients = [d * d_loss if need else None for d, need in zip(found, needs, strict=True)]
     return *gradients[:3], None, gradients[3], None, None, None
