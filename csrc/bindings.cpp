@@ -120,7 +120,7 @@ PYBIND11_MODULE(_C, m) {
   for (auto [name, field] : std::initializer_list<std::pair<const char*, int64_t fr::CrossEntropyArgs::*>>{
            {"rows", &fr::CrossEntropyArgs::rows}, {"words", &fr::CrossEntropyArgs::words}, {"depth", &fr::CrossEntropyArgs::depth},
            {"input_stride", &fr::CrossEntropyArgs::input_stride}, {"weight_stride", &fr::CrossEntropyArgs::weight_stride},
-           {"ignore_index", &fr::CrossEntropyArgs::ignore_index}, {"piece_bytes", &fr::CrossEntropyArgs::piece_bytes}})
+           {"ignore_index", &fr::CrossEntropyArgs::ignore_index}, {"slab_bytes", &fr::CrossEntropyArgs::slab_bytes}})
     cross_entropy.def_readwrite(name, field);
   for (auto [name, field] : std::initializer_list<std::pair<const char*, const void* fr::CrossEntropyArgs::*>>{
            {"input", &fr::CrossEntropyArgs::input}, {"weight", &fr::CrossEntropyArgs::weight}, {"bias", &fr::CrossEntropyArgs::bias},

@@ -29,7 +29,7 @@ struct CrossEntropyArgs {
   void* d_weight;               // [words][depth]
   void* d_bias;                 // [words]
   void* d_label_logit;          // [rows]
-  int64_t piece_bytes;          // memory for a piece of logits, approximately
+  int64_t slab_bytes;          // memory for a slab of logits, approximately
   int threads;
 };
 

@@ -29,6 +29,10 @@ namespace fr {
 
 enum class Type : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
 
+// Bytes of an element of each type.
+constexpr int64_t storage_bytes(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
+constexpr int64_t state_bytes(Type type) { return type == Type::kFloat64 ? 8 : 4; }
+
 // Sizes, and where a step's rows lie. Step t takes the rows row(t, b) for b in [0, batch_at(t)):
 //   padded: row(t, b) = t * batch + b,          batch_at(t) = batch
 //   packed: row(t, b) = step_offset[t] + b,     batch_at(t) = batch_sizes[t]   (non-increasing in t)

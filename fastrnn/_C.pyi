@@ -69,7 +69,7 @@ class CrossEntropyArgs:
     input_stride: int
     weight_stride: int
     ignore_index: int
-    piece_bytes: int
+    slab_bytes: int
     input: int
     weight: int
     bias: int
@@ -231,12 +231,12 @@ def cuda_forward(
     strategy: str,
     workspace: int,
     status: int,
-    patience: int,
+    timeout_ns: int,
     first: int = 0,
     last: int = 0,
 ) -> None: ...
 def cuda_backward(
-    args: BackwardArgs, tf32: bool, strategy: str, workspace: int, status: int, patience: int
+    args: BackwardArgs, tf32: bool, strategy: str, workspace: int, status: int, timeout_ns: int
 ) -> None: ...
 def cards() -> list[dict[str, Any]]: ...  # DeviceLimits of csrc/cuda/plan.h
 def model_constants() -> dict[str, float]: ...

@@ -17,16 +17,16 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor]
 REDUCTIONS = ("mean", "sum", "none")
 # Rows, words and depth near the sizes of tiles, blocks and chunks.
 SIZES = [(1, 1, 1), (5, 3, 7), (49, 65, 16), (131, 1000, 33), (300, 515, 257)]
-ROUTES = ["core", "core in pieces", "torch"]
+ROUTES = ["core", "core in slabs", "torch"]
 
 
 @pytest.fixture(params=ROUTES)
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The core with all words at once, or in chunks of a few panels, and the code for other devices."""
     if request.param != "core":
-        monkeypatch.setattr(_core.cross_entropy, "PIECE_BYTES", 40 << 10)
+        monkeypatch.setattr(_core.cross_entropy, "SLAB_BYTES", 40 << 10)
     if request.param == "torch":
-        monkeypatch.setattr(_core.cross_entropy, "_in_core", _core.cross_entropy._in_pieces)
+        monkeypatch.setattr(_core.cross_entropy, "_in_core", _core.cross_entropy._in_slabs)
     return request.param
 
 
@@ -155,7 +155,7 @@ def test_every_instruction_set(name: str) -> None:
         _C.cpu_choose_instruction_set("")
 
 
-def test_memory_is_that_of_a_piece() -> None:
+def test_memory_is_that_of_a_slab() -> None:
     """There is no buffer for all rows and words: 64 MiB are enough, although all logits would take 256 MiB."""
     import resource
 

@@ -66,9 +66,9 @@ def run(cell: str, dtype: torch.dtype, device: str, hidden: int, rows: str) -> l
     return [t.detach().double().cpu() for t in (output, *final, *(leaf.grad for leaf in leaves))]
 
 
-def choose(strategy: str, tf32: bool, patient: bool) -> None:
+def choose(strategy: str, tf32: bool, no_timeout: bool) -> None:
     """Force this strategy for calls on the GPU; a strategy that cannot run a call refuses it."""
-    os.environ["FASTRNN_PLAN"] = f"cuda:{strategy}" + ":patient" * patient
+    os.environ["FASTRNN_PLAN"] = f"cuda:{strategy}" + ":no_timeout" * no_timeout
     _core.backends._cuda.cache_clear()
     torch.backends.cudnn.allow_tf32 = tf32
 
@@ -84,7 +84,7 @@ def main() -> int:
             continue
         want = run(cell, dtype, "cpu", hidden, rows)
         for strategy in _STRATEGIES:
-            choose(strategy, tf32, patient=quick)  # under a sanitizer, blocks would wait longer than any timeout
+            choose(strategy, tf32, no_timeout=quick)  # under a sanitizer, blocks would wait longer than any timeout
             case = f"{strategy} {cell} {kind} H={hidden} {rows}"
             try:
                 got = run(cell, dtype, "cuda", hidden, rows)

@@ -23,40 +23,40 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory() {
-    if (!piece_.data) return;
-    if (kSmallest <= piece_.bytes && piece_.bytes <= kLargest) {
+    if (!block_.data) return;
+    if (kSmallest <= block_.bytes && block_.bytes <= kLargest) {
 #if defined(__linux__) && defined(MADV_FREE)
-      madvise(piece_.data, piece_.bytes, MADV_FREE);
+      madvise(block_.data, block_.bytes, MADV_FREE);
 #endif
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (kept_.bytes < piece_.bytes) std::swap(kept_, piece_);
+      if (kept_.bytes < block_.bytes) std::swap(kept_, block_);
     }
-    std::free(piece_.data);
+    std::free(block_.data);
   }
   char* take(int64_t bytes) {
     if (bytes >= kSmallest) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (kept_.bytes >= bytes) std::swap(kept_, piece_);
+      if (kept_.bytes >= bytes) std::swap(kept_, block_);
     }
-    if (!piece_.data) {
+    if (!block_.data) {
       const int64_t alignment = bytes < kSmallest ? 64 : kHugePage, rounded = (bytes + alignment - 1) / alignment * alignment;
-      piece_ = {static_cast<char*>(std::aligned_alloc(alignment, rounded)), rounded};
-      if (!piece_.data) throw std::bad_alloc();
+      block_ = {static_cast<char*>(std::aligned_alloc(alignment, rounded)), rounded};
+      if (!block_.data) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-      if (alignment == kHugePage) madvise(piece_.data, rounded, MADV_HUGEPAGE);  // fewer page faults and TLB misses
+      if (alignment == kHugePage) madvise(block_.data, rounded, MADV_HUGEPAGE);  // fewer page faults and TLB misses
 #endif
     }
-    return piece_.data;
+    return block_.data;
   }
 
  private:
   static constexpr int64_t kHugePage = 2 << 20, kSmallest = 2 * kHugePage, kLargest = 512 << 20;
-  struct Piece {
+  struct Block {
     char* data;
     int64_t bytes;
   };
-  Piece piece_{};
-  static inline Piece kept_{};
+  Block block_{};
+  static inline Block kept_{};
   static inline std::mutex mutex_;
 };
 

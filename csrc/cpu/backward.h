@@ -1,6 +1,6 @@
 // Backpropagation through time on the CPU: one thread's part of a layer, over one range of steps. It computes the
 // gradients of the gates and of the states; those of weights, biases and input follow from them (outer.h,
-// input_gradient.h). Called through the tables in backend.h.
+// input_gradient.h). Called through the tables in kernels.h.
 //
 // The loop is software-pipelined: step t first finishes the product of the step processed before, d_recurrent times the
 // recurrent weights, which completes d_h unit by unit, and takes the cell's gradient on the same tile. The last step's
@@ -71,7 +71,6 @@ struct Backward {
   }
   T* d_h(int64_t b) const { return static_cast<T*>(work.d_h) + b * width; }
   T* d_c(int64_t b) const { return static_cast<T*>(work.d_c) + b * kCells * hidden; }
-  static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
   void run() {
     const int64_t steps = call.last_step - call.first_step;
@@ -93,7 +92,7 @@ struct Backward {
         for (int group = 0; group < Transposed::kGroups; ++group) {
           const int64_t unit = panel * Transposed::kUnits + group * kLanes;
           if (unit >= out_units.end) break;
-          const int n = lanes_left(width - unit);
+          const int n = lanes_left<V>(width - unit);
           V product = load_full<V>(tile + row * Transposed::kColumns + group * kLanes);
           if (mask) product = product * load<V>(mask + b * width + unit, n);
           V sum = load<V>(d_h(b) + unit, n) + product;
@@ -252,7 +251,7 @@ struct Backward {
   UnitNoise<V> noise_at(int64_t b, int64_t unit, const Words& words) const {
     V factor(1);
     if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
-      if (mask) factor = load<V>(mask + b * width + unit, lanes_left(width - unit));
+      if (mask) factor = load<V>(mask + b * width + unit, lanes_left<V>(width - unit));
     return {noise, words, factor};
   }
 
@@ -261,7 +260,7 @@ struct Backward {
   template <class... Pointer>
   void first_phase(const Place& row, int64_t unit, Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
-    const int n = lanes_left(width - unit);
+    const int n = lanes_left<V>(width - unit);
     Unit<V, Cell> u;
     u.d_h = load<V>(row.d_h + unit, n);
     if (row.d_output) u.d_h = u.d_h + load<V>(row.d_output + unit, n);
@@ -291,7 +290,7 @@ struct Backward {
   template <class... Pointer>
   void second_phase(const Place& row, int64_t unit, const T* sums, Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
-    const int n = lanes_left(hidden - unit);
+    const int n = lanes_left<V>(hidden - unit);
     Unit<V, Cell> u;
     u.d_inner = load_full<V>(sums);
     load_saved(row, unit, n, u);

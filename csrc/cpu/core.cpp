@@ -19,10 +19,10 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*available)();
-  const Backend* (*find)(Cell, Type);
-  const CrossEntropyBackend* (*find_cross_entropy)(Type);
-  const LayerNormBackend* (*find_layer_norm)(Type);
-  const Backend* (*find_serving)(Cell, Form);
+  const CellKernels* (*find)(Cell, Type);
+  const CrossEntropyKernels* (*find_cross_entropy)(Type);
+  const LayerNormKernels* (*find_layer_norm)(Type);
+  const CellKernels* (*find_serving)(Cell, Form);
 };
 
 #if defined(FASTRNN_AVX2)
@@ -66,19 +66,19 @@ template <class Served>
 // not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
-    {"avx512_bf16", [] { return processor().avx512_bf16; }, find_backend<Avx512BFloat16>,
-     left_to_the_next<CrossEntropyBackend>, left_to_the_next<LayerNormBackend>,
-     [](Cell, Form) { return static_cast<const Backend*>(nullptr); }},
+    {"avx512_bf16", [] { return processor().avx512_bf16; }, find_kernels<Avx512BFloat16>,
+     left_to_the_next<CrossEntropyKernels>, left_to_the_next<LayerNormKernels>,
+     [](Cell, Form) { return static_cast<const CellKernels*>(nullptr); }},
 #endif
 #if defined(FASTRNN_AVX512)
-    {"avx512", [] { return processor().avx512; }, find_backend<Avx512>, find_cross_entropy<Avx512>,
-     left_to_the_next<LayerNormBackend>, find_serving<Avx512>},
+    {"avx512", [] { return processor().avx512; }, find_kernels<Avx512>, find_cross_entropy<Avx512>,
+     left_to_the_next<LayerNormKernels>, find_serving<Avx512>},
 #endif
 #if defined(FASTRNN_AVX2)
-    {"avx2", [] { return processor().avx2; }, find_backend<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
+    {"avx2", [] { return processor().avx2; }, find_kernels<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
      find_serving<Avx2>},
 #endif
-    {kBaselineName, [] { return true; }, find_backend<Baseline>, find_cross_entropy<Baseline>,
+    {kBaselineName, [] { return true; }, find_kernels<Baseline>, find_cross_entropy<Baseline>,
      find_layer_norm<Baseline>, find_serving<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
@@ -98,26 +98,26 @@ int current_instruction_set() {
 
 }  // namespace
 
-const Backend& choose_backend(Cell cell, Type type) {
+const CellKernels& choose_kernels(Cell cell, Type type) {
   for (int index = current_instruction_set();; ++index)
-    if (const Backend* found = kInstructionSets[index].find(cell, type)) return *found;
+    if (const CellKernels* found = kInstructionSets[index].find(cell, type)) return *found;
 }
 
-const LayerNormBackend& choose_layer_norm(Type type) {
+const LayerNormKernels& choose_layer_norm(Type type) {
   for (int index = current_instruction_set();; ++index)
-    if (const LayerNormBackend* found = kInstructionSets[index].find_layer_norm(type)) return *found;
+    if (const LayerNormKernels* found = kInstructionSets[index].find_layer_norm(type)) return *found;
 }
 
-const Backend& choose_serving(Cell cell, Form form) {
-  if (form == Form::kFloat32) return choose_backend(cell, Type::kFloat32);
+const CellKernels& choose_serving(Cell cell, Form form) {
+  if (form == Form::kFloat32) return choose_kernels(cell, Type::kFloat32);
   for (int index = current_instruction_set(); index < kInstructionSetCount; ++index)
-    if (const Backend* found = kInstructionSets[index].find_serving(cell, form)) return *found;
+    if (const CellKernels* found = kInstructionSets[index].find_serving(cell, form)) return *found;
   throw std::invalid_argument("form: expected float32, the one form of " + std::string(facts_of(cell).name));
 }
 
-const CrossEntropyBackend& choose_cross_entropy(Type type) {
+const CrossEntropyKernels& choose_cross_entropy(Type type) {
   for (int index = current_instruction_set();; ++index)
-    if (const CrossEntropyBackend* found = kInstructionSets[index].find_cross_entropy(type)) return *found;
+    if (const CrossEntropyKernels* found = kInstructionSets[index].find_cross_entropy(type)) return *found;
 }
 
 // ---- argument checks ----
@@ -126,7 +126,6 @@ void refuse(const char* argument, const std::string& expected) {
   throw std::invalid_argument(std::string(argument) + ": expected " + expected);
 }
 
-int64_t bytes_of(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
 
 void check_address(const void* data, int64_t alignment, const char* argument, bool needed) {
   if (needed) require(data != nullptr, argument, "an address, got null");
@@ -153,8 +152,8 @@ constexpr int64_t kChunkBytes = 512 << 10;
 }  // namespace
 
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
-             const Backend& backend, bool forward) {
-  const int lanes = backend.lanes;
+             const CellKernels& kernels, bool forward) {
+  const int lanes = kernels.lanes;
   const int64_t batch = shape.batch;
   team.active.assign(batch, shape.steps);
   if (shape.batch_sizes) {
@@ -189,7 +188,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   team.sharing = {directions, false};
   team.barriers = std::make_unique<Barrier[]>(directions);
   int64_t group = team.sharing.group(static_cast<int>(wanted));
-  const bool far = recurrent * backend.operand_bytes > kNearWeightBytes;
+  const bool far = recurrent * kernels.operand_bytes > kNearWeightBytes;
   if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
     // without a product there is no barrier
@@ -226,7 +225,7 @@ MatrixSource transposed_source(const void* data, int64_t stride, int64_t units, 
 void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, const Weights& w) {
   const int64_t second_row = cell.phase[0].gates * s.hidden;
   const auto element = [&](const void* base, int64_t offset) -> const void* {
-    return base ? static_cast<const char*>(base) + offset * bytes_of(s.type) : nullptr;
+    return base ? static_cast<const char*>(base) + offset * storage_bytes(s.type) : nullptr;
   };
   work.input.source = source_of(w.ih, w.ih_stride, w.ih_gate_rows ? w.ih_gate_rows : s.hidden, w.bias_ih, s.hidden, s.input);
   if (cell.multiplies()) work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, s.width());
@@ -236,38 +235,38 @@ void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, con
                      : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, s.hidden, element(w.bias_hh, second_row), s.hidden, s.hidden);
 }
 
-int64_t place_panels(DirectionWork& work, const Backend& backend, const CellFacts& cell, void* first) {
+int64_t place_panels(DirectionWork& work, const CellKernels& kernels, const CellFacts& cell, void* first) {
   char* next = static_cast<char*>(first);
   const auto place = [&](PackedMatrix& matrix, int64_t bytes) { matrix.panels = next, next += (bytes + 63) / 64 * 64; };
-  place(work.input, backend.input_bytes(work.input.source));
-  if (cell.multiplies()) place(work.first, backend.first_bytes(work.first.source));
-  if (cell.two_phases()) place(work.second, backend.second_bytes(work.second.source));
+  place(work.input, kernels.input_bytes(work.input.source));
+  if (cell.multiplies()) place(work.first, kernels.first_bytes(work.first.source));
+  if (cell.two_phases()) place(work.second, kernels.second_bytes(work.second.source));
   return next - static_cast<char*>(first);
 }
 
 bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows; }
 
-void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
+void want_forward(Arena& arena, DirectionWork& work, const CellKernels& kernels, const Shape& s, const CellFacts& cell,
                   const Weights& w, bool pack, bool pack_input) {
   const int64_t width = s.width();
   set_sources(work, s, cell, w);
   if (w.prepared) {
-    place_panels(work, backend, cell, static_cast<Prepared*>(const_cast<void*>(w.prepared)) + 1);
+    place_panels(work, kernels, cell, static_cast<Prepared*>(const_cast<void*>(w.prepared)) + 1);
   } else {
-    if (pack_input) arena.want(work.input.panels, backend.input_bytes(work.input.source));
-    if (pack && cell.multiplies()) arena.want(work.first.panels, backend.first_bytes(work.first.source));
-    if (pack && cell.two_phases()) arena.want(work.second.panels, backend.second_bytes(work.second.source));
+    if (pack_input) arena.want(work.input.panels, kernels.input_bytes(work.input.source));
+    if (pack && cell.multiplies()) arena.want(work.first.panels, kernels.first_bytes(work.first.source));
+    if (pack && cell.two_phases()) arena.want(work.second.panels, kernels.second_bytes(work.second.source));
   }
-  if (cell.two_phases()) arena.want(work.inner, s.batch * s.hidden * backend.operand_bytes);
-  if (!backend.output_is_operand) {
-    arena.want(work.operands, 2 * s.batch * width * backend.operand_bytes);
-    arena.want(work.initial, s.batch * width * backend.operand_bytes);
+  if (cell.two_phases()) arena.want(work.inner, s.batch * s.hidden * kernels.operand_bytes);
+  if (!kernels.output_is_operand) {
+    arena.want(work.operands, 2 * s.batch * width * kernels.operand_bytes);
+    arena.want(work.initial, s.batch * width * kernels.operand_bytes);
   }
   if (w.state_mask && cell.multiplies()) {
-    arena.want(work.entering, 2 * s.batch * width * backend.operand_bytes);
-    arena.want(work.entering_initial, s.batch * width * backend.operand_bytes);
+    arena.want(work.entering, 2 * s.batch * width * kernels.operand_bytes);
+    arena.want(work.entering_initial, s.batch * width * kernels.operand_bytes);
   }
-  if (cell.cells) arena.want(work.cell, s.batch * cell.cells * s.hidden * backend.state_bytes);
+  if (cell.cells) arena.want(work.cell, s.batch * cell.cells * s.hidden * kernels.state_bytes);
 }
 
 namespace {
@@ -277,11 +276,11 @@ int64_t zeros_bytes(const Shape& s) { return std::max(s.width(), std::max(facts_
 void want_zeros(Arena& arena, DirectionWork& work, const Shape& s) { arena.want(work.zeros, zeros_bytes(s)); }
 void clear_zeros(const DirectionWork& work, const Shape& s) { std::memset(work.zeros, 0, zeros_bytes(s)); }
 
-Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most) {
+Chunk chunk_of(const Team& team, const CellKernels& kernels, const CellFacts& cell, int64_t most) {
   const int64_t rows = team.call.shape.batch;
-  const int64_t row_bytes = cell.gates * padded_units(team.call.shape, backend.lanes) * backend.state_bytes;
+  const int64_t row_bytes = cell.gates * padded_units(team.call.shape, kernels.lanes) * kernels.state_bytes;
   // Weights far from the cores justify larger chunks, whose results leave L2: each chunk reads the weights once.
-  const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * backend.operand_bytes;
+  const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * kernels.operand_bytes;
   int64_t steps = (weights > kNearWeightBytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
   if (steps > most) steps = most;
   if (steps < 1) steps = 1;
@@ -293,15 +292,15 @@ bool packs_input(const Team& team, Chunk chunk) {
   return shared_rows || chunk.steps < team.call.shape.steps;
 }
 
-void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk) {
+void want_scratch(Arena& arena, Scratch& scratch, const CellKernels& kernels, const Team& team, const CellFacts& cell, Chunk chunk) {
   const Shape& s = team.call.shape;
-  arena.want(scratch.tile, backend.tile_bytes);
+  arena.want(scratch.tile, kernels.tile_bytes);
   arena.want(scratch.pointers, (4 * s.batch + chunk.rows) * sizeof(void*));
   arena.want(scratch.indices, 2 * s.batch * sizeof(int64_t));
   if (chunk.rows) {
-    arena.want(scratch.gates, chunk.rows * cell.gates * padded_units(s, backend.lanes) * backend.state_bytes);
-    if (const int64_t bytes = backend.quantised_bytes(s, chunk.rows)) arena.want(scratch.quantised, bytes);
-    if (!backend.output_is_operand) arena.want(scratch.converted, chunk.rows * s.input * backend.operand_bytes);
+    arena.want(scratch.gates, chunk.rows * cell.gates * padded_units(s, kernels.lanes) * kernels.state_bytes);
+    if (const int64_t bytes = kernels.quantised_bytes(s, chunk.rows)) arena.want(scratch.quantised, bytes);
+    if (!kernels.output_is_operand) arena.want(scratch.converted, chunk.rows * s.input * kernels.operand_bytes);
   }
   scratch.chunk_steps = chunk.steps;
 }

@@ -1,5 +1,5 @@
 // What forward and backward share between the public entry points (rnn_cpu.cpp) and the instruction sets' tables
-// (backend.h): argument checks, the division of work among threads, and a call's scratch memory.
+// (kernels.h): argument checks, the division of work among threads, and a call's scratch memory.
 //
 // Threads split directions first, then batch rows for the whole sequence (no barrier), and hidden units only if rows
 // are few. The result never depends on the split: every sum has one fixed order (product.h, outer.h).
@@ -12,16 +12,15 @@
 #include <vector>
 
 #include "arena.h"
-#include "backend.h"
+#include "kernels.h"
 
 namespace fr::cpu {
 
 // The table of the instruction set in use for a cell and type.
-const Backend& choose_backend(Cell cell, Type type);
+const CellKernels& choose_kernels(Cell cell, Type type);
 // The table for prepared weights. Throws if there is none.
-const Backend& choose_serving(Cell cell, Form form);
+const CellKernels& choose_serving(Cell cell, Form form);
 
-int64_t bytes_of(Type type);
 
 // ---- argument checks ----
 
@@ -60,7 +59,7 @@ const CellFacts& check(const Args& args) {
           [&] { return "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()); });
   require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");
   const bool rows = s.steps > 0 && s.batch > 0;
-  const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;
+  const int64_t storage = storage_bytes(s.type), state = state_bytes(s.type);
   for (int d = 0; d < args.directions; ++d) {
     const auto& x = args.direction[d];
     const bool reads = rows && !x.weights.prepared;
@@ -109,7 +108,7 @@ struct Team {
 
 // Fills the team for a call over all steps.
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
-             const Backend& backend, bool forward);
+             const CellKernels& kernels, bool forward);
 
 // Calls work(part) for each part of thread `index` of `count`.
 template <class Work>
@@ -144,10 +143,10 @@ bool packs(int64_t steps, int64_t batch);
 void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, const Weights& w);
 
 // Points the panels into prepared weights, from `first` on, and returns their bytes.
-int64_t place_panels(DirectionWork& work, const Backend& backend, const CellFacts& cell, void* first);
+int64_t place_panels(DirectionWork& work, const CellKernels& kernels, const CellFacts& cell, void* first);
 
 // Registers all that the forward pass of one direction needs, except zeros.
-void want_forward(Arena& arena, DirectionWork& work, const Backend& backend, const Shape& s, const CellFacts& cell,
+void want_forward(Arena& arena, DirectionWork& work, const CellKernels& kernels, const Shape& s, const CellFacts& cell,
                   const Weights& w, bool pack, bool pack_input);
 void want_zeros(Arena& arena, DirectionWork& work, const Shape& s);
 void clear_zeros(const DirectionWork& work, const Shape& s);
@@ -156,12 +155,12 @@ void clear_zeros(const DirectionWork& work, const Shape& s);
 struct Chunk {
   int64_t steps, rows;
 };
-Chunk chunk_of(const Team& team, const Backend& backend, const CellFacts& cell, int64_t most);
+Chunk chunk_of(const Team& team, const CellKernels& kernels, const CellFacts& cell, int64_t most);
 
 // Whether input weights are packed ahead: not if one chunk covers all steps and no other thread needs them for other
 // rows.
 bool packs_input(const Team& team, Chunk chunk);
 
-void want_scratch(Arena& arena, Scratch& scratch, const Backend& backend, const Team& team, const CellFacts& cell, Chunk chunk);
+void want_scratch(Arena& arena, Scratch& scratch, const CellKernels& kernels, const Team& team, const CellFacts& cell, Chunk chunk);
 
 }  // namespace fr::cpu

@@ -1,7 +1,7 @@
-// The cross entropy of a linear layer, in pieces of rows and words: the functions that each instruction set offers to
+// The cross entropy of a linear layer, in slabs of rows and words: the functions that each instruction set offers to
 // cross_entropy.cpp.
 //
-// A piece's logits are replaced in place: first by exponentials relative to their row's maximum within the piece, then
+// A slab's logits are replaced in place: first by exponentials relative to their row's maximum within the slab, then
 // by gradients. Every sum has one fixed order: over words block by block, over rows as in outer.h. So results do not
 // depend on the number of threads, and a row's result does not depend on other rows.
 #pragma once
@@ -11,13 +11,13 @@
 
 namespace fr::cpu {
 
-// A piece: some of the rows that are not ignored, and words [word0, word0 + words).
-struct CrossEntropyPiece {
+// A slab: some of the rows that are not ignored, and words [word0, word0 + words).
+struct LogitsSlab {
   const CrossEntropyArgs* args;
   const int64_t* rows;     // their indices in the caller's arrays
   int64_t word0, words;
   PackedMatrix logits;     // the whole weight; panels count from word 0
-  PackedMatrix transposed; // of the piece's words only
+  PackedMatrix transposed; // of the slab's words only
   void* values;            // [rows][stride]: logits, then exponentials, then gradients
   int64_t stride;
   void* shift;             // [rows]: subtracted from the logits before exp
@@ -26,17 +26,17 @@ struct CrossEntropyPiece {
   void* label;             // [rows]: the label's logit
 };
 
-struct CrossEntropyBackend {
+struct CrossEntropyKernels {
   int64_t (*packed_bytes)(const MatrixSource&);
   int64_t tile_bytes;
-  int64_t panel_words;  // words a panel; pieces of words begin at panels
+  int64_t panel_words;  // words a panel; slabs of words begin at panels
   int64_t group_rows;   // rows that one product computes together
   int64_t near_bytes;   // bytes that stay in a core's cache between two uses
-  void (*pack)(const CrossEntropyPiece&, int index, int count);
-  // The next three take rows [begin, end) of the piece, at most kTileRows.
-  void (*exponentials)(const CrossEntropyPiece&, int64_t begin, int64_t end, bool adds);
-  void (*losses)(const CrossEntropyPiece&, int64_t begin, int64_t end);
-  void (*gradients)(const CrossEntropyPiece&, int64_t begin, int64_t end, double scale, void* tile);
+  void (*pack)(const LogitsSlab&, int index, int count);
+  // The next three take rows [begin, end) of the slab, at most kTileRows.
+  void (*exponentials)(const LogitsSlab&, int64_t begin, int64_t end, bool adds);
+  void (*losses)(const LogitsSlab&, int64_t begin, int64_t end);
+  void (*gradients)(const LogitsSlab&, int64_t begin, int64_t end, double scale, void* tile);
   int64_t (*outer_left_bytes)(int64_t rows, int64_t columns);
   int64_t (*outer_right_bytes)(int64_t rows, int64_t columns);
   void (*outer)(const Outer&, int64_t rows, bool first, int index, int count, void* left, void* right);
@@ -44,8 +44,8 @@ struct CrossEntropyBackend {
 
 // Returns null if the instruction set does not serve the type.
 template <class Isa>
-const CrossEntropyBackend* find_cross_entropy(Type type);
+const CrossEntropyKernels* find_cross_entropy(Type type);
 
-const CrossEntropyBackend& choose_cross_entropy(Type type);
+const CrossEntropyKernels& choose_cross_entropy(Type type);
 
 }  // namespace fr::cpu

@@ -3,6 +3,6 @@
 
 namespace fr::cpu {
 
-template const CrossEntropyBackend* find_cross_entropy<Avx2>(Type);
+template const CrossEntropyKernels* find_cross_entropy<Avx2>(Type);
 
 }  // namespace fr::cpu

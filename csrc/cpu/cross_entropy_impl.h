@@ -11,76 +11,76 @@ template <class Isa, class S>
 struct CrossEntropy {
   using P = Product<Isa, S, 1>;
   using V = typename P::V;
-  using Piece = CrossEntropyPiece;
+  using Slab = LogitsSlab;
   static constexpr int kLanes = V::kLanes, kVectors = P::kVectors;
   // Words whose exponentials are summed before they join the row's sum. The error grows with the number of such blocks,
   // not of words.
   static constexpr int64_t kSumWords = 16 * P::kColumns;
   static constexpr S kInfinity = std::numeric_limits<S>::infinity();
 
-  static S* row_of(const Piece& piece, int64_t row) { return static_cast<S*>(piece.values) + row * piece.stride; }
+  static S* row_of(const Slab& slab, int64_t row) { return static_cast<S*>(slab.values) + row * slab.stride; }
 
-  static void pack(const Piece& piece, int index, int count) {
-    for (const PackedMatrix* matrix : {&piece.logits, &piece.transposed}) pack_share<P>(*matrix, index, count);
+  static void pack(const Slab& slab, int index, int count) {
+    for (const PackedMatrix* matrix : {&slab.logits, &slab.transposed}) pack_share<P>(*matrix, index, count);
   }
 
   // Computes logits, and from them exponentials and their sums; `adds`: adds these to the rows' sums.
-  static void exponentials(const Piece& piece, int64_t begin, int64_t end, bool adds) {
-    const CrossEntropyArgs& args = *piece.args;
+  static void exponentials(const Slab& slab, int64_t begin, int64_t end, bool adds) {
+    const CrossEntropyArgs& args = *slab.args;
     const S* operands[kTileRows];
     for (int64_t row = begin; row < end; ++row)
-      operands[row - begin] = static_cast<const S*>(args.input) + piece.rows[row] * args.input_stride;
-    const int64_t panel0 = piece.word0 / P::kUnits, panels = P::panels(piece.words);
+      operands[row - begin] = static_cast<const S*>(args.input) + slab.rows[row] * args.input_stride;
+    const int64_t panel0 = slab.word0 / P::kUnits, panels = P::panels(slab.words);
     for (int64_t panel = 0; panel < panels; ++panel)
-      P::run(piece.logits, panel0 + panel, operands, end - begin, row_of(piece, begin) + panel * P::kColumns, piece.stride,
+      P::run(slab.logits, panel0 + panel, operands, end - begin, row_of(slab, begin) + panel * P::kColumns, slab.stride,
              panel0 + (panel + 1 < panels ? panel + 1 : 0));
     for (int64_t row = begin; row < end; ++row) {
-      S* const values = row_of(piece, row);
-      for (int64_t word = piece.words; word < panels * P::kColumns; ++word) values[word] = -kInfinity;
-      const int64_t at = args.target[piece.rows[row]] - piece.word0;
-      if (at >= 0 && at < piece.words) {
+      S* const values = row_of(slab, row);
+      for (int64_t word = slab.words; word < panels * P::kColumns; ++word) values[word] = -kInfinity;
+      const int64_t at = args.target[slab.rows[row]] - slab.word0;
+      if (at >= 0 && at < slab.words) {
         if (args.label_logit) values[at] = -kInfinity;
-        else static_cast<S*>(piece.label)[row] = values[at];
+        else static_cast<S*>(slab.label)[row] = values[at];
       }
       const S top = largest(values, panels), shift = top == -kInfinity ? S(0) : top;
       const S sum = exponentials_of(values, panels, shift);
-      static_cast<S*>(piece.shift)[row] = shift;
-      if (adds) add(piece, row, top, sum);
+      static_cast<S*>(slab.shift)[row] = shift;
+      if (adds) add(slab, row, top, sum);
     }
   }
 
   // Each row's loss, once all words are done.
-  static void losses(const Piece& piece, int64_t begin, int64_t end) {
-    const CrossEntropyArgs& args = *piece.args;
+  static void losses(const Slab& slab, int64_t begin, int64_t end) {
+    const CrossEntropyArgs& args = *slab.args;
     for (int64_t row = begin; row < end; ++row) {
-      S* const label = static_cast<S*>(piece.label) + row;
+      S* const label = static_cast<S*>(slab.label) + row;
       if (args.label_logit) {
-        *label = static_cast<const S*>(args.label_logit)[piece.rows[row]];
-        add(piece, row, *label, S(1));
+        *label = static_cast<const S*>(args.label_logit)[slab.rows[row]];
+        add(slab, row, *label, S(1));
       }
-      const S maximum = static_cast<S*>(piece.maximum)[row], sum = static_cast<S*>(piece.sum)[row];
-      static_cast<S*>(args.loss)[piece.rows[row]] = (maximum - *label) + log_of(sum);
+      const S maximum = static_cast<S*>(slab.maximum)[row], sum = static_cast<S*>(slab.sum)[row];
+      static_cast<S*>(args.loss)[slab.rows[row]] = (maximum - *label) + log_of(sum);
     }
   }
 
   // Turns exponentials into gradients of the logits, and multiplies those into gradients of the input. `scale` is the
   // gradient of a loss if the caller gave none.
-  static void gradients(const Piece& piece, int64_t begin, int64_t end, double scale, void* tile) {
-    const CrossEntropyArgs& args = *piece.args;
-    const int64_t panels = P::panels(piece.words);
+  static void gradients(const Slab& slab, int64_t begin, int64_t end, double scale, void* tile) {
+    const CrossEntropyArgs& args = *slab.args;
+    const int64_t panels = P::panels(slab.words);
     const S* operands[kTileRows];
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t place = piece.rows[row];
+      const int64_t place = slab.rows[row];
       const S gradient = args.row_gradient ? static_cast<const S*>(args.row_gradient)[place] : static_cast<S>(scale);
-      const S maximum = static_cast<S*>(piece.maximum)[row], sum = static_cast<S*>(piece.sum)[row];
-      const V factor(gradient * exp_of(static_cast<S*>(piece.shift)[row] - maximum) / sum);
-      S* const values = row_of(piece, row);
+      const S maximum = static_cast<S*>(slab.maximum)[row], sum = static_cast<S*>(slab.sum)[row];
+      const V factor(gradient * exp_of(static_cast<S*>(slab.shift)[row] - maximum) / sum);
+      S* const values = row_of(slab, row);
       for (int64_t word = 0; word < panels * P::kColumns; word += kLanes)
         store_full(values + word, load_full<V>(values + word) * factor);
-      const int64_t at = args.target[place] - piece.word0;
-      if (!args.label_logit && at >= 0 && at < piece.words) values[at] = values[at] - gradient;
-      if (args.d_label_logit && piece.word0 == 0) {
-        const S label = static_cast<S*>(piece.label)[row];
+      const int64_t at = args.target[place] - slab.word0;
+      if (!args.label_logit && at >= 0 && at < slab.words) values[at] = values[at] - gradient;
+      if (args.d_label_logit && slab.word0 == 0) {
+        const S label = static_cast<S*>(slab.label)[row];
         static_cast<S*>(args.d_label_logit)[place] = gradient * (exp_of(label - maximum) / sum - S(1));
       }
       operands[row - begin] = values;
@@ -88,15 +88,15 @@ struct CrossEntropy {
     if (!args.d_input) return;
     S* const sums = static_cast<S*>(tile);
     for (int64_t panel = 0, count = P::panels(args.depth); panel < count; ++panel) {
-      P::run(piece.transposed, panel, operands, end - begin, sums, P::kColumns, panel + 1 < count ? panel + 1 : 0);
+      P::run(slab.transposed, panel, operands, end - begin, sums, P::kColumns, panel + 1 < count ? panel + 1 : 0);
       for (int64_t row = begin; row < end; ++row) {
-        S* const to = static_cast<S*>(args.d_input) + piece.rows[row] * args.depth;
+        S* const to = static_cast<S*>(args.d_input) + slab.rows[row] * args.depth;
         for (int vector = 0; vector < kVectors; ++vector) {
           const int64_t unit = panel * P::kUnits + vector * kLanes;
           if (unit >= args.depth) break;
-          const int n = args.depth - unit < kLanes ? static_cast<int>(args.depth - unit) : kLanes;
+          const int n = lanes_left<V>(args.depth - unit);
           V value = load_full<V>(sums + (row - begin) * P::kColumns + vector * kLanes);
-          if (piece.word0) value = load<V>(to + unit, n) + value;
+          if (slab.word0) value = load<V>(to + unit, n) + value;
           store(to + unit, value, n);
         }
       }
@@ -152,9 +152,9 @@ struct CrossEntropy {
 
   // Adds a sum of exponentials relative to `top` to the row's sum. A row starts with a maximum of -infinity and a sum
   // of zero.
-  static void add(const Piece& piece, int64_t row, S top, S sum) {
-    S& maximum = static_cast<S*>(piece.maximum)[row];
-    S& total = static_cast<S*>(piece.sum)[row];
+  static void add(const Slab& slab, int64_t row, S top, S sum) {
+    S& maximum = static_cast<S*>(slab.maximum)[row];
+    S& total = static_cast<S*>(slab.sum)[row];
     if (top == -kInfinity || maximum == -kInfinity) {
       total += sum;
     } else {
@@ -166,11 +166,11 @@ struct CrossEntropy {
 };
 
 template <class Isa, class S>
-const CrossEntropyBackend* cross_entropy_backend() {
+const CrossEntropyKernels* cross_entropy_kernels() {
   using C = CrossEntropy<Isa, S>;
   using P = Product<Isa, S, 1>;
   using Outers = OuterProduct<Isa, S>;
-  static constexpr CrossEntropyBackend table{
+  static constexpr CrossEntropyKernels table{
       P::bytes,
       kTileRows * P::kColumns * static_cast<int64_t>(sizeof(S)),
       P::kUnits,
@@ -188,9 +188,9 @@ const CrossEntropyBackend* cross_entropy_backend() {
 }
 
 template <class Isa>
-const CrossEntropyBackend* find_cross_entropy(Type type) {
-  if (type == Type::kFloat32) return cross_entropy_backend<Isa, float>();
-  return type == Type::kFloat64 ? cross_entropy_backend<Isa, double>() : nullptr;
+const CrossEntropyKernels* find_cross_entropy(Type type) {
+  if (type == Type::kFloat32) return cross_entropy_kernels<Isa, float>();
+  return type == Type::kFloat64 ? cross_entropy_kernels<Isa, double>() : nullptr;
 }
 
 }  // namespace fr::cpu

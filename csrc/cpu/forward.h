@@ -1,5 +1,5 @@
 // The forward pass of one thread's part of a layer on the CPU: the input product for a few steps at a time, then for
-// each step the recurrent product with the cell's formulas on its tile. Called through the tables in backend.h.
+// each step the recurrent product with the cell's formulas on its tile. Called through the tables in kernels.h.
 //
 // Sync: parts that share rows (units split) wait at the barrier after each product's phase. Parts with rows of their
 // own never wait, nor do parts of a cell without a product.
@@ -119,7 +119,7 @@ struct Forward {
   void drop_initial() const {
     for (int64_t b = part.row_begin; b < part.row_end; ++b)
       for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) {
-        const int n = lanes_left(width - unit);
+        const int n = lanes_left<V>(width - unit);
         store_operand<S>(entering_initial(b) + unit, load<V>(initial_h(b) + unit, n) * load<V>(mask + b * width + unit, n), n);
       }
     work.barrier->wait(part.parts);
@@ -161,7 +161,7 @@ struct Forward {
       const T* from = at<const T>(direction.input_gates, call.offset(direction.input_gates, t, b));
       for (int64_t unit = units.begin; unit < units.end; unit += kLanes)
         for (int gate = 0; gate < kGates; ++gate)
-          store_full(to + place(unit, gate), load<V>(from + gate * hidden + unit, lanes_left(hidden - unit)));
+          store_full(to + place(unit, gate), load<V>(from + gate * hidden + unit, lanes_left<V>(hidden - unit)));
       to += own;
     });
   }
@@ -176,7 +176,7 @@ struct Forward {
       } else {
         O* to = static_cast<O*>(scratch.converted) + count * call.shape.input;
         for (int64_t k = 0; k < call.shape.input; k += kLanes) {
-          const int n = lanes_left(call.shape.input - k);
+          const int n = lanes_left<V>(call.shape.input - k);
           store(to + k, load<V>(from + k, n), n);
         }
         input_rows[count] = to;
@@ -196,7 +196,6 @@ struct Forward {
     return own_unit / Input::kUnits * Input::kColumns + (gate * Input::kGroups + own_unit % Input::kUnits / kLanes) * kLanes;
   }
 
-  static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
   // ---- one step; `gates`: the input part for its active rows; returns their number ----
 
@@ -282,7 +281,7 @@ struct Forward {
         // Each part converts its own units; step() waits for all before the product reads the row.
         O* to = state_buffer(t, b);
         for (int64_t k = 0; k < width; k += kLanes) {
-          const int n = lanes_left(width - k);
+          const int n = lanes_left<V>(width - k);
           if (k >= out_units.begin && k < out_units.end) store(to + k, load<V>(saved + k, n), n);
         }
         current[b] = to;
@@ -343,7 +342,7 @@ struct Forward {
   UnitNoise<V> noise_at(int64_t b, int64_t unit, const Words& words) const {
     V factor(1);
     if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
-      if (mask) factor = load<V>(mask + b * width + unit, lanes_left(width - unit));
+      if (mask) factor = load<V>(mask + b * width + unit, lanes_left<V>(width - unit));
     return {noise, words, factor};
   }
 
@@ -352,7 +351,7 @@ struct Forward {
   void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums,
                    T* input, Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
-    const int n = lanes_left(hidden - unit);
+    const int n = lanes_left<V>(hidden - unit);
     Unit<V, Cell> u;
     for (int gate = 0; gate < First::kGates; ++gate) {
       u.input[gate] = load_full<V>(input + place(unit, gate));
@@ -378,7 +377,7 @@ struct Forward {
   template <class... Pointer>
   void second_phase(int64_t t, int64_t b, int64_t unit, int group, const T* sums, const T* input, Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
-    const int n = lanes_left(width - unit);
+    const int n = lanes_left<V>(width - unit);
     Unit<V, Cell> u;
     const auto sum = [&](int gate) { return load_full<V>(sums + (gate * Second::kGroups + group) * kLanes); };
     if constexpr (Cell::kReadsHidden || kNoise) u.h_prev = load<V>(current[b] + unit, n);
@@ -423,12 +422,12 @@ struct Forward {
   void finish() {
     for (int64_t b = part.row_begin; b < part.row_end; ++b) {
       for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) {
-        const int n = lanes_left(width - unit);
+        const int n = lanes_left<V>(width - unit);
         store(static_cast<S*>(direction.h_n) + b * width + unit, load<V>(current[b] + unit, n), n);
       }
       if constexpr (kCells > 0)
         for (int64_t unit = units.begin; unit < units.end; unit += kLanes) {
-          const int n = lanes_left(hidden - unit);
+          const int n = lanes_left<V>(hidden - unit);
           for (int64_t value = 0; value < kCells; ++value)
             store(static_cast<T*>(direction.c_n) + (b * kCells + value) * hidden + unit,
                   load<V>(c_current[b] + value * hidden + unit, n), n);

@@ -56,7 +56,7 @@ struct InputGradients {
         for (int group = 0; group < Transposed::kGroups; ++group) {
           const int64_t unit = panel * Transposed::kUnits + group * kLanes;
           if (unit >= job.input) break;
-          const int n = job.input - unit < kLanes ? static_cast<int>(job.input - unit) : kLanes;
+          const int n = lanes_left<V>(job.input - unit);
           const int64_t place = row * Transposed::kColumns + group * kLanes;
           V sum = load_full<V>(sums[0] + place);
           if (job.work.size() > 1) sum = sum + load_full<V>(sums[1] + place);

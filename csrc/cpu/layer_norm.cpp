@@ -34,7 +34,7 @@ void check_call(const LayerNormArgs& args, bool backward) {
   const int type = static_cast<int>(args.type);
   require(type == 0 || type == 1, "type", [&] { return "float32 (0) or float64 (1), got " + std::to_string(type); });
   require(args.rows >= 0 && args.hidden > 0 && args.threads > 0, "sizes", "rows >= 0, hidden > 0 and threads > 0");
-  const int64_t size = bytes_of(args.type);
+  const int64_t size = storage_bytes(args.type);
   const bool rows = args.rows > 0;
   for (const void* needed :
        {static_cast<const void*>(args.product), static_cast<const void*>(args.gates), static_cast<const void*>(args.moments), args.state})
@@ -60,9 +60,9 @@ void cpu_layer_norm(const LayerNormArgs& args) {
 
 void cpu_layer_norm_gradients(const LayerNormArgs& args) {
   cpu::check_call(args, true);
-  const cpu::LayerNormBackend& backend = cpu::choose_layer_norm(args.type);
-  cpu::share(args, backend.backward, args.rows, 1);
-  cpu::share(args, backend.unit_gradients, args.hidden, 64);
+  const cpu::LayerNormKernels& kernels = cpu::choose_layer_norm(args.type);
+  cpu::share(args, kernels.backward, args.rows, 1);
+  cpu::share(args, kernels.unit_gradients, args.hidden, 64);
 }
 
 }  // namespace fr

@@ -7,7 +7,7 @@
 
 namespace fr::cpu {
 
-struct LayerNormBackend {
+struct LayerNormKernels {
   void (*forward)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*backward)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*unit_gradients)(const LayerNormArgs&, int64_t begin, int64_t end);  // sums over rows; after backward
@@ -15,8 +15,8 @@ struct LayerNormBackend {
 
 // Returns null if the instruction set does not serve the type.
 template <class Isa>
-const LayerNormBackend* find_layer_norm(Type type);
+const LayerNormKernels* find_layer_norm(Type type);
 
-const LayerNormBackend& choose_layer_norm(Type type);
+const LayerNormKernels& choose_layer_norm(Type type);
 
 }  // namespace fr::cpu

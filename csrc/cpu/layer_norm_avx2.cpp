@@ -3,6 +3,6 @@
 
 namespace fr::cpu {
 
-template const LayerNormBackend* find_layer_norm<Avx2>(Type);
+template const LayerNormKernels* find_layer_norm<Avx2>(Type);
 
 }  // namespace fr::cpu

@@ -222,9 +222,9 @@ struct LayerNorm {
 };
 
 template <class Isa>
-const LayerNormBackend* find_layer_norm(Type type) {
-  static constexpr LayerNormBackend of_float{LayerNorm<Isa, float>::forward, LayerNorm<Isa, float>::backward, LayerNorm<Isa, float>::unit_gradients};
-  static constexpr LayerNormBackend of_double{LayerNorm<Isa, double>::forward, LayerNorm<Isa, double>::backward, LayerNorm<Isa, double>::unit_gradients};
+const LayerNormKernels* find_layer_norm(Type type) {
+  static constexpr LayerNormKernels of_float{LayerNorm<Isa, float>::forward, LayerNorm<Isa, float>::backward, LayerNorm<Isa, float>::unit_gradients};
+  static constexpr LayerNormKernels of_double{LayerNorm<Isa, double>::forward, LayerNorm<Isa, double>::backward, LayerNorm<Isa, double>::unit_gradients};
   return type == Type::kFloat32 ? &of_float : type == Type::kFloat64 ? &of_double : nullptr;
 }
 

@@ -115,7 +115,6 @@ struct OuterProduct {
     const int64_t begin = all * share.part / share.parts * kLanes, end = all * (share.part + 1) / share.parts * kLanes;
     return {begin, end < to.columns ? end : to.columns};
   }
-  static int lanes_left(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
 
   static void clear(const Outer& job, const Share& share) {
     const size_t size = sizeof(T);
@@ -144,7 +143,7 @@ struct OuterProduct {
         const V a(left[m]);
         int64_t n = n0;
         for (; n + kLanes <= n1; n += kLanes) store_full(row + n, V(0) + a * load_full<V>(right + n));
-        if (n < n1) store(row + n, V(0) + a * load<V>(right + n, lanes_left(n1 - n)), lanes_left(n1 - n));
+        if (n < n1) store(row + n, V(0) + a * load<V>(right + n, lanes_left<V>(n1 - n)), lanes_left<V>(n1 - n));
       }
       return true;
     }
@@ -172,7 +171,7 @@ struct OuterProduct {
     static_assert(!kSize || (kStrips * kStrip == kSize && kSums * kLanes == kSize));
     const int64_t stride = depth(count) * kStrip;
     V sum[kSums];
-    const auto lanes = [&](int i) { return kSize ? kLanes : lanes_left(size - i * kLanes < 0 ? 0 : size - i * kLanes); };
+    const auto lanes = [&](int i) { return kSize ? kLanes : size > i * kLanes ? lanes_left<V>(size - i * kLanes) : 0; };
     for (int i = 0; i < kSums; ++i) sum[i] = !sums || fresh ? V(0) : load<V>(sums + i * kLanes, lanes(i));
     const auto add = [&](const O* row) {
       if (!sums) return;
@@ -214,7 +213,7 @@ struct OuterProduct {
     int64_t n = n0;
     for (; n + kColumns <= n1; n += kColumns, out += depth(count) * kColumns)
       pack_panel<kVectors>(rows, offset + n, kLanes, count, out);
-    for (; n < n1; n += kLanes, out += depth(count) * kLanes) pack_panel<1>(rows, offset + n, lanes_left(n1 - n), count, out);
+    for (; n < n1; n += kLanes, out += depth(count) * kLanes) pack_panel<1>(rows, offset + n, lanes_left<V>(n1 - n), count, out);
   }
   template <int kWide, class From>
   static void pack_panel(const From* const* rows, int64_t at, int lanes, int64_t count, Packed* out) {
@@ -257,7 +256,7 @@ struct OuterProduct {
       for (; n + kColumns <= n1; n += kColumns, panel += depth * kColumns)
         strip<kStrip, kVectors>(size, left, panel, depth, row + n, to.stride, kLanes, fresh);
       for (; n < n1; n += kLanes, panel += depth * kLanes)
-        strip<kStrip, 1>(size, left, panel, depth, row + n, to.stride, lanes_left(n1 - n), fresh);
+        strip<kStrip, 1>(size, left, panel, depth, row + n, to.stride, lanes_left<V>(n1 - n), fresh);
     }
   }
 

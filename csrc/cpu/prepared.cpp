@@ -7,7 +7,7 @@ namespace {
 
 static_assert(sizeof(Prepared) == 64);
 
-const Backend& check_sizes(const Shape& s, Form form) {
+const CellKernels& check_sizes(const Shape& s, Form form) {
   const CellFacts& cell = facts_of(s.cell);
   require(s.hidden > 0 && s.input >= 0 && cell.projects() == (s.projection > 0), "shape", "the sizes of a layer of the cell");
   require(form == Form::kFloat32 || form == Form::kBFloat16 || form == Form::kInt8, "form",
@@ -23,11 +23,11 @@ Shape float_shape(const Shape& s) {
   return shape;
 }
 
-int64_t prepared_bytes(const Backend& backend, const Shape& s) {
+int64_t prepared_bytes(const CellKernels& kernels, const Shape& s) {
   DirectionWork work{};
   set_sources(work, float_shape(s), facts_of(s.cell), {});
   alignas(64) static char nowhere;
-  return static_cast<int64_t>(sizeof(Prepared)) + place_panels(work, backend, facts_of(s.cell), &nowhere);
+  return static_cast<int64_t>(sizeof(Prepared)) + place_panels(work, kernels, facts_of(s.cell), &nowhere);
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ int64_t cpu_prepared_bytes(const Shape& shape, Form form) { return cpu::prepared
 
 void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Scales& scales, void* to) {
   using namespace cpu;
-  const Backend& backend = check_sizes(given, form);
+  const CellKernels& kernels = check_sizes(given, form);
   const CellFacts& cell = facts_of(given.cell);
   const Shape s = float_shape(given);
   check_address(weights.ih, 4, "weight_ih", s.input > 0), check_address(weights.hh, 4, "weight_hh", true);
@@ -60,10 +60,10 @@ void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Sc
   work.input.source.scale = scales.ih, work.first.source.scale = scales.hh;
   work.second.source.scale = s.projection || !scales.hh ? scales.hr : scales.hh + cell.phase[0].gates * s.hidden;
   auto* const header = static_cast<Prepared*>(to);
-  *header = {kPreparedVersion, static_cast<int32_t>(form), static_cast<int32_t>(s.cell), backend.lanes, backend.tile_vectors,
-             weights.bias_ih != nullptr, s.input, s.hidden, s.projection, prepared_bytes(backend, s), 0};
-  place_panels(work, backend, cell, header + 1);
-  backend.pack_forward(Call{s, {}, nullptr, 0, 0}, work, nullptr, 0, 1);
+  *header = {kPreparedVersion, static_cast<int32_t>(form), static_cast<int32_t>(s.cell), kernels.lanes, kernels.tile_vectors,
+             weights.bias_ih != nullptr, s.input, s.hidden, s.projection, prepared_bytes(kernels, s), 0};
+  place_panels(work, kernels, cell, header + 1);
+  kernels.pack_forward(Call{s, {}, nullptr, 0, 0}, work, nullptr, 0, 1);
 }
 
 // What a kernel reads depends on the header alone, so a header that was changed since must not pass. Every unit and
@@ -74,9 +74,9 @@ bool cpu_reads(const Prepared& prepared) {
   Shape s{};
   s.cell = static_cast<Cell>(prepared.cell), s.input = prepared.input, s.hidden = prepared.hidden, s.projection = prepared.projection;
   for (const int64_t size : {s.input, s.hidden, s.projection}) require(size >= 0 && size <= prepared.bytes, "prepared", "sizes below its bytes");
-  const Backend& backend = check_sizes(s, static_cast<Form>(prepared.form));
-  if (prepared.lanes != backend.lanes || prepared.tile_vectors != backend.tile_vectors) return false;
-  require(prepared_bytes(backend, s) == prepared.bytes, "prepared", "as many bytes as its sizes need");
+  const CellKernels& kernels = check_sizes(s, static_cast<Form>(prepared.form));
+  if (prepared.lanes != kernels.lanes || prepared.tile_vectors != kernels.tile_vectors) return false;
+  require(prepared_bytes(kernels, s) == prepared.bytes, "prepared", "as many bytes as its sizes need");
   return true;
 }
 

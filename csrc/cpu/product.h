@@ -99,15 +99,15 @@ struct Product {
     }
   }
 
-  // Packs k in [k0, k1) of one panel, `apart` elements from slice to slice; k0 is even.
-  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t apart) {
+  // Packs k in [k0, k1) of one panel, `slice_stride` elements from slice to slice; k0 is even.
+  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t slice_stride) {
     const S* data = static_cast<const S*>(source.data);
     const int64_t end = padded_depth(k1);
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t gate = vector / kGroups, unit0 = panel * kUnits + vector % kGroups * kLanes;
       const int64_t left = source.units - unit0;
-      const int lanes = left < 0 ? 0 : left < kLanes ? static_cast<int>(left) : kLanes;
-      W* const slice = out + vector / kSlice * apart;
+      const int lanes = left > 0 ? lanes_left<V>(left) : 0;
+      W* const slice = out + vector / kSlice * slice_stride;
       const auto slot = [&](int64_t k) -> W* {
         if constexpr (kPairs) return slice + ((k - k0) / 2 * kSliceColumns + vector % kSlice * kLanes) * 2 + (k - k0) % 2;
         else return slice + (k - k0) * kSliceColumns + vector % kSlice * kLanes;
@@ -191,11 +191,11 @@ struct Product {
       // If rows of weights are a multiple of 4 KiB apart, they share one set of L1's lines. Then they are read line by
       // line, or packed, a block at a time.
       const int64_t row_bytes = source.stride * static_cast<int64_t>(sizeof(S));
-      const bool apart = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
+      const bool spread = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
       const bool full = (panel + 1) * kUnits <= source.units && depth >= kStep;
       if (!source.transposed && full && count <= kUnpackedRows) {
         const int64_t whole = depth / kStep * kStep, after = (next + 1) * kUnits <= source.units ? next : panel;
-        if (apart && !(Isa::kUnpacksLines && far))
+        if (spread && !(Isa::kUnpacksLines && far))
           unpacked<kUnpackedRows, false>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
         else if constexpr (Isa::kUnpacksLines)
           unpacked<kUnpackedRows, true>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
@@ -220,48 +220,48 @@ struct Product {
   // the bias, the others from the sums so far. Meanwhile it prefetches the next block from `ahead`: each group asks for
   // a part, so that memory is busy all the time. With slices the first group asks for all of it and the others for what
   // is in cache already, because more would evict from a small L2 what is in use.
-  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t apart, const T* bias,
+  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride, const T* bias,
                     T* out, int64_t out_stride, const char* ahead) {
     if constexpr (kSlices > 1) {
       // Few rows take all slices at once: one slice would give too few independent chains of additions.
       if (count <= kMaxRows / kSlices)
-        return group<kMaxRows / kSlices, kSlices>(count, rows, k0, k1, weights, apart, k0 ? out : bias, k0 ? out_stride : 0, out,
+        return group<kMaxRows / kSlices, kSlices>(count, rows, k0, k1, weights, slice_stride, k0 ? out : bias, k0 ? out_stride : 0, out,
                                                   out_stride, ahead);
     }
     for (int slice = 0; slice < kSlices; ++slice) {
-      const char* part = ahead + slice * apart * static_cast<int64_t>(sizeof(W));
+      const char* part = ahead + slice * slice_stride * static_cast<int64_t>(sizeof(W));
       int64_t groups = (count + kMaxRows - 1) / kMaxRows;
       for (int64_t row = 0; groups > 0; --groups) {
         const int64_t size = (count - row + groups - 1) / groups;
         T* to = out + row * out_stride;
-        group<kMaxRows, 1>(size, rows + row, k0, k1, weights, apart, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, part);
+        group<kMaxRows, 1>(size, rows + row, k0, k1, weights, slice_stride, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, part);
         if constexpr (kSlices > 1) part = reinterpret_cast<const char*>(weights);
         else part += (k1 - k0) * kLine;
         row += size;
       }
-      weights += apart, bias += kSliceColumns, out += kSliceColumns;
+      weights += slice_stride, bias += kSliceColumns, out += kSliceColumns;
     }
   }
 
   template <int kRows, int kWide>
-  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t apart, const T* from,
+  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride, const T* from,
                     int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
     if constexpr (kRows > 1) {
       if (size < kRows)
-        return group<kRows - 1, kWide>(size, rows, k0, k1, weights, apart, from, from_stride, to, to_stride, ahead);
+        return group<kRows - 1, kWide>(size, rows, k0, k1, weights, slice_stride, from, from_stride, to, to_stride, ahead);
     }
-    micro_kernel<kRows, kWide>(rows, k0, k1, weights, apart, from, from_stride, to, to_stride, ahead);
+    micro_kernel<kRows, kWide>(rows, k0, k1, weights, slice_stride, from, from_stride, to, to_stride, ahead);
   }
 
   // The hot loop: kRows times the registers of kWide slices in sums; for each k, a load for each of those registers and
   // kRows broadcasts. k0 < k1.
   template <int kRows, int kWide>
-  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t apart,
+  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
                                                      const T* from, int64_t from_stride, T* to, int64_t to_stride,
                                                      const char* ahead) {
     constexpr int kWidth = kWide * kSlice;
     const auto place = [&](int64_t word, int vector) {
-      return vector / kSlice * apart + (word * kSliceColumns + vector % kSlice * kLanes) * kWordSize;
+      return vector / kSlice * slice_stride + (word * kSliceColumns + vector % kSlice * kLanes) * kWordSize;
     };
     V sum[kRows][kWidth];
     const O* a[kRows];

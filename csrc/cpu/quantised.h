@@ -135,7 +135,7 @@ struct QuantisedProduct {
   // would not be finite.
   static float quantise(const float* from, int64_t depth, int16_t* to) {
     using Bits = typename Pairs<Isa>::Sums;
-    const auto n_at = [depth](int64_t k) { return depth - k < kLanes ? static_cast<int>(depth - k) : kLanes; };
+    const auto n_at = [depth](int64_t k) { return lanes_left<V>(depth - k); };
     Bits most_bits{};  // without the sign they are ordered like the numbers
     for (int64_t k = 0; k < depth; k += kLanes) {
       const Bits bits = reinterpret_cast<Bits>(load<V>(from + k, n_at(k)).raw) & 0x7fffffff;

@@ -14,50 +14,50 @@ void cpu_forward(const ForwardArgs& args) {
   const bool rows = s.steps > 0 && s.batch > 0;
   for (int d = 0; d < args.directions; ++d) {
     const Rows& gates = args.direction[d].input_gates;
-    check_address(args.direction[d].input.data, bytes_of(s.type), "input", rows && s.input > 0 && !gates.data);
-    check_address(gates.data, s.type == Type::kFloat64 ? 8 : 4, "input_gates", false);
-    check_address(args.direction[d].h_n, bytes_of(s.type), "h_n", s.batch > 0);
+    check_address(args.direction[d].input.data, storage_bytes(s.type), "input", rows && s.input > 0 && !gates.data);
+    check_address(gates.data, state_bytes(s.type), "input_gates", false);
+    check_address(args.direction[d].h_n, storage_bytes(s.type), "h_n", s.batch > 0);
     check_address(args.direction[d].c_n, 4, "c_n", s.batch > 0 && cell.cells > 0);
   }
   const auto* const prepared = static_cast<const Prepared*>(args.direction[0].weights.prepared);
   for (const ForwardDirection& direction : args.direction) check_prepared(direction, s, prepared);
-  const Backend& backend = prepared ? choose_serving(s.cell, static_cast<Form>(prepared->form)) : choose_backend(s.cell, s.type);
+  const CellKernels& kernels = prepared ? choose_serving(s.cell, static_cast<Form>(prepared->form)) : choose_kernels(s.cell, s.type);
   Team team;
-  prepare(team, s, args.options, args.directions, args.threads, cell, backend, true);
+  prepare(team, s, args.options, args.directions, args.threads, cell, kernels, true);
   const bool pack = !prepared && packs(s.steps, s.batch);
 
   Arena arena;
   std::vector<DirectionWork> work(args.directions);
   std::vector<Scratch> scratch(team.threads);
-  const Chunk chunk = chunk_of(team, backend, cell, s.steps);
+  const Chunk chunk = chunk_of(team, kernels, cell, s.steps);
   for (int d = 0; d < args.directions; ++d) {
-    want_forward(arena, work[d], backend, s, cell, args.direction[d].weights, pack, pack && packs_input(team, chunk));
+    want_forward(arena, work[d], kernels, s, cell, args.direction[d].weights, pack, pack && packs_input(team, chunk));
     want_zeros(arena, work[d], s);
     work[d].barrier = &team.barriers[d];
   }
-  for (Scratch& own : scratch) want_scratch(arena, own, backend, team, cell, chunk);
+  for (Scratch& own : scratch) want_scratch(arena, own, kernels, team, cell, chunk);
   arena.allocate();
   for (int d = 0; d < args.directions; ++d) clear_zeros(work[d], s);
 
   struct Context {
     const ForwardArgs& args;
-    const Backend& backend;
+    const CellKernels& kernels;
     const Team& team;
     const DirectionWork* work;
     const std::vector<Scratch>& scratch;
-  } context{args, backend, team, work.data(), scratch};
+  } context{args, kernels, team, work.data(), scratch};
   const auto packing = [](void* opaque, int index, int count) {
     const Context& c = *static_cast<Context*>(opaque);
     for (int d = 0; d < c.args.directions; ++d)
-      c.backend.pack_forward(c.team.call, c.work[d], c.args.direction[d].h0, index, count);
+      c.kernels.pack_forward(c.team.call, c.work[d], c.args.direction[d].h0, index, count);
   };
   const auto running = [](void* opaque, int index, int count) {
     const Context& c = *static_cast<Context*>(opaque);
     for_each_part(c.team, index, count, [&](const Part& part) {
-      c.backend.forward(c.team.call, c.args.direction[part.direction], c.work[part.direction], part, c.scratch[index], false);
+      c.kernels.forward(c.team.call, c.args.direction[part.direction], c.work[part.direction], part, c.scratch[index], false);
     });
   };
-  if (pack || !backend.output_is_operand) run_team(pack ? team.threads : 1, packing, &context);
+  if (pack || !kernels.output_is_operand) run_team(pack ? team.threads : 1, packing, &context);
   run_team(team.threads, running, &context);
 }
 
@@ -89,12 +89,12 @@ std::vector<Range> cut(const Shape& s, int64_t most_rows) {
   return ranges;
 }
 
-GradientColumns columns_of(const CellFacts& cell, const Shape& s, const Backend& backend) {
+GradientColumns columns_of(const CellFacts& cell, const Shape& s, const CellKernels& kernels) {
   const int64_t gates = cell.split_gate >= 0 ? s.hidden : 0, inner = gates + cell.gates * s.hidden;
   const int64_t projected = inner + (cell.two_phases() ? s.hidden : 0), size = projected + s.projection;
   // Rows are an odd number of cache lines apart, so that those of one product never compete for the same few cache
   // lines.
-  const int64_t line = 64 / backend.operand_bytes;
+  const int64_t line = 64 / kernels.operand_bytes;
   return {gates, inner, projected, ((size + line - 1) / line | 1) * line};
 }
 
@@ -114,10 +114,10 @@ struct RangeRows {
 };
 
 // clears: where to zero the input gradients of inactive rows, `element` bytes each; or null.
-void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const Backend& backend, void* clears,
+void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const CellKernels& kernels, void* clears,
                int64_t element, RangeRows& rows) {
   const Shape& s = call.shape;
-  const int64_t storage = bytes_of(s.type), width = s.width() * storage;
+  const int64_t storage = storage_bytes(s.type), width = s.width() * storage;
   const Rows& entering = x.entering.data ? x.entering : x.output;
   const auto at = [&](const void* base, int64_t elements, int64_t size) { return static_cast<const char*>(base) + elements * size; };
   rows.count = 0;
@@ -131,7 +131,7 @@ void list_rows(const Call& call, const GradientDirection& x, const DirectionWork
       }
       const Origin origin = call.origin(x.reverse, t, b);
       rows.row[rows.count] = row;
-      rows.gradients[rows.count] = at(work.gradients, call.range_row(t, b) * work.columns.stride, backend.operand_bytes);
+      rows.gradients[rows.count] = at(work.gradients, call.range_row(t, b) * work.columns.stride, kernels.operand_bytes);
       rows.input[rows.count] = at(x.input.data, call.offset(x.input, t, b), storage);
       rows.previous[rows.count] =
           origin == Origin::kStep ? at(entering.data, call.offset(entering, x.reverse ? t + 1 : t - 1, b), storage)
@@ -179,19 +179,19 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
 // The whole backward pass. Each direction goes through the ranges in its own order.
 class BackwardPass {
  public:
-  BackwardPass(const GradientArgs& args, std::vector<Range> ranges, const CellFacts& cell, const Backend& backend)
-      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), backend_(backend), calls_(args.directions),
+  BackwardPass(const GradientArgs& args, std::vector<Range> ranges, const CellFacts& cell, const CellKernels& kernels)
+      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), kernels_(kernels), calls_(args.directions),
         work_(args.directions), rebuilding_(args.directions), sums_(args.directions), rows_(args.directions),
         products_(args.directions), inputs_(args.directions) {
     for (const Range& range : ranges_) most_rows_ = std::max(most_rows_, rows_of(s_, range));
   }
 
   void run() {
-    prepare(team_, s_, args_.options, args_.directions, args_.threads, cell_, backend_, false);
+    prepare(team_, s_, args_.options, args_.directions, args_.threads, cell_, kernels_, false);
     want();
     arena_.allocate();
     begin();
-    if (pack_ || (rebuild_ && !backend_.output_is_operand && most_rows_))
+    if (pack_ || (rebuild_ && !kernels_.output_is_operand && most_rows_))
       team([this](int index, int count) { pack(index, count); }, pack_ ? team_.threads : 1);
     for (size_t i = 0; i < ranges_.size(); ++i) back(i);
     finish();
@@ -202,8 +202,8 @@ class BackwardPass {
   const Shape& s_;
   const std::vector<Range> ranges_;
   const CellFacts& cell_;
-  const Backend& backend_;
-  const int64_t storage_ = bytes_of(s_.type);
+  const CellKernels& kernels_;
+  const int64_t storage_ = storage_bytes(s_.type);
   int64_t most_rows_ = 0;
   bool pack_ = false, rebuild_ = false;
   Team team_;
@@ -247,18 +247,18 @@ class BackwardPass {
   }
 
   void want() {
-    const int64_t batch = s_.batch, width = s_.width(), state = backend_.state_bytes;
+    const int64_t batch = s_.batch, width = s_.width(), state = kernels_.state_bytes;
     pack_ = most_rows_ && packs(s_.steps, batch);
     rebuild_ = cell_.saved > 0 && !args_.direction[0].gates.data;
     require(!rebuild_ || !args_.direction[0].weights.state_mask, "gates", "those that forward kept, with state_mask");
-    const Chunk chunk = rebuild_ ? chunk_of(team_, backend_, cell_, ranges_[0].last - ranges_[0].first) : Chunk{0, 0};
+    const Chunk chunk = rebuild_ ? chunk_of(team_, kernels_, cell_, ranges_[0].last - ranges_[0].first) : Chunk{0, 0};
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];
       const Weights& w = x.weights;
       DirectionWork& work = work_[d];
       const int64_t second_row = cell_.phase[0].gates * s_.hidden;
       work.barrier = &team_.barriers[d];
-      work.columns = columns_of(cell_, s_, backend_);
+      work.columns = columns_of(cell_, s_, kernels_);
       if (cell_.multiplies()) {
         work.first_transposed.source = transposed_source(w.hh, w.hh_stride, width, second_row);
         if (cell_.split_gate >= 0) work.first_transposed.source.first_k = cell_.split_gate * s_.hidden;
@@ -280,14 +280,14 @@ class BackwardPass {
         if (ranges_.size() > 1 && state != storage_) arena_.want(input_sums_, rows_before(s_, s_.steps) * s_.input * state);
       }
       want_zeros(arena_, work, s_);
-      arena_.want(work.gradients, most_rows_ * work.columns.stride * backend_.operand_bytes);
+      arena_.want(work.gradients, most_rows_ * work.columns.stride * kernels_.operand_bytes);
       arena_.want(work.d_h, batch * width * state);
       if (cell_.cells) arena_.want(work.d_c, batch * cell_.cells * s_.hidden * state);
       if (cell_.unit_weights) arena_.want(work.d_unit, batch * cell_.unit_weights * s_.hidden * state);
       if (args_.options.reset_to_initial && s_.resets && x.d_h0) arena_.want(work.d_h0_reset, batch * width * state);
       if (args_.options.reset_to_initial && s_.resets && x.d_c0) arena_.want(work.d_c0_reset, batch * cell_.cells * s_.hidden * state);
       if (rebuild_) {
-        want_forward(arena_, work, backend_, s_, cell_, w, pack_, pack_ && packs_input(team_, chunk));
+        want_forward(arena_, work, kernels_, s_, cell_, w, pack_, pack_ && packs_input(team_, chunk));
         arena_.want(work.rebuilt_gates, most_rows_ * cell_.saved * s_.hidden * storage_);
       }
       arena_.want(rows_[d].gradients, most_rows_ * sizeof(void*));
@@ -303,22 +303,22 @@ class BackwardPass {
     for (int64_t columns : {s_.input, width, s_.hidden}) longest = std::max(longest, columns);
     scratch_.resize(team_.threads), buffers_.resize(team_.threads);
     for (int i = 0; i < team_.threads; ++i) {
-      want_scratch(arena_, scratch_[i], backend_, team_, cell_, chunk);
-      arena_.want(buffers_[i].left, backend_.outer_left_bytes(most_rows_, std::max(cell_.gates * s_.hidden, s_.projection)));
-      arena_.want(buffers_[i].right, backend_.outer_right_bytes(most_rows_, longest));
+      want_scratch(arena_, scratch_[i], kernels_, team_, cell_, chunk);
+      arena_.want(buffers_[i].left, kernels_.outer_left_bytes(most_rows_, std::max(cell_.gates * s_.hidden, s_.projection)));
+      arena_.want(buffers_[i].right, kernels_.outer_right_bytes(most_rows_, longest));
     }
   }
   void want_packed(PackedMatrix& matrix) {
-    if (pack_) arena_.want(matrix.panels, backend_.plain_bytes(matrix.source));
+    if (pack_) arena_.want(matrix.panels, kernels_.plain_bytes(matrix.source));
   }
 
   void begin() {
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];
       DirectionWork& work = work_[d];
-      const int64_t size = s_.batch * s_.width(), cells = s_.batch * cell_.cells * s_.hidden, state = backend_.state_bytes;
+      const int64_t size = s_.batch * s_.width(), cells = s_.batch * cell_.cells * s_.hidden, state = kernels_.state_bytes;
       const auto fill = [&](const void* from, void* to, int64_t elements) {
-        if (from) backend_.widen(from, to, elements);
+        if (from) kernels_.widen(from, to, elements);
         else if (to) std::memset(to, 0, elements * state);
       };
       clear_zeros(work, s_);
@@ -337,8 +337,8 @@ class BackwardPass {
 
   void pack(int index, int count) {
     for (int d = 0; d < args_.directions; ++d) {
-      if (pack_) backend_.pack_backward(work_[d], index, count);
-      if (rebuild_) backend_.pack_forward(team_.call, work_[d], args_.direction[d].h0, index, count);
+      if (pack_) kernels_.pack_backward(work_[d], index, count);
+      if (rebuild_) kernels_.pack_forward(team_.call, work_[d], args_.direction[d].h0, index, count);
     }
   }
 
@@ -354,8 +354,8 @@ class BackwardPass {
     team([this](int member, int count) {
       for_each_part(team_, member, count, [&](const Part& part) {
         const int d = part.direction;
-        if (rebuild_) backend_.forward(calls_[d], rebuilding_[d], work_[d], part, scratch_[member], true);
-        backend_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
+        if (rebuild_) kernels_.forward(calls_[d], rebuilding_[d], work_[d], part, scratch_[member], true);
+        kernels_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
       });
     }, team_.threads);
     // Directions that share the input and are at the same range compute its gradient together, in the first one's name.
@@ -367,7 +367,7 @@ class BackwardPass {
       const bool shared = shared_input_ && args_.direction[d].d_input == args_.direction[0].d_input, again = shared && second;
       const bool is_state = shared && input_sums_;
       void* const to = first < d ? nullptr : is_state ? input_sums_ : args_.direction[d].d_input;
-      list_rows(calls_[d], args_.direction[d], work_[d], backend_, again ? nullptr : to, is_state ? backend_.state_bytes : storage_,
+      list_rows(calls_[d], args_.direction[d], work_[d], kernels_, again ? nullptr : to, is_state ? kernels_.state_bytes : storage_,
                 rows_[d]);
       inputs_[d] = {{}, rows_[d].row, rows_[d].count, rows_before(s_, calls_[d].first_step), s_.input, to, is_state, again};
       inputs_[first].work.push_back(&work_[d]);
@@ -375,8 +375,8 @@ class BackwardPass {
     team([&](int member, int count) {
       for (int d = 0; d < args_.directions; ++d) {
         for (const Outer& product : products_[d])
-          backend_.outer(product, rows_[d].count, first, member, count, buffers_[member].left, buffers_[member].right);
-        if (inputs_[d].d_input) backend_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
+          kernels_.outer(product, rows_[d].count, first, member, count, buffers_[member].left, buffers_[member].right);
+        if (inputs_[d].d_input) kernels_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
       }
     }, team_.threads);
   }
@@ -399,17 +399,17 @@ class BackwardPass {
       const GradientDirection& x = args_.direction[d];
       const DirectionWork& work = work_[d];
       if (sums_[d].weight_unit)
-        (backend_.state_bytes == 8 ? sum_rows<double> : sum_rows<float>)(work.d_unit, sums_[d].weight_unit, s_.batch,
+        (kernels_.state_bytes == 8 ? sum_rows<double> : sum_rows<float>)(work.d_unit, sums_[d].weight_unit, s_.batch,
                                                                          cell_.unit_weights * s_.hidden);
-      if (x.d_h0) backend_.narrow(work.d_h, work.d_h0_reset, x.d_h0, s_.batch * s_.width());
-      if (x.d_c0) backend_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * cell_.cells * s_.hidden);
+      if (x.d_h0) kernels_.narrow(work.d_h, work.d_h0_reset, x.d_h0, s_.batch * s_.width());
+      if (x.d_c0) kernels_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * cell_.cells * s_.hidden);
     }
-    if (backend_.state_bytes == storage_) return;
+    if (kernels_.state_bytes == storage_) return;
     team([this](int index, int count) {
       const auto narrow = [&](void* sums, void* gradient, int64_t size) {
         if (!sums || !gradient) return;
         const int64_t begin = size * index / count, end = size * (index + 1) / count;
-        backend_.narrow(static_cast<char*>(sums) + begin * backend_.state_bytes, nullptr, static_cast<char*>(gradient) + begin * storage_,
+        kernels_.narrow(static_cast<char*>(sums) + begin * kernels_.state_bytes, nullptr, static_cast<char*>(gradient) + begin * storage_,
                         end - begin);
       };
       for (int d = 0; d < args_.directions; ++d) for_each_parameter(d, narrow);
@@ -426,8 +426,8 @@ void cpu_backward(const GradientArgs& args) {
   const CellFacts& cell = check(args);
   const Shape& s = args.shape;
   const bool rows = s.steps > 0 && s.batch > 0;
-  const int64_t storage = bytes_of(s.type), state = s.type == Type::kFloat64 ? 8 : 4;
-  const Backend& backend = choose_backend(s.cell, s.type);
+  const int64_t storage = storage_bytes(s.type), state = state_bytes(s.type);
+  const CellKernels& kernels = choose_kernels(s.cell, s.type);
   int64_t row_bytes = 0;
   for (int d = 0; d < args.directions; ++d) {
     const GradientDirection& x = args.direction[d];
@@ -449,9 +449,9 @@ void cpu_backward(const GradientArgs& args) {
                   x.reverse == args.direction[other].reverse,
               "d_input", "directions of both ways to add up only where the first one does");
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
-    row_bytes += columns_of(cell, s, backend).stride * backend.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);
+    row_bytes += columns_of(cell, s, kernels).stride * kernels.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);
   }
-  BackwardPass(args, cut(s, args.range_bytes / row_bytes), cell, backend).run();
+  BackwardPass(args, cut(s, args.range_bytes / row_bytes), cell, kernels).run();
 }
 
 }  // namespace fr

@@ -3,6 +3,6 @@
 
 namespace fr::cpu {
 
-template const Backend* find_serving<Avx512>(Cell, Form);
+template const CellKernels* find_serving<Avx512>(Cell, Form);
 
 }  // namespace fr::cpu

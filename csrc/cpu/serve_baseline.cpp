@@ -3,6 +3,6 @@
 
 namespace fr::cpu {
 
-template const Backend* find_serving<Baseline>(Cell, Form);
+template const CellKernels* find_serving<Baseline>(Cell, Form);
 
 }  // namespace fr::cpu

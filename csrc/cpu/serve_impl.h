@@ -2,7 +2,7 @@
 // weights.
 #pragma once
 
-#include "backend.h"
+#include "kernels.h"
 #include "forward.h"
 #include "quantised.h"
 
@@ -15,10 +15,10 @@ struct Products<Isa, float, Int8> {
 };
 
 template <class Isa, class CellType, class W>
-const Backend* serving() {
+const CellKernels* serving() {
   using F = Forward<Isa, CellType, float, W>;
-  static constexpr Backend table = [] {
-    Backend of{};
+  static constexpr CellKernels table = [] {
+    CellKernels of{};
     of.lanes = F::kLanes, of.tile_vectors = Isa::kTileVectors;
     of.operand_bytes = of.state_bytes = sizeof(float), of.output_is_operand = true;
     of.tile_bytes = 2 * kTileRows * 4 * Isa::kBytes;
@@ -30,7 +30,7 @@ const Backend* serving() {
 }
 
 template <class Isa>
-const Backend* find_serving(Cell cell, Form form) {
+const CellKernels* find_serving(Cell cell, Form form) {
   const auto find = [form]<class CellType>(CellType) {
     return form == Form::kInt8 ? serving<Isa, CellType, Int8>() : serving<Isa, CellType, BFloat16>();
   };

@@ -117,6 +117,12 @@ inline void store_full(S* p, V v) {
   }
 }
 
+// The lanes that `left` elements fill: all of a vector, or those that remain.
+template <class V>
+inline int lanes_left(int64_t left) {
+  return left < V::kLanes ? static_cast<int>(left) : V::kLanes;
+}
+
 template <class V, class S>
 inline V load(const S* p, int n) {
   if (n >= V::kLanes) return load_full<V>(p);

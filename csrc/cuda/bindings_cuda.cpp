@@ -11,9 +11,9 @@ namespace py = pybind11;
 namespace fr {
 namespace {
 
-CudaOptions cuda_options(bool tf32, const std::string& strategy, std::uintptr_t workspace, std::uintptr_t status, uint64_t patience,
+CudaOptions cuda_options(bool tf32, const std::string& strategy, std::uintptr_t workspace, std::uintptr_t status, uint64_t timeout_ns,
                          int64_t first, int64_t last) {
-  return {tf32, strategy, first, last, reinterpret_cast<void*>(workspace), reinterpret_cast<unsigned long long*>(status), patience};
+  return {tf32, strategy, first, last, reinterpret_cast<void*>(workspace), reinterpret_cast<unsigned long long*>(status), timeout_ns};
 }
 
 py::dict cost_dict(const StepCost& cost) {
@@ -62,13 +62,13 @@ void bind_cuda(py::module_& m) {
   m.def("cuda_forward_workspace", &cuda_forward_workspace, "args"_a);
   m.def("cuda_backward_workspace", &cuda_backward_workspace, "args"_a);
   m.def("cuda_forward", [](const ForwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace,
-                          std::uintptr_t status, uint64_t patience, int64_t first, int64_t last) {
-          cuda_forward(args, cuda_options(tf32, strategy, workspace, status, patience, first, last));
-        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "status"_a, "patience"_a, "first"_a = 0, "last"_a = 0, Release());
+                          std::uintptr_t status, uint64_t timeout_ns, int64_t first, int64_t last) {
+          cuda_forward(args, cuda_options(tf32, strategy, workspace, status, timeout_ns, first, last));
+        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "status"_a, "timeout_ns"_a, "first"_a = 0, "last"_a = 0, Release());
   m.def("cuda_backward", [](const BackwardArgs& args, bool tf32, const std::string& strategy, std::uintptr_t workspace,
-                           std::uintptr_t status, uint64_t patience) {
-          cuda_backward(args, cuda_options(tf32, strategy, workspace, status, patience, 0, 0));
-        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "status"_a, "patience"_a, Release());
+                           std::uintptr_t status, uint64_t timeout_ns) {
+          cuda_backward(args, cuda_options(tf32, strategy, workspace, status, timeout_ns, 0, 0));
+        }, "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "status"_a, "timeout_ns"_a, Release());
   m.def("cards", [] {
     py::list names;
     for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));

@@ -76,14 +76,14 @@ FR_DEVICE void store_system(unsigned long long* p, unsigned long long value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
-// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *given_up is not 0 (null:
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0 (null:
 // no abort flag). Both are checked only every 256 polls, to keep the common wait short.
 template <class Ready>
-FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* given_up) {
+FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag) {
   unsigned long long deadline = 0;
   for (unsigned polls = 1; !ready(); ++polls) {
     if (polls % 256 != 0) continue;
-    if (given_up && load_acquire(given_up) != 0) return false;
+    if (abort_flag && load_acquire(abort_flag) != 0) return false;
     if (nanoseconds == 0) continue;
     const unsigned long long now = global_nanoseconds();
     if (deadline == 0) deadline = now + nanoseconds;

@@ -14,9 +14,9 @@ class Workspace {
  public:
   explicit Workspace(void* base) : base_(static_cast<char*>(base)) {}
   void* take(int64_t bytes) {
-    void* piece = base_ ? base_ + used_ : nullptr;
+    void* taken = base_ ? base_ + used_ : nullptr;
     used_ += divide_up(bytes, 256) * 256;
-    return piece;
+    return taken;
   }
   int64_t used() const { return used_; }
 
@@ -134,24 +134,24 @@ inline StepProduct forward_second_product(const Layout& l, const Weights& weight
 
 // Transposed weights of the backward products: [units, depth] each, rows padded to 16 bytes.
 struct BackwardWeights {
-  struct Piece {
+  struct Transposed {
     void* data = nullptr;
     int64_t stride = 0, depth = 0;
   };
-  Piece first[2];  // of W_hh: the gates whose gradients lie in d_gates; the split gate
-  Piece second;    // W_hn or W_hr
+  Transposed first[2];  // of W_hh: the gates whose gradients lie in d_gates; the split gate
+  Transposed second;    // W_hn or W_hr
 
   BackwardWeights(const Layout& l, Workspace& workspace) {
     const int64_t hidden = l.shape.hidden;
     if (!l.cell.multiplies()) return;
     const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.phase[0].gates;
-    first[0] = piece(l, workspace, l.width, whole * hidden);
-    if (l.cell.split_gate >= 0) first[1] = piece(l, workspace, l.width, hidden);
-    if (l.cell.two_phases()) second = piece(l, workspace, hidden, l.cell.projects() ? l.width : l.cell.phase[1].gates * hidden);
+    first[0] = transposed(l, workspace, l.width, whole * hidden);
+    if (l.cell.split_gate >= 0) first[1] = transposed(l, workspace, l.width, hidden);
+    if (l.cell.two_phases()) second = transposed(l, workspace, hidden, l.cell.projects() ? l.width : l.cell.phase[1].gates * hidden);
   }
 
   void fill(const Layout& l, const Weights& weights, const StepKernels& kernels, void* stream) const {
-    const auto transpose = [&](const Piece& to, const void* from, int64_t from_stride, int64_t columns) {
+    const auto transpose = [&](const Transposed& to, const void* from, int64_t from_stride, int64_t columns) {
       if (to.data) kernels.transpose(static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
     };
     transpose(first[0], weights.hh, weights.hh_stride, l.width);
@@ -162,7 +162,7 @@ struct BackwardWeights {
   }
 
  private:
-  static Piece piece(const Layout& l, Workspace& workspace, int64_t units, int64_t depth) {
+  static Transposed transposed(const Layout& l, Workspace& workspace, int64_t units, int64_t depth) {
     const int64_t stride = l.padded(depth);
     return {workspace.take(units * stride * l.element), stride, depth};
   }
@@ -192,7 +192,7 @@ struct BackwardBuffers {
   }
 };
 
-inline void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Piece& weight, const Matrix& operand) {
+inline void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Transposed& weight, const Matrix& operand) {
   product.segments = segment + 1;
   product.weight[segment] = weight.data, product.weight_stride[segment] = weight.stride;
   product.depth[segment] = weight.depth;

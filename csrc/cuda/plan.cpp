@@ -24,7 +24,7 @@ constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr double kBlockExchange = 0.28, kClusterExchange = 0.56, kGridExchange = 0.9, kLaunch = 4.6;
 // us that instructions of a block take which run one after the other, forward and backward.
 struct Issue {
-  double chunk;      // of each product of a chunk of rows: barriers, addresses, publishing
+  double band;      // of each product of a band of rows: barriers, addresses, publishing
   double round;      // of each slice that a warp multiplies
   double mma;        // of each gate row (backward: tile of units) and tile of rows in a round
   double pointwise;  // of each element that a thread computes
@@ -213,26 +213,26 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   return c;
 }
 
-PersistentPartition partition_of(Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward, bool apart) {
+PersistentPartition partition_of(Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward, bool in_sequence) {
   PersistentRequest request;
   request.cell = work.r.cell, request.type = work.r.type, request.tf32 = work.r.tf32;
   request.batch = work.r.batch, request.hidden = work.r.hidden, request.projection = work.r.projection;
   request.directions = work.r.directions, request.backward = backward;
   PersistentLimits persistent = persistent_limits(strategy, limits);
-  persistent.apart = apart;
+  persistent.in_sequence = in_sequence;
   return persistent_partition(request, persistent);
 }
 
-// A step of a persistent launch. A group's rows go through it in chunks; the work on one chunk hides the exchange of
+// A step of a persistent launch. A group's rows go through it in bands; the work on one band hides the exchange of
 // the others. exchange: us from a block's results until another can read them. read_rate: KiB/us of the operand that an
 // SM gathers.
 StepCost persistent_cost(const PersistentPartition& partition, const Work& work, const DeviceLimits& limits, bool backward,
                          double exchange, double read_rate) {
-  const int64_t rows = std::min(work.r.batch, partition.rows_per_group), chunks = divide_up(rows, kPersistentChunk);
+  const int64_t rows = std::min(work.r.batch, partition.rows_per_group), bands = divide_up(rows, kPersistentBand);
   const double per_sm = work.rate(limits) * 1e6 / limits.sms;  // flop/us
   const bool tensor = work.tensor();
   const int64_t tile = persistent_row_tile(tensor), counted = divide_up(rows, tile) * tile;
-  const int64_t chunk_rows = std::min<int64_t>(rows, kPersistentChunk), row_tiles = divide_up(chunk_rows, kRowTile);
+  const int64_t band_rows = std::min<int64_t>(rows, kPersistentBand), row_tiles = divide_up(band_rows, kRowTile);
   const Issue& issue = kIssue[backward];
   StepCost cost;
   double shared = 0, streamed = 0;
@@ -246,23 +246,23 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
       cost.broadcast += rows * depth / (read_rate * 1024);
       cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * counted / per_sm;
     }
-    cost.issue += chunks * (issue.chunk + phase.rounds * (issue.round + issue.mma * phase.gates * row_tiles));
-    const int64_t elements = phase.partial ? 1 : divide_up(chunk_rows * phase.block_units(), 32 * partition.warps);
-    cost.pointwise += chunks * elements * (issue.pointwise + (tensor ? 0 : issue.exact));
-    shared += static_cast<double>(chunks) * phase.shared_rounds * phase.round_bytes();
+    cost.issue += bands * (issue.band + phase.rounds * (issue.round + issue.mma * phase.gates * row_tiles));
+    const int64_t elements = phase.partial ? 1 : divide_up(band_rows * phase.block_units(), 32 * partition.warps);
+    cost.pointwise += bands * elements * (issue.pointwise + (tensor ? 0 : issue.exact));
+    shared += static_cast<double>(bands) * phase.shared_rounds * phase.round_bytes();
     if (!tensor)  // the lanes of a warp read the operand once for each unit that they hold
       shared += static_cast<double>(counted) * partition.warps * phase.rounds * kPersistentSlice * 32 /
                 persistent_unit_lanes(tensor, partition.phase[0].gates);
-    streamed += static_cast<double>(chunks) * phase.streamed_rounds() * phase.round_bytes();
+    streamed += static_cast<double>(bands) * phase.streamed_rounds() * phase.round_bytes();
   }
   const double blocks = static_cast<double>(partition.blocks) * partition.groups * partition.directions;
   cost.weights = shared / (limits.shared_rate_per_sm * 1024) + streamed / (limits.l2_per_sm * 1024);
-  // Streamed weights that do not fit L2 come from DRAM, for each chunk.
+  // Streamed weights that do not fit L2 come from DRAM, for each band.
   if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
-  const double of_one_chunk = cost.total() / chunks / partition.phases;
-  // chunks in flight
-  const int64_t together = partition.slots > 0 ? std::min<int64_t>(chunks, partition.slots) : chunks;
-  cost.exchange += partition.phases * std::max(0.0, exchange - (together - 1) * of_one_chunk);
+  const double of_one_band = cost.total() / bands / partition.phases;
+  // bands in flight
+  const int64_t together = partition.slots > 0 ? std::min<int64_t>(bands, partition.slots) : bands;
+  cost.exchange += partition.phases * std::max(0.0, exchange - (together - 1) * of_one_band);
   // Clusters beyond those resident at once run in waves; directions that do not fit together run in sequence.
   const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
   const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * partition.directions, resident)
@@ -278,7 +278,7 @@ StepCost persistent_cost(Strategy strategy, const PersistentPartition& partition
                          alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
 }
 
-// Choice::apart. Compares the two ways by the geometric mean over the fixed batches.
+// Choice::in_sequence. Compares the two ways by the geometric mean over the fixed batches.
 bool runs_apart(Strategy strategy, const PlanRequest& request, const DeviceLimits& limits, bool backward) {
   if (request.directions == 1 || (strategy != Strategy::kGrid && strategy != Strategy::kStreaming)) return false;
   double gain = 0;
@@ -286,10 +286,10 @@ bool runs_apart(Strategy strategy, const PlanRequest& request, const DeviceLimit
     PlanRequest one = request;
     one.batch = batch;
     const Work work(one);
-    for (const bool apart : {false, true}) {
-      const PersistentPartition partition = partition_of(strategy, work, limits, backward, apart);
+    for (const bool in_sequence : {false, true}) {
+      const PersistentPartition partition = partition_of(strategy, work, limits, backward, in_sequence);
       if (!partition.refusal.empty()) return false;
-      gain += (apart ? -1 : 1) * std::log(persistent_cost(strategy, partition, work, limits, backward).total());
+      gain += (in_sequence ? -1 : 1) * std::log(persistent_cost(strategy, partition, work, limits, backward).total());
     }
   }
   return gain > 0;
@@ -333,7 +333,7 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
                     number(partition.groups) + (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) +
                     " rows; a block holds " + kib(partition.resident_bytes));
     if (partition.streamed_bytes > 0)
-      words.back() += " and reads " + kib(partition.streamed_bytes) + " from L2 in each step for each " + number(kPersistentChunk) + " rows";
+      words.back() += " and reads " + kib(partition.streamed_bytes) + " from L2 in each step for each " + number(kPersistentBand) + " rows";
     if (partition.directions < work.r.directions) words.back() += "; the directions run one after the other";
     for (int i = 0; i < partition.phases; ++i) words.push_back("product " + number(i + 1) + ": " + describe(partition.phase[i]));
   }

@@ -73,7 +73,7 @@ struct Candidate {
   int64_t rows_per_group;
   int64_t weight_bytes;   // recurrent weights of a direction
   int64_t resident_bytes; // the part of them on one SM
-  int64_t streamed_bytes; // what each SM reads from L2 in each step, for each chunk of rows
+  int64_t streamed_bytes; // what each SM reads from L2 in each step, for each band of rows
   int64_t shared_bytes;   // of a block
   std::vector<std::string> partition[2];  // [forward, backward]: how the weights are spread, in words
   StepCost cost[2];        // [forward, backward]
@@ -102,7 +102,7 @@ std::vector<std::pair<std::string, double>> model_constants();
 // 1,048,560 rows, since a grid has 65,535 groups) runs in step.
 struct Choice {
   Strategy strategy;
-  bool apart;  // PersistentLimits::apart: run the directions in sequence, if that is predicted to be faster over those
+  bool in_sequence;  // PersistentLimits::in_sequence, if that is predicted to be faster over those
                // batches
 };
 Choice choose(const PlanRequest& request, const DeviceLimits& limits);

@@ -121,14 +121,14 @@ template <class Args>
 Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits& limits, bool training) {
   const PlanRequest asked = request(args, options, training);
   if (!asked.strategy.empty()) make_plan(asked, limits);
-  const auto [strategy, apart] = choose(asked, limits);
+  const auto [strategy, in_sequence] = choose(asked, limits);
   Run run;
   run.block = strategy == Strategy::kBlock;
   run.persistent = strategy == Strategy::kGrid || strategy == Strategy::kStreaming || strategy == Strategy::kCluster;
-  if (run.persistent) run.limits = persistent_limits(strategy, limits), run.limits.apart = apart;
+  if (run.persistent) run.limits = persistent_limits(strategy, limits), run.limits.in_sequence = in_sequence;
   run.tf32 = options.tf32, run.shared_limit = limits.shared_per_block;
   run.workspace = options.workspace, run.stream = args.stream;
-  run.status = options.status, run.patience = options.patience;
+  run.status = options.status, run.timeout_ns = options.timeout_ns;
   return run;
 }
 

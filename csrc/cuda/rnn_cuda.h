@@ -13,13 +13,13 @@ namespace fr {
 struct CudaOptions {
   bool tf32 = false;           // float32 products may round their operands to TF32
   std::string strategy;        // "": the plan chooses
-  int64_t first = 0, last = 0; // range of the steps of a forward call (Piece in run.h)
+  int64_t first = 0, last = 0; // range of the steps of a forward call (StepRange in run.h)
   void* workspace = nullptr;   // device memory, aligned to 256; may be reused once the stream has passed the call
   // A word of pinned host memory, shared by all calls on the device and 0 at first. A kernel whose wait times out
-  // reports there (persistent/deadline.h). The next call reads the word, without a CUDA call, clears it and throws
+  // reports there (persistent/timeout.h). The next call reads the word, without a CUDA call, clears it and throws
   // std::runtime_error. Null: no timeout.
   unsigned long long* status = nullptr;
-  unsigned long long patience = 0;  // timeout in ns of a block that waits for others; 0: none
+  unsigned long long timeout_ns = 0;  // of a block that waits for others; 0: none
 };
 
 // Bytes of workspace that a call with the same arguments needs. Reads no device memory.

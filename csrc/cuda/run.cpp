@@ -197,11 +197,11 @@ int64_t step_forward_workspace(const ForwardArgs& args) {
   return workspace.used();
 }
 
-void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels) {
-  raise_if_given_up(run.status, run.patience);
+void step_forward(const ForwardArgs& args, const StepRange& range, const Run& run, const StepKernels& kernels) {
+  raise_if_timed_out(run.status, run.timeout_ns);
   check_shape(args.shape, args.directions);
-  const int64_t last = piece.last > 0 ? piece.last : args.shape.steps;
-  check(0 <= piece.first && piece.first <= last && last <= args.shape.steps, "first, last: expected a piece of the steps");
+  const int64_t last = range.last > 0 ? range.last : args.shape.steps;
+  check(0 <= range.first && range.first <= last && last <= args.shape.steps, "first, last: expected a range of the steps");
   const Layout l(args.shape);
   const Launcher launch{l, math_of(args.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
   Workspace workspace(run.workspace);
@@ -225,14 +225,14 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
     const InnerBuffers buffers(l, args.shape.batch, workspace);
     d.inner = buffers.inner, d.carry = buffers.carry;
   }
-  if (run.persistent && !drops && last > piece.first && persistent_forward(l, args, {piece.first, last}, run, kernels, memory, p)) return;
-  for (int64_t s = piece.first; s < last; ++s) {
+  if (run.persistent && !drops && last > range.first && persistent_forward(l, args, {range.first, last}, run, kernels, memory, p)) return;
+  for (int64_t s = range.first; s < last; ++s) {
     for (int i = 0; i < args.directions; ++i) {
       const ForwardDirection& from = args.direction[i];
       StepDirection& d = p.direction[i];
       const int64_t t = from.reverse ? args.shape.steps - 1 - s : s, before = from.reverse ? t + 1 : t - 1;
       d.here = l.step(t);
-      d.input_gates = l.at(from.input_gates, l.state, t, from.reverse ? args.shape.steps - last : piece.first);
+      d.input_gates = l.at(from.input_gates, l.state, t, from.reverse ? args.shape.steps - last : range.first);
       d.output = l.at(from.output, l.element, t);
       d.output_before = l.at(from.output, l.element, before);
       d.entering = l.at(from.entering, l.element, t), d.entering_before = l.at(from.entering, l.element, before);
@@ -243,7 +243,7 @@ void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, c
     }
     if (run.block && !drops && serves_block(l, run)) {
       const Weights* weights[2] = {&args.direction[0].weights, &args.direction[1].weights};
-      return launch_block(launch, p, weights, {false, last - piece.first, last - piece.first - 1}, [&](int i) {
+      return launch_block(launch, p, weights, {false, last - range.first, last - range.first - 1}, [&](int i) {
         const ForwardDirection& from = args.direction[i];
         return BlockRows{{{from.input_gates, l.state}, {from.output, l.element}, {from.output, l.element},
                           {from.gates, l.element}, {from.cells, l.state}, {from.cells, l.state}}};
@@ -308,7 +308,7 @@ int64_t step_backward_workspace(const BackwardArgs& args) {
 }
 
 void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels) {
-  raise_if_given_up(run.status, run.patience);
+  raise_if_timed_out(run.status, run.timeout_ns);
   check_shape(args.shape, args.directions);
   check(0 <= args.first_step && args.first_step <= args.last_step && args.last_step <= args.shape.steps,
         "first_step, last_step: expected a range of steps");

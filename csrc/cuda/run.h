@@ -19,7 +19,7 @@ int64_t step_backward_workspace(const BackwardArgs& args);
 // A range of steps of a forward call: [first, last) in processing order, which for a reverse direction counts from the
 // end. last == 0 means all steps. `input_gates` holds only the rows of the range, beginning with its first step in
 // time; all other arguments are those of the whole call. The ranges are called in order, with the same arguments.
-struct Piece {
+struct StepRange {
   int64_t first = 0, last = 0;
 };
 
@@ -39,16 +39,14 @@ struct Run {
   int64_t shared_limit = 0;
   void* workspace = nullptr;
   void* stream = nullptr;
-  unsigned long long* status = nullptr;  // the device can write it (persistent/deadline.h); null: no timeout
-  unsigned long long patience = 0;       // timeout in ns of a block that waits for others; 0: none
+  unsigned long long* status = nullptr;  // the device can write it (persistent/timeout.h); null: no timeout
+  unsigned long long timeout_ns = 0;     // of a block that waits for others; 0: none
 };
 
 // Throw std::invalid_argument for a broken contract, and std::runtime_error if an earlier call timed out (run.status).
-void step_forward(const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels);
+void step_forward(const ForwardArgs& args, const StepRange& range, const Run& run, const StepKernels& kernels);
 void step_backward(const BackwardArgs& args, const Run& run, const StepKernels& kernels);
 
-inline int64_t storage_bytes(Type type) { return type == Type::kFloat64 ? 8 : type == Type::kFloat32 ? 4 : 2; }
-inline int64_t state_bytes(Type type) { return type == Type::kFloat64 ? 8 : 4; }
 Math math_of(Type type, bool tf32);
 
 // The tile of a launch, and its shared memory as step/kernel.cuh lays it out.

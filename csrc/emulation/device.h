@@ -50,15 +50,15 @@ inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __AT
 // An atomic store to host memory.
 inline void store_system(unsigned long long* p, unsigned long long value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
-// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *given_up is not 0 (null:
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0 (null:
 // no abort flag). Both are checked only every 256 polls.
 template <class Ready>
-inline bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* given_up, FR_HERE) {
+inline bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag, FR_HERE) {
   unsigned long long deadline = 0;
   for (unsigned polls = 1; !ready(); ++polls) {
     emulation::pause(file, line);
     if (polls % 256 != 0) continue;
-    if (given_up && load_acquire(given_up) != 0) return false;
+    if (abort_flag && load_acquire(abort_flag) != 0) return false;
     if (nanoseconds == 0) continue;
     const unsigned long long now = global_nanoseconds();
     if (deadline == 0) deadline = now + nanoseconds;

@@ -8,12 +8,12 @@
 #include "scheduler.h"
 
 // The options of one call as plain values, for ctypes.
-struct EmulatedCall {
+struct EmulatedOptions {
   const char* strategy;
   uint64_t seed;
   int32_t tf32;
   unsigned long long* status;
-  uint64_t patience;
+  uint64_t timeout_ns;
   const int32_t* stall;  // x, y, z of the block to stall, and after how many publications (Schedule); null: none
   int64_t first, last;   // range of steps of a forward call
   char* message;         // the error's text, truncated to fit; the caller zeroes the buffer
@@ -22,10 +22,10 @@ struct EmulatedCall {
 
 namespace {
 
-fr::EmulationOptions options_of(const EmulatedCall& call) {
+fr::EmulationOptions options_of(const EmulatedOptions& call) {
   fr::EmulationOptions options;
   options.strategy = call.strategy, options.seed = call.seed, options.tf32 = call.tf32 != 0;
-  options.status = call.status, options.patience = call.patience;
+  options.status = call.status, options.timeout_ns = call.timeout_ns;
   if (call.stall) options.stalled = {call.stall[0], call.stall[1], call.stall[2]}, options.stall_after = call.stall[3];
   options.first = call.first, options.last = call.last;
   return options;
@@ -34,7 +34,7 @@ fr::EmulationOptions options_of(const EmulatedCall& call) {
 enum Outcome : int { kOk, kInvalidArgument, kError };
 
 template <class Run>
-int guarded(const EmulatedCall& call, Run&& run) {
+int guarded(const EmulatedOptions& call, Run&& run) {
   const auto fail = [&call](const std::exception& error, Outcome outcome) {
     std::strncpy(call.message, error.what(), call.message_bytes - 1);
     return outcome;
@@ -60,10 +60,10 @@ uint64_t emulated_backward_bytes() { return sizeof(fr::BackwardArgs); }
 
 int64_t emulated_launches() { return fr::emulation::launches(); }
 
-int emulated_forward(const fr::ForwardArgs* args, const EmulatedCall* call) {
+int emulated_forward(const fr::ForwardArgs* args, const EmulatedOptions* call) {
   return guarded(*call, [&] { fr::emulated_forward(*args, options_of(*call)); });
 }
-int emulated_backward(const fr::BackwardArgs* args, const EmulatedCall* call) {
+int emulated_backward(const fr::BackwardArgs* args, const EmulatedOptions* call) {
   return guarded(*call, [&] { fr::emulated_backward(*args, options_of(*call)); });
 }
 

@@ -9,26 +9,26 @@
 
 namespace fr::emulation {
 
-inline std::map<uint64_t, uint64_t>& told_memory() {  // end of each buffer, by its begin
+inline std::map<uint64_t, uint64_t>& registered_memory() {  // end of each buffer, by its begin
   static std::map<uint64_t, uint64_t> all;
   return all;
 }
 
 // Registers a buffer for this object's lifetime. Once any buffer is registered, kernels may touch nothing else.
-class Told {
+class Registered {
  public:
-  Told(const void* begin, size_t bytes) : begin_(reinterpret_cast<uint64_t>(begin)) {
-    if (begin && bytes > 0) told_memory()[begin_] = begin_ + bytes;
+  Registered(const void* begin, size_t bytes) : begin_(reinterpret_cast<uint64_t>(begin)) {
+    if (begin && bytes > 0) registered_memory()[begin_] = begin_ + bytes;
     else begin_ = 0;
   }
-  Told(const Told&) = delete;
-  Told(Told&& other) noexcept : begin_(std::exchange(other.begin_, 0)) {}
-  Told& operator=(Told&& other) noexcept {
+  Registered(const Registered&) = delete;
+  Registered(Registered&& other) noexcept : begin_(std::exchange(other.begin_, 0)) {}
+  Registered& operator=(Registered&& other) noexcept {
     std::swap(begin_, other.begin_);
     return *this;
   }
-  ~Told() {
-    if (begin_ != 0) told_memory().erase(begin_);
+  ~Registered() {
+    if (begin_ != 0) registered_memory().erase(begin_);
   }
 
  private:
@@ -37,7 +37,7 @@ class Told {
 
 // Whether a kernel may touch these bytes. [begin, end) becomes the buffer that the address lies in.
 inline bool may_touch(uint64_t address, size_t bytes, uint64_t& begin, uint64_t& end) {
-  const auto& all = told_memory();
+  const auto& all = registered_memory();
   begin = address, end = address + bytes;
   if (all.empty()) return true;
   auto next = all.upper_bound(address);

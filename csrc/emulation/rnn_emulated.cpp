@@ -20,7 +20,7 @@ constexpr int64_t kStreamingShared = 4 * 1024;
 constexpr unsigned long long kPollNanoseconds = 1'000'000'000;
 
 emulation::Schedule schedule_of(const EmulationOptions& options) {
-  return {options.seed, options.stall_after < 0 || options.patience == 0 ? 0 : kPollNanoseconds, options.stall_after, options.stalled};
+  return {options.seed, options.stall_after < 0 || options.timeout_ns == 0 ? 0 : kPollNanoseconds, options.stall_after, options.stalled};
 }
 
 Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
@@ -37,7 +37,7 @@ Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Sche
   if (run.limits.streaming) run.limits.resident_shared = std::min(run.limits.resident_shared, kStreamingShared);
   run.tf32 = options.tf32, run.shared_limit = options.shared_limit;
   run.workspace = workspace, run.stream = &schedule;
-  run.status = options.status, run.patience = options.patience;
+  run.status = options.status, run.timeout_ns = options.timeout_ns;
   return run;
 }
 
@@ -45,14 +45,14 @@ Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Sche
 // its own memory, this and the status word are registered too.
 struct Scratch {
   std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
-  std::optional<emulation::Told> told, status;
+  std::optional<emulation::Registered> registered, status;
 
   Scratch(int64_t bytes, const EmulationOptions& options) {
     if (bytes > 0) memory.reset(std::aligned_alloc(256, static_cast<size_t>(bytes)));
     if (bytes > 0 && !memory) throw std::bad_alloc();
     for (int64_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(memory.get())[i] = 0xFF;
-    if (emulation::told_memory().empty()) return;
-    told.emplace(memory.get(), static_cast<size_t>(bytes));
+    if (emulation::registered_memory().empty()) return;
+    registered.emplace(memory.get(), static_cast<size_t>(bytes));
     status.emplace(options.status, sizeof *options.status);
   }
 };

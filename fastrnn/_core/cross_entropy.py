@@ -1,7 +1,7 @@
 """Cross entropy of a linear layer that never holds all logits.
 
 In eager code and in graphs, one operator computes the loss together with the gradients of its operands: on the CPU in
-the compiled core, elsewhere in torch, chunk by chunk. Function transforms, forward-mode AD and double backward run the
+the compiled core, elsewhere in torch, slab by slab. Function transforms, forward-mode AD and double backward run the
 plain composition of torch's functions.
 """
 
@@ -19,8 +19,8 @@ from torch.utils.flop_counter import register_flop_formula
 from .extension import _C
 from .routes import _transformed, _transformed_while_compiling
 
-# Approximate memory of a chunk of logits.
-PIECE_BYTES = 64 << 20
+# Approximate memory of a slab of logits.
+SLAB_BYTES = 64 << 20
 _REDUCTIONS = ("none", "mean", "sum")
 Gradients = list[Tensor | None]  # of input, weight, bias and label; None where not needed
 
@@ -74,7 +74,7 @@ def _in_core(
     args.input_stride = max(inputs.stride(0), args.depth)
     args.weight_stride = max(weights.stride(0), args.depth)
     args.ignore_index, args.mean = ignore, reduction == "mean"
-    args.piece_bytes, args.threads = PIECE_BYTES, torch.get_num_threads()
+    args.slab_bytes, args.threads = SLAB_BYTES, torch.get_num_threads()
     if biases is not None:
         args.bias = biases.data_ptr()
     if labels is not None:
@@ -100,7 +100,7 @@ def _narrowed(found: Gradients, operands: Sequence[Tensor | None]) -> Gradients:
     return [None if d is None or t is None else d.to(t.dtype) for d, t in zip(found, operands, strict=True)]
 
 
-def _in_pieces(
+def _in_slabs(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -111,7 +111,7 @@ def _in_pieces(
     row_gradient: Tensor | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Gradients]:
-    """The same computed by torch, in chunks of rows."""
+    """The same computed by torch, in slabs of rows."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows, words = x.shape[0], weight.shape[0]
     takes_part = torch.ones_like(target, dtype=torch.bool) if label is not None else target != ignore
@@ -126,7 +126,7 @@ def _in_pieces(
         for t, need in zip(operands, needs, strict=True)
     ]
     d_input, d_weight, d_bias, d_label = found
-    each = max(1, PIECE_BYTES // (words * wide.itemsize))
+    each = max(1, SLAB_BYTES // (words * wide.itemsize))
     for begin in range(0, rows, each):
         at = slice(begin, begin + each)
         logits = functional.linear(x[at], weight).to(wide)
@@ -164,7 +164,7 @@ def _in_pieces(
 
 
 def _compute(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Gradients]:
-    return (_in_core if x.is_cpu else _in_pieces)(x, *others)
+    return (_in_core if x.is_cpu else _in_slabs)(x, *others)
 
 
 _SCHEMA = "Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? label, SymInt ignore, str reduction"
@@ -342,7 +342,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)``, without ever holding all logits.
 
-    Logits are computed and consumed in chunks of rows and words, about 64 MiB at most. Under autograd, ``mean`` and
+    Logits are computed and consumed in slabs of rows and words, about 64 MiB at most. Under autograd, ``mean`` and
     ``sum`` compute the gradients in the same pass, while ``none`` computes the logits again in backward. On the CPU,
     results repeat bit for bit and do not depend on the number of threads, and 16-bit operands are multiplied and
     accumulated in float32. Double backward, function transforms and forward-mode AD hold all logits at once.

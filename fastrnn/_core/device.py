@@ -73,7 +73,7 @@ class Emulated(_Kernels):
             "tf32": tf32,
             "strategy": strategy.encode(),
             "seed": seed,
-            "patience": _TIMEOUT_NS,
+            "timeout_ns": _TIMEOUT_NS,
         }
 
     @classmethod
@@ -102,7 +102,7 @@ class Emulated(_Kernels):
 class Cuda(_Kernels):
     """The CUDA kernels on the current stream of ``device``.
 
-    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:patient (or cuda::patient) turns off the
+    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:no_timeout (or cuda::no_timeout) turns off the
     timeout of blocks that wait for each other, for tools that slow kernels down a thousandfold (compute-sanitizer).
     """
 
@@ -115,7 +115,7 @@ class Cuda(_Kernels):
             raise RuntimeError(reason)
         kind, _, rest = os.environ.get("FASTRNN_PLAN", "").partition(":")
         self._strategy, *options = (rest if kind == "cuda" else "").split(":")
-        self._timeout_ns = 0 if "patient" in options else _TIMEOUT_NS
+        self._timeout_ns = 0 if "no_timeout" in options else _TIMEOUT_NS
         self._status: Tensor | None = None
         self._lock = threading.Lock()
 

@@ -12,15 +12,15 @@ from .extension import _C
 _MESSAGE_BYTES = 4096
 
 
-class _Call(ctypes.Structure):
-    """Mirrors EmulatedCall of csrc/emulation/library.cpp."""
+class _Options(ctypes.Structure):
+    """Mirrors EmulatedOptions of csrc/emulation/library.cpp."""
 
     _fields_ = [
         ("strategy", ctypes.c_char_p),
         ("seed", ctypes.c_uint64),
         ("tf32", ctypes.c_int32),
         ("status", ctypes.c_void_p),
-        ("patience", ctypes.c_uint64),
+        ("timeout_ns", ctypes.c_uint64),
         ("stall", ctypes.POINTER(ctypes.c_int32)),
         ("first", ctypes.c_int64),
         ("last", ctypes.c_int64),
@@ -43,7 +43,7 @@ def _library() -> ctypes.CDLL:
         getattr(library, name).restype = ctypes.c_uint64
     library.emulated_launches.restype = ctypes.c_int64
     for name in ("emulated_forward", "emulated_backward"):
-        getattr(library, name).argtypes = (ctypes.c_void_p, ctypes.POINTER(_Call))
+        getattr(library, name).argtypes = (ctypes.c_void_p, ctypes.POINTER(_Options))
     sizes = (library.emulated_forward_bytes(), library.emulated_backward_bytes())
     if sizes != (_C.ForwardArgs.bytes, _C.BackwardArgs.bytes):
         raise RuntimeError(f"{path} was built from other sources than the fastrnn that is running: install it anew")
@@ -54,14 +54,14 @@ def _run(name: str, args: Any, stall: tuple[int, ...] | None, **options: Any) ->
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     if stall is not None:
         options["stall"] = (ctypes.c_int32 * 4)(*stall)
-    call = _Call(message=ctypes.addressof(message), message_bytes=_MESSAGE_BYTES, **options)
+    call = _Options(message=ctypes.addressof(message), message_bytes=_MESSAGE_BYTES, **options)
     outcome = getattr(_library(), name)(args.address, ctypes.byref(call))
     if outcome:
         raise (ValueError if outcome == 1 else RuntimeError)(message.value.decode(errors="replace"))
 
 
 def forward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
-    """Run forward with _C.ForwardArgs; the options are fields of EmulatedCall."""
+    """Run forward with _C.ForwardArgs; the options are fields of EmulatedOptions."""
     _run("emulated_forward", args, stall, **options)
 
 

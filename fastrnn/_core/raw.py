@@ -50,10 +50,10 @@ class Result(NamedTuple):
 
 
 # Most bytes of the input part of the gates at a time, if the caller computes it: this limits the steps of a range.
-PIECE_BYTES = 64 << 20
+INPUT_RANGE_BYTES = 64 << 20
 
 
-def _forward_in_pieces(
+def _forward_in_ranges(
     backend: Kernels,
     args: _C.ForwardArgs,
     config: Config,
@@ -64,7 +64,7 @@ def _forward_in_pieces(
 ) -> None:
     """Run directions over ranges of steps, in processing order, each with the input product of its range."""
     row_bytes = config.spec.gates * sizes.hidden * state_dtype(operands[0].dtype).itemsize * len(structs)
-    each = max(1, PIECE_BYTES // (row_bytes * sizes.batch))
+    each = max(1, INPUT_RANGE_BYTES // (row_bytes * sizes.batch))
     starts = None if sizes.offsets is None else [*sizes.offsets.tolist(), sizes.rows]
     for first in range(0, sizes.steps, each):
         last = min(first + each, sizes.steps)
@@ -152,6 +152,6 @@ def forward(
                 if h0 is not None:
                     struct.h0_entering = part(h0, d)
         for d in range(0, len(structs), 2):
-            _forward_in_pieces(backend, args, config, sizes, d, structs[d : d + 2], operands)
+            _forward_in_ranges(backend, args, config, sizes, d, structs[d : d + 2], operands)
     final = (h_n,) if c_n is None else (h_n, c_n if states == dtype else c_n.to(dtype))
     return Result(output, final, gates, cells)

@@ -193,7 +193,7 @@ class Embedder:
         if self.token_vectors is None or self.token_vectors.full:
             return
         if len(sentences) == 1 and len(sentences[0]) + 2 > self.chunk_length:
-            for _, tokens in self._pieces(sentences[0]):
+            for _, tokens in self._chunks(sentences[0]):
                 self._vectors(tokens)
         else:
             tokens_of(self.bilm, sentences, self.token_vectors, self.word_ids)
@@ -216,7 +216,7 @@ class Embedder:
     def _embed(self, sentences: Sequence[Sequence[str]], emit: Callable[[int, int, int, np.ndarray], None]) -> None:
         steps = max(map(len, sentences), default=0) + 2
         if steps > self.chunk_length and len(sentences) == 1:
-            self._embed_in_pieces(sentences[0], lambda *result: emit(0, *result))
+            self._embed_in_chunks(sentences[0], lambda *result: emit(0, *result))
             return
         token, lengths = tokens_of(self.bilm, sentences, self.token_vectors, self.word_ids)
         state = self.carried.take(self.bilm, len(sentences), carry=True) if self.stateful else None
@@ -243,7 +243,7 @@ class Embedder:
             for layer, part in enumerate(rows if self.selection.weights is None else (rows,)):
                 emit(place, layer, 0, part)
 
-    def _embed_in_pieces(self, sentence: Sequence[str], emit: Emit) -> None:
+    def _embed_in_chunks(self, sentence: Sequence[str], emit: Emit) -> None:
         """Embed one long sentence through temporary files, with memory for one chunk only."""
         model, weights = self.bilm, self.selection.weights
         steps, width, directions = len(sentence) + 2, model.width, model.options.directions
@@ -262,7 +262,7 @@ class Embedder:
 
             sequences = tuple(in_file(width) for _ in range(directions))
             total = in_file(directions * width) if weights is not None and any(weights[:-1]) else None
-            for start, tokens in self._pieces(sentence):
+            for start, tokens in self._chunks(sentence):
                 rows = self._vectors(tokens)[:, None]
                 for sequence in sequences:
                     sequence.write(start, rows)
@@ -288,7 +288,7 @@ class Embedder:
             if self.stateful:
                 self.carried.put(state)
 
-    def _pieces(self, sentence: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    def _chunks(self, sentence: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         """Yields the start and the tokens of each chunk of a sentence with its marks."""
         steps = len(sentence) + 2
         for start in range(0, steps, self.chunk_length):

@@ -84,7 +84,7 @@ class _Layers(click.ParamType):
     type=click.IntRange(min=1),
     default=CHUNK_LENGTH,
     show_default=True,
-    help="Longer sentences run in pieces of this many tokens; the vectors are the same.",
+    help="Longer sentences run in chunks of this many tokens; the vectors are the same.",
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(

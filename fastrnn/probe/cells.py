@@ -169,8 +169,8 @@ def trace_units(model: LanguageModel, text: str) -> Values:
         raise ValueError(f"cells reads models of characters, and this is one of {model.units.kind}")
     ids = torch.from_numpy(np.concatenate([[model.units.boundary], model.units.encode(text)]).astype(np.int64))
     state, found = None, []
-    for piece in ids.split(_STEPS):
-        x = model.embedding(piece.to(model.device)[:, None])
+    for chunk in ids.split(_STEPS):
+        x = model.embedding(chunk.to(model.device)[:, None])
         _, state, layers = model.recurrent(x, state, all_states=True)
         found.append(torch.stack([value_of(own, model.options.hidden)[:, 0].cpu() for own in layers]))
     return torch.cat(found, 1)[:, 1:].numpy()

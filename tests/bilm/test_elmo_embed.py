@@ -95,10 +95,10 @@ def test_contents(tmp_path, files):
         ("--mix=0,0,0", (0, 0, 0)),
     ],
 )
-@pytest.mark.parametrize("pieces", [[], ["--chunk-length=7"]])
+@pytest.mark.parametrize("chunks", [[], ["--chunk-length=7"]])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_sums_of_layers(tmp_path, files, argument, weights, pieces, dtype):
-    run(tmp_path, files, "out.hdf5", argument, f"--dtype={dtype}", *pieces)
+def test_sums_of_layers(tmp_path, files, argument, weights, chunks, dtype):
+    run(tmp_path, files, "out.hdf5", argument, f"--dtype={dtype}", *chunks)
     bound = tolerances.ELMO_SAME if dtype == "float32" else tolerances.ELMO_FLOAT16_FILE
     for number, truth in enumerate(expected()):
         found = read(tmp_path / "out.hdf5")[str(number)]
@@ -117,7 +117,7 @@ def test_stateful(tmp_path, files, batch_size, chunk_length):
 
 
 @pytest.mark.parametrize("arguments", [["--tokens=1"], ["--tokens=40"], ["--chunk-length=1"], ["--chunk-length=6"]])
-def test_batches_and_pieces_change_nothing(tmp_path, files, arguments):
+def test_batches_and_chunks_change_nothing(tmp_path, files, arguments):
     run(tmp_path, files, "out.hdf5")
     run(tmp_path, files, "other.hdf5", *arguments)
     assert_same(tmp_path / "other.hdf5", tmp_path / "out.hdf5", tolerances.ELMO_SAME)
@@ -196,8 +196,8 @@ def test_words_and_native_weights(tmp_path):
 @pytest.mark.parametrize("compute", ["bfloat16", "float16"])
 def test_sixteen_bit_computing(tmp_path, files, compute):
     run(tmp_path, files, "exact.hdf5", "--top")
-    for name, pieces in (("whole.hdf5", []), ("pieces.hdf5", ["--chunk-length=9"])):
-        run(tmp_path, files, name, "--top", f"--precision={compute}", *pieces)
+    for name, chunks in (("whole.hdf5", []), ("chunks.hdf5", ["--chunk-length=9"])):
+        run(tmp_path, files, name, "--top", f"--precision={compute}", *chunks)
         exact, found = (np.concatenate(list(read(tmp_path / n).values())) for n in ("exact.hdf5", name))
         bound = tolerances.elmo_16bit(getattr(torch, compute))
         tolerances.assert_close(torch.from_numpy(found), torch.from_numpy(exact), bound, relative=True)

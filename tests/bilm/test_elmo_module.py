@@ -293,7 +293,7 @@ def test_only_unknown_tokens_are_encoded(device, monkeypatch):
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 12])
 @pytest.mark.parametrize("changes", [{}, {"skip_connections": False, "layers": 3}, GRU])
-def test_pieces_are_exact(device, length, changes):
+def test_chunks_are_exact(device, length, changes):
     weights = [0.5, 1.0, -2.0, 0.3][: changes.get("layers", 2) + 1]
     settings = {"mix_weights": weights, "mix_softmax": False, "dropout": 0}
     whole = Elmo(make_model(**changes), **settings).to(device)
@@ -313,7 +313,7 @@ def test_pieces_are_exact(device, length, changes):
     )
 
 
-def test_pieces_bound_every_call(device, monkeypatch):
+def test_chunks_bound_every_call(device, monkeypatch):
     longest = []
 
     def watched(cell, inputs, *arguments, **options):
@@ -326,7 +326,7 @@ def test_pieces_bound_every_call(device, monkeypatch):
     assert longest and max(longest) == 7
 
 
-def test_pieces_are_for_inference_only(device, monkeypatch):
+def test_chunks_are_for_inference_only(device, monkeypatch):
     monkeypatch.setattr("fastrnn.bilm.elmo.contextualize_in_chunks", None)
     elmo = Elmo(make_model(), fine_tune=True, chunk_length=3, dropout=0).to(device)
     elmo(SENTENCES)[0][0].sum().backward()
@@ -337,9 +337,9 @@ def test_a_sentence_of_44177_tokens(device):
     sentence = [f"w{number % 991}" for number in range(44_177)]
     bilm = make_model().to(device)
     whole = top(Elmo(bilm, **TOP), [sentence])
-    pieces = top(Elmo(bilm, chunk_length=2000, **TOP), [sentence])
+    chunks = top(Elmo(bilm, chunk_length=2000, **TOP), [sentence])
     assert whole.shape == (1, 44_177, 16)
-    close(pieces, whole)
+    close(chunks, whole)
 
 
 def test_one_mix_for_data_parallel():

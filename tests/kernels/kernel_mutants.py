@@ -42,8 +42,8 @@ RUNS = {
 }
 _CLUSTER = (("cluster", "gru bfloat16 T3 B"),)
 _TWO_PRODUCTS = (("cluster", "gru_reset_before bfloat16 T3 B"),)
-_APART = (("registers", "lstm bfloat16 T3 B20 H200"),)
-_DEADLINE = (("deadline", "shared", "gru bfloat16 T4 B37"),)
+_IN_SEQUENCE = (("registers", "lstm bfloat16 T3 B20 H200"),)
+_TIMEOUT = (("timeout", "shared", "gru bfloat16 T4 B37"),)
 _BARRIER = "\n      block_sync();"
 _LAST_SUM = "sums.value[m][row_tile][i];\n          }"
 _VALID = "static_cast<int>(left)"
@@ -53,7 +53,7 @@ _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
 _POINTWISE = "b, j, &state));\n    }"
 _PARTIAL = "part.store_partial(sums, count_rows());\n    }"
-_TOLD = "operand.tell_peers(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);"
+_BROADCAST = "operand.broadcast(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);"
 _CLUSTER_WAIT = "if (exchanges) cluster_wait();"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
@@ -117,23 +117,23 @@ MUTANTS = {
     ),
     "persistent: a flag too much is waited for": Mutant(
         "persistent/kernel.cuh",
-        "(done - 1) * p.chunks + c + 1",
-        "done * p.chunks + c + 1",
+        "(done - 1) * p.bands + c + 1",
+        "done * p.bands + c + 1",
         "plain",
         _FOREVER,
         "persistent_bf16",
     ),
-    "persistent: chunks not told apart": Mutant(
+    "persistent: bands share a flag": Mutant(
         "persistent/kernel.cuh",
-        "(done - 1) * p.chunks + c + 1",
-        "(done - 1) * p.chunks + 1",
+        "(done - 1) * p.bands + c + 1",
+        "(done - 1) * p.bands + 1",
         "thread",
         "data race",
         "persistent_bf16",
     ),
     "persistent: nothing is published": Mutant(
         "persistent/kernel.cuh",
-        "if (thread == 0 && !p.cluster && !lost)\n            store_release",
+        "if (thread == 0 && !p.cluster && !aborted)\n            store_release",
         "if (false) store_release",
         "plain",
         _FOREVER,
@@ -143,7 +143,7 @@ MUTANTS = {
         "persistent/kernel.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
     ),
     "persistent: operand loaded before the flags are seen": Mutant(
-        "persistent/kernel.cuh", "lost = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
+        "persistent/kernel.cuh", "aborted = block_sync_any(!all);", "", "thread", "data race|SEGV", "persistent_bf16"
     ),
     "persistent: no barrier before the partial sums are added": Mutant(
         "persistent/kernel.cuh", _PARTIAL + _SYNC, _PARTIAL, "thread", "data race", "persistent_bf16"
@@ -252,7 +252,7 @@ MUTANTS = {
         "persistent_bf16",
         runs=_CLUSTER,
     ),
-    "cluster: peers are not told": Mutant(
+    "cluster: nothing is broadcast": Mutant(
         "persistent/cluster.cuh", "away < blocks", "away < 1", "plain", "FAIL", "persistent_bf16", runs=_CLUSTER
     ),
     "cluster: pieces that two blocks share": Mutant(
@@ -264,7 +264,7 @@ MUTANTS = {
         "persistent_bf16",
         runs=_CLUSTER,
     ),
-    "cluster: peers told before all have written": Mutant(
+    "cluster: broadcast before all have written": Mutant(
         "persistent/kernel.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16", runs=_CLUSTER
     ),
     "cluster, two products: no barrier between them": Mutant(
@@ -303,19 +303,19 @@ MUTANTS = {
         "persistent_bf16",
         runs=_TWO_PRODUCTS,
     ),
-    "cluster, two products: peers not told of the second's operand": Mutant(
+    "cluster, two products: the second's operand is not broadcast": Mutant(
         "persistent/kernel.cuh",
-        _TOLD,
-        "if (index > 0) " + _TOLD,
+        _BROADCAST,
+        "if (index > 0) " + _BROADCAST,
         "plain",
         "FAIL",
         "persistent_bf16",
         runs=_TWO_PRODUCTS,
     ),
-    "cluster, two products: peers not told of the step's end": Mutant(
+    "cluster, two products: the step's end is not broadcast": Mutant(
         "persistent/kernel.cuh",
-        _TOLD,
-        "if (index == 0) " + _TOLD,
+        _BROADCAST,
+        "if (index == 0) " + _BROADCAST,
         "plain",
         "FAIL",
         "persistent_bf16",
@@ -341,59 +341,59 @@ MUTANTS = {
     "rebuilding: a row beyond the range": Mutant(
         "persistent/rebuild.cuh", "if (r >= p.rows) return;", "", "address", _OVERRUN, "rebuild"
     ),
-    "deadline: sums that are not there are zero": Mutant(
+    "timeout: sums that are not there are zero": Mutant(
         "persistent/kernel.cuh",
-        "sum_unless(lost)",
+        "sum_unless(aborted)",
         "0",
         "plain",
         "neither NaN nor right",
         "persistent_bf16",
-        runs=_DEADLINE,
+        runs=_TIMEOUT,
     ),
-    "deadline: the host is not told": Mutant(
+    "timeout: the status stays empty": Mutant(
         "persistent/wait.cuh",
         "store_system(p.status,",
         "(void)(",
         "plain",
         "no status",
         "persistent_bf16",
-        runs=_DEADLINE,
+        runs=_TIMEOUT,
     ),
-    "deadline: waits without end": Mutant(
+    "timeout: waits without end": Mutant(
         "persistent/wait.cuh",
-        "wanted; }, p.patience,",
+        "wanted; }, p.timeout_ns,",
         "wanted; }, 0,",
         "plain",
         _FOREVER,
         "persistent_bf16",
-        runs=_DEADLINE,
+        runs=_TIMEOUT,
     ),
-    "apart: both launches are the first direction's": Mutant(
+    "in sequence: both launches are the first direction's": Mutant(
         "persistent/launch.cpp",
         "p.direction[call.first + i]",
         "p.direction[i]",
         "plain",
         "FAIL",
         "persistent_bf16",
-        runs=_APART,
+        runs=_IN_SEQUENCE,
     ),
-    "apart: both backward launches write to the first direction": Mutant(
+    "in sequence: both backward launches write to the first direction": Mutant(
         "persistent/launch.cpp",
         "backward_launch(l, args, first,",
         "backward_launch(l, args, 0,",
         "plain",
         "FAIL",
         "persistent_bf16",
-        runs=_APART,
+        runs=_IN_SEQUENCE,
     ),
-    "apart: the host is told the wrong direction": Mutant(
+    "in sequence: the status names the wrong direction": Mutant(
         "persistent/wait.cuh",
         "p.first_direction + block_z()",
         "block_z()",
         "plain",
         "the status names",
         "persistent_bf16",
-        runs=(("deadline", "registers", "lstm bfloat16 T4 B20 H200"),),
+        runs=(("timeout", "registers", "lstm bfloat16 T4 B20 H200"),),
     ),
     "projected: partial sums added before all are there": Mutant(
         "persistent/projected.cuh",
@@ -437,7 +437,7 @@ MUTANTS = {
     ),
     "projected: nothing is published": Mutant(
         "persistent/projected.cuh",
-        "if (thread_index() == 0 && !lost) store_release",
+        "if (thread_index() == 0 && !aborted) store_release",
         "if (false) store_release",
         "plain",
         _FOREVER,
@@ -453,8 +453,8 @@ MUTANTS = {
     ),
     "projected: own operand read before it is written": Mutant(
         "persistent/projected.cuh",
-        "block_sync();\n      if ((!kBackward || s < p.last) && !lost) {",
-        "if ((!kBackward || s < p.last) && !lost) {",
+        "block_sync();\n      if ((!kBackward || s < p.last) && !aborted) {",
+        "if ((!kBackward || s < p.last) && !aborted) {",
         "thread",
         "data race",
         "projected_bf16",
@@ -470,7 +470,7 @@ MUTANTS = {
     "projected: own operand not cleared": Mutant(
         "persistent/projected.cuh", "partial.clear_operand(thread);", "", "plain", "FAIL", "projected_bf16"
     ),
-    "projected: chunks share a slot": Mutant(
+    "projected: bands share a slot": Mutant(
         "persistent/projected.cuh", "static_cast<int64_t>(c % p.slots)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
     ),
     "projected: a block's sums taken for another's": Mutant(
@@ -552,7 +552,7 @@ MUTANTS = {
         "plain",
         "FAIL",
         "persistent_bf16",
-        runs=_APART,
+        runs=_IN_SEQUENCE,
     ),
     "shared memory too small": Mutant(
         "run.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["

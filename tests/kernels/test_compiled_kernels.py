@@ -158,5 +158,5 @@ def test_instructions(compiled, name, wanted, architectures, arch):
         assert not re.search(r"\b(LDL|STL)\b", function), "local memory"
         if wanted.startswith("HMMA") and not name.startswith(
             ("persistent", "projected")
-        ):  # in these, each lane reads whole 16-byte chunks
+        ):  # in these, each lane reads whole 16-byte pieces
             assert "LDSM" in function, "no ldmatrix"

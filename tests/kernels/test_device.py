@@ -65,13 +65,13 @@ def test_every_cell_and_type(cell, dtype):
 @pytest.mark.parametrize("strategy", ["step", "block", "cluster", "grid"])
 @pytest.mark.parametrize("option", ["plain", "bidirectional", "lengths_resets", "packed_resets", "packed_both"])
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "lstm_projected"])
-def test_pieces_of_steps(cell, option, strategy, monkeypatch):
+def test_ranges_of_steps(cell, option, strategy, monkeypatch):
     """The input product in ranges of one or a few steps gives the same bits as the whole."""
     monkeypatch.setattr(_core.backends, "_CPU", Emulated(strategy, SEED))
     call = make_call(cell, option, (7, 4, 5, 9, 4), torch.float32 if strategy == "step" else torch.bfloat16)
     output, final = call.run(functional.layer)
     for limit in (1, 4 * 4 * 9 * 4 * 3):
-        monkeypatch.setattr(_core.raw, "PIECE_BYTES", limit)
+        monkeypatch.setattr(_core.raw, "INPUT_RANGE_BYTES", limit)
         again, again_final = call.run(functional.layer)
         assert torch.equal(output, again)
         assert all(torch.equal(a, b) for a, b in zip(final, again_final, strict=True))
@@ -173,7 +173,7 @@ def test_a_block_that_never_comes(training, monkeypatch):
     backend.stall = None
     kernel = "backward" if training else "forward"
     with pytest.raises(
-        RuntimeError, match=f"its {kernel} kernel gave up in direction 0, group 0, block .* 300 s for other"
+        RuntimeError, match=f"its {kernel} kernel timed out in direction 0, group 0, block .* 300 s for other"
     ):
         layer(x)
     assert torch.equal(layer(x)[0], truth)

@@ -51,12 +51,12 @@ RUNS = [
     *(part for _, part in WHOLE),
     *(Run("plain", "step", f"all; {strategy}; 0; 1") for strategy in ("block", "cluster", "grid", "streaming")),
     *(Run("plain", "cpu", f"{strategy}; 0; 1") for strategy in ("step", "block", "cluster", "grid", "streaming")),
-    *(Run("plain", "persistent", f"deadline; {device}; 1") for device in DEVICES),
+    *(Run("plain", "persistent", f"timeout; {device}; 1") for device in DEVICES),
     Run("address", "step", "quick; 0; 1"),
     Run("address", "step", "quick; block; 0; 1"),
     Run("address", "persistent", "one_warp; B9; 1"),
     Run("address", "persistent", "cluster; gru; 1"),
-    Run("address", "persistent", "deadline; registers; lstm_projected bfloat16 T4 B37 H136 P72 D2 lengths; 1"),
+    Run("address", "persistent", "timeout; registers; lstm_projected bfloat16 T4 B37 H136 P72 D2 lengths; 1"),
     Run("thread", "step", "quick; 1"),
     Run("thread", "step", "quick; block; 1"),
     Run("thread", "step", "all; gru bfloat16 T3 B17; 1"),  # more blocks than run together
@@ -64,7 +64,7 @@ RUNS = [
     Run("thread", "persistent", "races; registers; B37; 1"),
     Run("thread", "persistent", "races; four_warps; B70; 1"),
     Run("thread", "persistent", "races; cluster; B20; 1"),
-    Run("thread", "persistent", "deadline; registers; gru_reset_before bfloat16 T4 B37 H136 P0 D2 lengths; 1"),
+    Run("thread", "persistent", "timeout; registers; gru_reset_before bfloat16 T4 B37 H136 P0 D2 lengths; 1"),
 ]
 
 

@@ -213,18 +213,18 @@ def test_explain_command():
 
 @pytest.mark.parametrize("batch", [1, 16, 64, 1000])
 @pytest.mark.parametrize(
-    "dtype, tf32, hidden, apart",
+    "dtype, tf32, hidden, in_sequence",
     [(0, True, 2048, ("forward", "backward")), (2, False, 2048, ("forward",)), (2, False, 1024, ())],
 )
-def test_directions_run_apart_where_that_is_faster(dtype, tf32, hidden, apart, batch):
+def test_directions_run_in_sequence_where_that_is_faster(dtype, tf32, hidden, in_sequence, batch):
     """For any batch, since the order of sums may depend on it; the cost is that of two launches of one direction."""
     plans = [_plan("lstm", dtype, tf32, batch, hidden, 0, directions, True, "H100") for directions in (1, 2)]
     for phase, strategy in zip(
         ("forward", "backward"), (plans[1]["strategy"], plans[1]["backward_strategy"]), strict=True
     ):
         one, both = (next(c for c in plan["candidates"] if c["strategy"] == strategy) for plan in plans)
-        assert ("one after the other" in " ".join(both[f"{phase}_partition"])) == (phase in apart)
-        if phase in apart:
+        assert ("one after the other" in " ".join(both[f"{phase}_partition"])) == (phase in in_sequence)
+        if phase in in_sequence:
             assert both[phase]["total"] == pytest.approx(2 * one[phase]["total"])
 
 

@@ -6,7 +6,7 @@
 
 namespace fr::FR_TARGET {
 
-// memory  Each product's operand is a list of slices (128 bytes of depth) of kPersistentChunk rows each, laid out as in
+// memory  Each product's operand is a list of slices (128 bytes of depth) of kPersistentBand rows each, laid out as in
 //         kernel.cuh. The first product's operand is double-buffered by even and odd steps, because the next step's
 //         values are written while this step's are read. Forward with two products needs only one buffer: the state is
 //         written in the second phase, when all have read it. The second product's operand needs one as well: it is
@@ -14,7 +14,7 @@ namespace fr::FR_TARGET {
 // stores  As 16-byte pieces: LSTM 512 on 8 blocks, 8 rows: a block sends 8 rows * 64 units * 2 bytes = 1 KiB to each of
 //         7 peers, 448 stores where single values would take 3584; backward four times that. If H * s is no multiple of
 //         16, two gates share a piece, and backward stores value by value.
-// sync    place: the block's own copy. tell_peers: call it after a block_sync that follows the writes, and before the
+// sync    place: the block's own copy. broadcast: call it after a block_sync that follows the writes, and before the
 //         cluster_arrive that ends the phase. On sm_90 the cluster barrier's arrive.release compiles to MEMBAR.ALL.GPU,
 //         which also waits for the thread's global stores. wait.acquire compiles to CCTL.IVALL, which drops prefetched
 //         lines from L1 but not from L2. A fence of cluster scope compiles to the same, and a relaxed arrival would
@@ -33,15 +33,15 @@ struct ClusterOperand {
     const bool second = number == p.second_gate, split = number == p.split_gate;
     const int k = second || split ? unit : number * static_cast<int>(p.step.hidden) + unit;
     const int slice = (split ? p.phase[0].first_slices : 0) + k / kSliceDepth, piece = k % kSliceDepth / kPieceDepth;
-    const int offset = p.operand_at[second][odd] + slice * kPersistentChunk * kRowBytes + Product::operand_offset(row, piece);
+    const int offset = p.operand_at[second][odd] + slice * kPersistentBand * kRowBytes + Product::operand_offset(row, piece);
     return reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes)) + k % kPieceDepth;
   }
 
   // Broadcasts what a phase wrote for `units` units from unit0 on to the other blocks. It moves whole 16-byte pieces,
   // if each gate begins with one: then a piece belongs to one block and one value.
-  FR_DEVICE void tell_peers(const PersistentPhase& phase, int unit0, int units, int rows, int thread) const {
+  FR_DEVICE void broadcast(const PersistentPhase& phase, int unit0, int units, int rows, int thread) const {
     if (unit0 + units > phase.units) units = phase.units - unit0;
-    if (phase.told_last > 1 && p.step.hidden % kPieceDepth != 0) copy<Storage>(phase, unit0, units, rows, thread);
+    if (phase.sent_last > 1 && p.step.hidden % kPieceDepth != 0) copy<Storage>(phase, unit0, units, rows, thread);
     else copy<typename Product::Piece>(phase, unit0, units, rows, thread);
   }
 
@@ -50,7 +50,7 @@ struct ClusterOperand {
   FR_DEVICE void copy(const PersistentPhase& phase, int unit0, int units, int rows, int thread) const {
     constexpr int kDepth = sizeof(Unit) / sizeof(Storage);
     const int columns = (units + kDepth - 1) / kDepth, blocks = cluster_size(), rank = cluster_rank();
-    for (int number = phase.told_first; number < phase.told_last; ++number)
+    for (int number = phase.sent_first; number < phase.sent_last; ++number)
       for (int i = thread; i < rows * columns; i += block_threads()) {
         Unit* const place_here = reinterpret_cast<Unit*>(place(number, i / columns, unit0 + i % columns * kDepth));
         const Unit value = *place_here;

@@ -13,13 +13,13 @@ namespace fr::FR_TARGET {
 
 // work    grid (blocks of a group, groups, directions), all resident together except for clusters. A step has one or
 //         two phases, each a product and its pointwise part. A block computes `gates` gate rows of U * unit_warps units
-//         for its group's rows, 16 rows at a time (a chunk). The depth is cut in slices of 128 bytes; depth_warps warps
+//         for its group's rows, 16 rows at a time (a band). The depth is cut in slices of 128 bytes; depth_warps warps
 //         take them in turn, a slice a round. Their sums are added in the order of the warps. Forward: kGates gate rows
 //         in phase 0, one in phase 1. Backward: one gate row, of one or two tiles of U units a warp. U is 16 on tensor
 //         cores, 8 with FMA (strict float32).
 // memory  registers: U * kGates a resident slice of weights, and 8 * kGates sums (FMA: 32 * kGates with one or two gate
 //         rows, else 16). shared: addresses of two steps, row pointers, resident weights, a ring of kPersistentStages
-//         rounds of the operand, partial sums. global: for each step and chunk a block reads the operand's whole rows
+//         rounds of the operand, partial sums. global: for each step and band a block reads the operand's whole rows
 //         from L2, and the streamed slices of weights.
 // lanes   Tensor cores: a lane loads 16-byte pieces as they lie in memory. Lane 4 g + t takes pieces t and t + 4 of a
 //         slice, for the weights of units g and g + 8 and for operand row g. This permutes the depth index of the mma,
@@ -28,10 +28,10 @@ namespace fr::FR_TARGET {
 //         FMA: kUnitLanes lanes share a unit (4; with one or two gate rows 8). Each lane multiplies its pieces of the
 //         depth by all rows, 4 at a time; all units read an operand row together, and no weight is held twice. At the
 //         end of a product the lanes add up their sums with shuffles, as a tree that is the same for every row.
-// sync    flags: after each chunk block i of a group publishes how many chunks it has done. A chunk waits until all
-//         blocks of its group have done the same chunk one phase earlier (store_release after a block_sync,
+// sync    flags: after each band block i of a group publishes how many bands it has done. A band waits until all
+//         blocks of its group have done the same band one phase earlier (store_release after a block_sync,
 //         load_acquire before one).
-//         timeout: a block that waits for a flag longer than p.patience, or finds its group's abort flag set, aborts.
+//         timeout: a block that waits for a flag longer than p.timeout_ns, or finds its group's abort flag set, aborts.
 //         The one that timed out reports to the host and sets the abort flag. An aborted block runs on to the end with
 //         NaN in place of every sum; it waits for nobody and publishes nothing. So everything that depends on the
 //         missing sums becomes NaN, and all blocks exit. A cluster waits only at hardware barriers, for blocks that are
@@ -54,7 +54,7 @@ struct PersistentKernel {
   using Product = PersistentProduct<Math, kGates, kTwoPhases, kUnitTiles>;
   using Fragment = typename Product::Fragment;
   using Operand = ClusterOperand<Product>;
-  static constexpr int kChunk = kPersistentChunk, kHalves = Product::kHalves;
+  static constexpr int kBand = kPersistentBand, kHalves = Product::kHalves;
   static constexpr int kRegisterSlices = Product::kRegisterSlices;
 
   // One element's sums: those of the depth warps, added in their order.
@@ -96,16 +96,16 @@ struct PersistentKernel {
     return from ? to_state(from[j]) : State(0);
   }
 
-  // One chunk: its product, if any, and its pointwise part. Its rows lie in [row0, end). In a cluster `from` is where
+  // One band: its product, if any, and its pointwise part. Its rows lie in [row0, end). In a cluster `from` is where
   // the product's operand lies, and `operand` takes what later products read. ends: this phase ends a step that another
   // one follows.
-  FR_DEVICE static void chunk(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              bool lost, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends,
+  FR_DEVICE static void band(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
+                              bool aborted, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends,
                               int thread) {
     const PersistentParams& p = part.p;
     const auto count_rows = [&] {  // recomputed: the product leaves no register for it
       const int left = end - made_anew(row0);
-      return left < kChunk ? left : kChunk;
+      return left < kBand ? left : kBand;
     };
     const int units = part.block_units();
     if (product) {
@@ -122,7 +122,7 @@ struct PersistentKernel {
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
       Sums sums{{}, operand, row, j};
-      for (State& sum : sums.value) sum = sum_unless(lost);
+      for (State& sum : sums.value) sum = sum_unless(aborted);
       if (product) part.add_partial(sums.value, row, unit);
       const auto run = [&](const auto& element) {
         if (part.number == 0) pointwise<0>(element, p.step.cell);
@@ -184,7 +184,7 @@ struct PersistentKernel {
       cluster_sync();
     }
 
-    bool lost = false;
+    bool aborted = false;
     unsigned seen = 0;  // of the flag that this thread waits for, if it is one
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
@@ -192,33 +192,33 @@ struct PersistentKernel {
       for (int index = 0; index < phases; ++index) {
         const bool product = !kBackward || (index == 0 ? s > 0 : s < p.count);
         const unsigned done = s * phases + index;  // phases done so far
-        for (int c = 0; row0 + c * kChunk < end; ++c) {
+        for (int c = 0; row0 + c * kBand < end; ++c) {
           const Product part = part_of(index);
           const int units = part.block_units(), unit0 = block * units;
-          const int chunk_row0 = row0 + c * kChunk;
-          if (product && !p.cluster && !lost) {
-            part.fill_table(d[index], direction, chunk_row0, end, other());
+          const int band_row0 = row0 + c * kBand;
+          if (product && !p.cluster && !aborted) {
+            part.fill_table(d[index], direction, band_row0, end, other());
             bool all = true;
             if (done > 0) {
-              const unsigned wanted = (done - 1) * p.chunks + c + 1;
-              // A flag that had run ahead at an earlier chunk need not be read again: that takes a round trip to L2.
+              const unsigned wanted = (done - 1) * p.bands + c + 1;
+              // A flag that had run ahead at an earlier band need not be read again: that takes a round trip to L2.
               for (int i = other(); i <= blocks && all; i += block_threads())
                 if (c == 0 || blocks >= block_threads() || (i < blocks && seen < wanted))
                   all = wait_for<kBackward>(p, p.flags + first_flag, i, wanted, index, d->here.step, seen);
             }
-            lost = block_sync_any(!all);
+            aborted = block_sync_any(!all);
           }
           if (index == 0)
-            prefetch_rows<Math, kBackward>(p, d[0], chunk_row0, end, unit0, part.phase.unit_bits, other());
-          chunk(part, d[index], weights, product && !lost, lost, unit0, chunk_row0, end, p.operand_at[index][s % 2], operand,
+            prefetch_rows<Math, kBackward>(p, d[0], band_row0, end, unit0, part.phase.unit_bits, other());
+          band(part, d[index], weights, product && !aborted, aborted, unit0, band_row0, end, p.operand_at[index][s % 2], operand,
                 index + 1 == phases && s < p.last, thread);
-          if (thread == 0 && !p.cluster && !lost)
-            store_release(p.flags + (first_flag + block), done * p.chunks + c + 1);
+          if (thread == 0 && !p.cluster && !aborted)
+            store_release(p.flags + (first_flag + block), done * p.bands + c + 1);
         }
         const bool exchanges = p.cluster && cluster_size() > 1;
         if (exchanges) {
           const Product part = part_of(index);
-          operand.tell_peers(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);
+          operand.broadcast(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);
           cluster_arrive();
         }
         if (index + 1 == phases) place(s + 2);  // over the addresses of this step, which nobody reads any more

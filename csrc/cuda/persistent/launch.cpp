@@ -88,15 +88,15 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
     const bool last = i + 1 == partition.phases;
     const int gradients = l.cell.phase[0].gradients;  // gate gradients of the cell's first phase, which backward runs
                                                       // last
-    if (call.backward) phase.told_first = last ? 0 : gradients, phase.told_last = last && i > 0 ? gradients : l.cell.gates;
-    else phase.told_first = last ? 0 : 1, phase.told_last = phase.told_first + 1;
+    if (call.backward) phase.sent_first = last ? 0 : gradients, phase.sent_last = last && i > 0 ? gradients : l.cell.gates;
+    else phase.sent_first = last ? 0 : 1, phase.sent_last = phase.sent_first + 1;
   }
   params.count = static_cast<int>(call.count), params.last = static_cast<int>(call.last);
   params.total_steps = l.shape.steps, params.batch = l.shape.batch;
   params.resets = l.shape.resets;
   params.offsets = memory.offsets;
   params.groups = partition.groups, params.rows_per_group = static_cast<int>(partition.rows_per_group);
-  params.chunks = static_cast<int>(divide_up(partition.rows_per_group, kPersistentChunk));
+  params.bands = static_cast<int>(divide_up(partition.rows_per_group, kPersistentBand));
   params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
   params.cluster = partition.cluster;
   params.split_gate = call.backward ? l.cell.split_gate : -1;
@@ -108,7 +108,7 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
   params.partial_offset = static_cast<int>(partition.partial_offset);
   params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);
   params.flags = memory.flags;
-  params.patience = run.status ? run.patience : 0, params.status = run.status;
+  params.timeout_ns = run.status ? run.timeout_ns : 0, params.status = run.status;
   params.sums = memory.sums, params.slots = partition.slots, params.own_offset = static_cast<int>(partition.own_offset);
 }
 
@@ -150,18 +150,18 @@ bool run_launches(const Layout& l, const std::vector<Launch>& calls, const Persi
   return true;
 }
 
-Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const Piece& piece, const PersistentPartition& partition,
+Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const StepRange& range, const PersistentPartition& partition,
                       const Run& run, const PersistentBuffers& memory, const StepParams& p) {
-  Launch call{false, first_direction, partition.directions, piece.last - piece.first, piece.last - piece.first - 1, {}};
+  Launch call{false, first_direction, partition.directions, range.last - range.first, range.last - range.first - 1, {}};
   set_params(call, l, partition, run, memory, p);
   PersistentParams& params = call.params;
   for (int i = 0; i < call.directions; ++i) {
     const ForwardDirection& from = args.direction[call.first + i];
     const StepDirection& d = params.step.direction[i];
-    params.first_step[i] = from.reverse ? l.shape.steps - 1 - piece.first : piece.first;
+    params.first_step[i] = from.reverse ? l.shape.steps - 1 - range.first : range.first;
     const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
     MovingRows* rows = params.rows[i];  // in the order of StepDirection
-    rows[0] = moving(l, from.input_gates, l.state, from.reverse ? l.shape.steps - piece.last : piece.first);
+    rows[0] = moving(l, from.input_gates, l.state, from.reverse ? l.shape.steps - range.last : range.first);
     rows[1] = rows[2] = output;
     rows[3] = moving(l, from.gates, l.element);
     rows[4] = cells;
@@ -196,7 +196,7 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
         cells, cells, moving(l, from.d_output, l.element), d_gates, d_recurrent, moving(l, from.h_prev, l.element, first),
         d_projected, moving(l, from.inner, l.element, first), moving(l, from.d_cells, l.state)};
     std::copy(rows.begin(), rows.end(), params.rows[i]);
-    const auto segment = [&](int phase, int number, const BackwardWeights::Piece& weight, const MovingRows& operand) {
+    const auto segment = [&](int phase, int number, const BackwardWeights::Transposed& weight, const MovingRows& operand) {
       StepProduct& product = params.phase[phase].product[i];
       set_segment(l, product, number, weight, {});
       product.copy_operand[number] = aligned(l, operand);
@@ -217,15 +217,15 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
 
 }  // namespace
 
-void raise_if_given_up(unsigned long long* status, unsigned long long nanoseconds) {
+void raise_if_timed_out(unsigned long long* status, unsigned long long nanoseconds) {
   if (!status || __atomic_load_n(status, __ATOMIC_ACQUIRE) == 0) return;
   const unsigned long long word = __atomic_exchange_n(status, 0ull, __ATOMIC_ACQ_REL);
   if (word == 0) return;  // another thread has taken it and throws
-  const GivenUp g = given_up(word);
+  const TimeoutReport g = report_of(word);
   const auto number = [](int64_t value) { return std::to_string(value); };
   throw std::runtime_error(
       "an earlier call on this device came to no end: its " + std::string(g.backward ? "backward" : "forward") +
-      " kernel gave up in direction " + number(g.direction) + ", group " + number(g.group) + ", block " + number(g.block) + ", which at " +
+      " kernel timed out in direction " + number(g.direction) + ", group " + number(g.group) + ", block " + number(g.block) + ", which at " +
       (g.step < 0 ? "the end" : "step " + number(g.step)) + ", product " + number(g.phase) + ", had waited " +
       number(static_cast<int64_t>(nanoseconds / 1000000000)) +
       " s for other blocks. What that call had not finished is NaN: run it again. Something kept blocks off the device's "
@@ -257,13 +257,13 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
   kernels.states_before(static_cast<int>(l.element), args.directions, params, stream);
 }
 
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels,
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run, const StepKernels& kernels,
                         const PersistentBuffers& memory, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, false, run);
   if (!partition.refusal.empty()) return false;
   std::vector<Launch> calls;
   for (int first = 0; first < args.directions; first += partition.directions)
-    calls.push_back(forward_launch(l, args, first, piece, partition, run, memory, p));
+    calls.push_back(forward_launch(l, args, first, range, partition, run, memory, p));
   return run_launches(l, calls, partition, run, kernels);
 }
 

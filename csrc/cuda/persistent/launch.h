@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "deadline.h"
+#include "timeout.h"
 #include "../layout.h"
 #include "partition.h"
 
@@ -25,7 +25,7 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
                           const StepParams& p, const PersistentBuffers& memory, const StepKernels& kernels, void* stream);
 
 // Run the call and return true; return false if the partition refuses it. `p` holds what all steps share.
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const Piece& piece, const Run& run, const StepKernels& kernels,
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run, const StepKernels& kernels,
                         const PersistentBuffers& memory, const StepParams& p);
 bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const StepKernels& kernels,
                          const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p);

@@ -7,7 +7,7 @@
 namespace fr {
 
 constexpr int kPersistentStages = 3;       // stages of the operand's ring buffer in shared memory
-constexpr int kPersistentChunk = 16;       // batch rows that a block works on at once: a chunk
+constexpr int kPersistentBand = 16;       // batch rows that a block works on at once: a band
 constexpr int kPersistentPitch = 4;        // padding of a row of partial sums, in elements
 constexpr int kPersistentSlice = 128;      // bytes of depth in a slice
 constexpr int kPersistentPlace = 128;      // bytes of shared memory where projected.cuh keeps its group's addresses
@@ -22,7 +22,7 @@ struct PersistentLimits {
                                         // as the SMs allow
   bool streaming = false;               // weights that fit nowhere on the chip are read from L2 in each step; if false
                                         // they are refused
-  bool apart = false;                   // two directions run in sequence, a launch each, even if they fit together
+  bool in_sequence = false;             // two directions take a launch each, even if they fit together
   int warps = 8;                        // of a block
   int register_slices = 8;              // most slices of weights in a warp's registers
   int64_t resident_shared = INT64_MAX;  // most bytes of weights in a block's shared memory
@@ -57,7 +57,7 @@ struct PersistentPhase {
   int first_slices, slices;  // slices of depth: of segment 0, of both segments
   int rounds, register_rounds, shared_rounds;
   int weights_offset;        // of the resident weights in shared memory
-  int told_first, told_last; // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
+  int sent_first, sent_last; // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
                              // as in ClusterOperand::place
   bool operand_pending;      // the operand's rows are those of the step processed before, not of this step
   StepProduct product[2];    // of each direction; the addresses of its operands are in `operand`
@@ -66,7 +66,7 @@ struct PersistentPhase {
 
 // Bytes at the start of shared memory: the addresses of two steps for each phase, and the row pointers of both
 // segments.
-constexpr int kPersistentHeader = (4 * sizeof(StepDirection) + 2 * kPersistentChunk * 8 + 127) / 128 * 128;
+constexpr int kPersistentHeader = (4 * sizeof(StepDirection) + 2 * kPersistentBand * 8 + 127) / 128 * 128;
 
 struct PersistentParams {
   StepParams step;                        // direction[i] holds what all steps share
@@ -82,7 +82,7 @@ struct PersistentParams {
   const uint8_t* resets;                  // [N] by row, or null
   const int64_t* offsets;                 // [T + 1] first row of each step, on the device; null: padded rows
   int groups;                             // of each direction
-  int rows_per_group, chunks;             // the last group may have fewer
+  int rows_per_group, bands;              // the last group may have fewer
   int prefetched;                         // blocks of H values a row to prefetch for a step: gates, or saved values
   bool cluster;                           // a group is a cluster; operands are exchanged through shared memory
   int ring_offset, stage_bytes;           // of the operand's ring buffer
@@ -93,12 +93,12 @@ struct PersistentParams {
   int partial_offset, partial_bytes;
   unsigned* flags;                        // [directions][groups][blocks + 1], zero before the launch; a group's last
                                           // one is its abort flag
-  unsigned long long patience;            // timeout in ns of a wait for a flag; 0: none
-  unsigned long long* status;             // host memory (deadline.h)
+  unsigned long long timeout_ns;          // of a wait for a flag; 0: none
+  unsigned long long* status;             // host memory (timeout.h)
   // Used by projected.cuh only:
   float* sums;                            // partial sums: [directions][groups][slots][blocks][R /
-                                          // 16][kPersistentChunk][16]
-  int slots;                              // chunks of a group whose partial sums are in memory at once
+                                          // 16][kPersistentBand][16]
+  int slots;                              // bands of a group whose partial sums are in memory at once
   int own_offset;                         // of the block's own operand in shared memory
 };
 

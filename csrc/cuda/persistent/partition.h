@@ -41,9 +41,9 @@ struct PhasePartition {
   int64_t block_units() const { return static_cast<int64_t>(tile_units) * tiles * unit_warps; }
   // Bytes of weights in one round, for all warps of a block.
   int64_t round_bytes() const { return block_units() * depth_warps * gates * kPersistentSlice; }
-  // Bytes of the warps' sums of a chunk.
+  // Bytes of the warps' sums of a band.
   int64_t partial_bytes() const {
-    return static_cast<int64_t>(unit_warps) * depth_warps * gates * kPersistentChunk *
+    return static_cast<int64_t>(unit_warps) * depth_warps * gates * kPersistentBand *
            (tile_units * tiles + kPersistentPitch) * 4;
   }
 };
@@ -69,11 +69,11 @@ struct PersistentPartition {
   //   partial sums      8 warps * gates * 16 rows * (16 + 4) * 4 bytes: 40 KiB at most
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
   int64_t own_offset = 0;     // products of partial sums: offset of the operand,
-  int slots = 0;              // chunks of a group whose partial sums are in memory at once,
+  int slots = 0;              // bands of a group whose partial sums are in memory at once,
   int64_t sums_bytes = 0;     // and the bytes of that memory
   int64_t shared_bytes = 0;
   int64_t resident_bytes = 0; // weights in a block's registers and shared memory
-  int64_t streamed_bytes = 0; // weights that a block reads from L2 for each chunk of rows and step
+  int64_t streamed_bytes = 0; // weights that a block reads from L2 for each band of rows and step
 };
 
 namespace detail {
@@ -102,19 +102,19 @@ inline int64_t resident_clusters(const PersistentLimits& limits, int blocks) {
 }
 
 namespace detail {
-// Partial sums of a launch in global memory: enough chunks of a group in flight to hide the exchange, fewer if they
-// would fill L2. At H = 4096, R = 512 a chunk in flight takes 4 MiB. Blocks are capped, so that the scratch memory of a
-// call does not depend on the device: at most 32 MiB while R <= 2048; a larger R has one chunk in flight, of 192 * 64 *
+// Partial sums of a launch in global memory: enough bands of a group in flight to hide the exchange, fewer if they
+// would fill L2. At H = 4096, R = 512 a band in flight takes 4 MiB. Blocks are capped, so that the scratch memory of a
+// call does not depend on the device: at most 32 MiB while R <= 2048; a larger R has one band in flight, of 192 * 64 *
 // R bytes.
 constexpr int kMostSummingBlocks = 192, kMostSlots = 4;
 constexpr int64_t kMostSumsBytes = 32 << 20;
 
 inline int64_t sums_bytes_of_block(int64_t width) {
-  return kPersistentChunk * divide_up(width, 16) * 16 * static_cast<int64_t>(sizeof(float));
+  return kPersistentBand * divide_up(width, 16) * 16 * static_cast<int64_t>(sizeof(float));
 }
 inline int64_t summing_slots(int64_t width, int64_t rows) {
   const int64_t fit = std::max<int64_t>(1, kMostSumsBytes / (kMostSummingBlocks * sums_bytes_of_block(width)));
-  return std::min({static_cast<int64_t>(kMostSlots), fit, divide_up(rows, kPersistentChunk)});
+  return std::min({static_cast<int64_t>(kMostSlots), fit, divide_up(rows, kPersistentBand)});
 }
 
 // projected.cuh: one product of depth R for a block's units, and one over the depth of these units for all R results.
@@ -158,8 +158,8 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   p.slots = static_cast<int>(summing_slots(request.projection, p.rows_per_group));
   p.sums_bytes = request.directions * p.groups * p.slots * p.blocks * sums_bytes_of_block(request.projection);
 
-  p.stage_bytes = product.depth_warps * kPersistentChunk * kPersistentSlice;
-  const int64_t ring_bytes = kPersistentStages * p.stage_bytes, own_bytes = partial.slices * kPersistentChunk * kPersistentSlice;
+  p.stage_bytes = product.depth_warps * kPersistentBand * kPersistentSlice;
+  const int64_t ring_bytes = kPersistentStages * p.stage_bytes, own_bytes = partial.slices * kPersistentBand * kPersistentSlice;
   const int64_t partial_bytes = std::max<int64_t>(product.partial_bytes(), 4 * limits.warps * kPersistentShare);
   const int64_t ring_or_sums = std::max(ring_bytes, partial_bytes);  // both lie in the same place
   const int64_t working = kPersistentHeader + kPersistentPlace + own_bytes + ring_or_sums;
@@ -247,25 +247,25 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
                   std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
 
   // As many groups as fit, each of whole tiles of rows, so that each gathers fewer rows. Clusters never wait for each
-  // other, so there may be more of them than fit. Each has at most one chunk of rows, so that its operand fits shared
+  // other, so there may be more of them than fit. Each has at most one band of rows, so that its operand fits shared
   // memory in any batch.
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
   const int64_t most_groups = p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions) : most_blocks / p.blocks;
   const int64_t groups = std::min<int64_t>(most_groups, divide_up(batch, tile));
   p.rows_per_group = divide_up(divide_up(batch, groups), tile) * tile;
-  if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentChunk);
+  if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentBand);
   if (divide_up(batch, p.rows_per_group) > kMostBlocksY) return refuse("more groups of rows than a grid has");
   p.groups = static_cast<int>(divide_up(batch, p.rows_per_group));
 
   int64_t partial_bytes = 0;
   for (int i = 0; i < p.phases; ++i) {
     const PhasePartition& phase = p.phase[i];
-    p.stage_bytes = std::max<int64_t>(p.stage_bytes, phase.depth_warps * kPersistentChunk * kPersistentSlice);
+    p.stage_bytes = std::max<int64_t>(p.stage_bytes, phase.depth_warps * kPersistentBand * kPersistentSlice);
     partial_bytes = std::max(partial_bytes, phase.partial_bytes());
   }
   int64_t ring_bytes = kPersistentStages * p.stage_bytes;
   if (p.cluster) {
-    const int64_t slice_bytes = kPersistentChunk * kPersistentSlice, first_bytes = first.read_slices() * slice_bytes;
+    const int64_t slice_bytes = kPersistentBand * kPersistentSlice, first_bytes = first.read_slices() * slice_bytes;
     p.operand_at[0][1] = p.phases == 1 || request.backward ? first_bytes : 0;
     p.operand_at[1][0] = p.operand_at[1][1] = p.operand_at[0][1] + first_bytes;
     ring_bytes = p.operand_at[1][0] + (p.phases == 2 ? second.read_slices() * slice_bytes : 0);
@@ -329,11 +329,11 @@ inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, i
 inline PersistentPartition persistent_partition(const PersistentRequest& request, const PersistentLimits& limits) {
   PersistentRequest one = request;
   one.directions = 1;
-  if (limits.apart) return detail::partition_of_launch(one, limits);
+  if (limits.in_sequence) return detail::partition_of_launch(one, limits);
   const PersistentPartition together = detail::partition_of_launch(request, limits);
   if (together.refusal.empty() || request.directions == 1) return together;
-  const PersistentPartition apart = detail::partition_of_launch(one, limits);
-  return apart.refusal.empty() ? apart : together;
+  const PersistentPartition in_sequence = detail::partition_of_launch(one, limits);
+  return in_sequence.refusal.empty() ? in_sequence : together;
 }
 
 }  // namespace fr

@@ -22,8 +22,8 @@ namespace fr::FR_TARGET {
 template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles, int kHeldSlices = persistent_register_slices(kGates), bool kStreams = true>
 struct PersistentProduct {
   static constexpr bool kTensor = Math::kTensor;
-  static constexpr int kChunk = kPersistentChunk, kUnits = persistent_units(kTensor), kTileRows = persistent_row_tile(kTensor);
-  static constexpr int kTiles = kChunk / kTileRows;
+  static constexpr int kBand = kPersistentBand, kUnits = persistent_units(kTensor), kTileRows = persistent_row_tile(kTensor);
+  static constexpr int kTiles = kBand / kTileRows;
   // kUnitLanes: lanes that share a unit. kHalves: parts of a slice that they take in turn, a piece a lane. kHigh: units
   // a lane.
   static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes, kHigh = kUnits * kUnitLanes / 32;
@@ -92,14 +92,14 @@ struct PersistentProduct {
   FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
   FR_DEVICE const Storage*& table(int segment, int row) const {  // addresses of operand rows; null: zero
     return reinterpret_cast<const Storage**>(
-        shared_memory(4 * sizeof(StepDirection), 2 * kChunk * sizeof(void*)))[segment * kChunk + row];
+        shared_memory(4 * sizeof(StepDirection), 2 * kBand * sizeof(void*)))[segment * kBand + row];
   }
-  // The warp's slice of the operand in a round, kChunk rows of it: in the ring, or in a cluster's operand that begins
+  // The warp's slice of the operand in a round, kBand rows of it: in the ring, or in a cluster's operand that begins
   // at `first`.
   FR_DEVICE unsigned char* stage(int round, int first) const {
-    const int place = p.cluster ? first + slice_of(round) * kChunk * kRowBytes
-                                : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kChunk * kRowBytes;
-    return shared_memory(place, kChunk * kRowBytes);
+    const int place = p.cluster ? first + slice_of(round) * kBand * kRowBytes
+                                : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kBand * kRowBytes;
+    return shared_memory(place, kBand * kRowBytes);
   }
   FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
 
@@ -182,7 +182,7 @@ struct PersistentProduct {
   // The addresses of a lane's rows, read from the table once for all rounds of a segment, where registers are left and a
   // warp copies its slices alone.
   struct KeptRows {
-    const Storage* row[kTensor && kGates <= 2 ? kChunk / kRows : 1];
+    const Storage* row[kTensor && kGates <= 2 ? kBand / kRows : 1];
     int segment = -1;
   };
 
@@ -203,10 +203,10 @@ struct PersistentProduct {
         copy_async(to + away * kRowBytes, some ? static_cast<const void*>(row + k) : p.flags, some ? bytes : 0);
       };
       if (kTensor && kGates <= 2 && phase.unit_warps == 1) {
-        // `rows` is kTileRows or kChunk here, and no lane has fewer rows than another.
+        // `rows` is kTileRows or kBand here, and no lane has fewer rows than another.
         const auto each = [&](auto take) {
 #pragma unroll
-          for (int i = 0; i < kChunk; i += kRows) {
+          for (int i = 0; i < kBand; i += kRows) {
             if (i >= kTileRows && rows <= kTileRows) break;
             take(kept.row[i / kRows], i);
           }
@@ -304,7 +304,7 @@ struct PersistentProduct {
     }
   }
 
-  // The whole product of a chunk. Every warp multiplies in every round: a slice beyond the last is zero. first: where a
+  // The whole product of a band. Every warp multiplies in every round: a slice beyond the last is zero. first: where a
   // cluster's operand begins.
   FR_DEVICE void run(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
@@ -368,11 +368,11 @@ struct PersistentProduct {
     }
   }
 
-  // Stores the addresses of the chunk's operand rows.
+  // Stores the addresses of the band's operand rows.
   FR_DEVICE void fill_table(const StepDirection& d, int direction, int row0, int end, int thread) const {
-    if (thread >= 2 * kChunk) return;
-    const int segment = thread / kChunk;
-    const int b = row0 + thread % kChunk;
+    if (thread >= 2 * kBand) return;
+    const int segment = thread / kBand;
+    const int b = row0 + thread % kBand;
     const StepRows& step = phase.operand_pending ? d.pending : d.here;
     const Storage* from = nullptr;
     if (segment < product.segments && b < end && b < step.rows) {
@@ -384,12 +384,12 @@ struct PersistentProduct {
         from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;
       }
     }
-    table(segment, thread % kChunk) = from;
+    table(segment, thread % kBand) = from;
   }
 
-  // Partial sums in shared memory: [unit_warps][depth_warps][gates][kChunk][kPitch]. All but the first two numbers are
+  // Partial sums in shared memory: [unit_warps][depth_warps][gates][kBand][kPitch]. All but the first two numbers are
   // known when compiling, so that most of an address is an offset in the instruction.
-  static constexpr int kPitch = kTileUnits + kPersistentPitch, kGateSums = kChunk * kPitch;
+  static constexpr int kPitch = kTileUnits + kPersistentPitch, kGateSums = kBand * kPitch;
   FR_DEVICE State* partial(int unit_warp, int depth_warp) const {
     return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)) +
            (unit_warp * phase.depth_warps + depth_warp) * sum_gates() * kGateSums;

@@ -19,7 +19,7 @@
 namespace fr::FR_TARGET {
 
 // The product of which a block computes a part of the depth: its own units (backward: their four gates), times the
-// weights of all R results. Its operand lies in shared memory, kChunk rows of 128 bytes a slice. A warp takes every
+// weights of all R results. Its operand lies in shared memory, kBand rows of 128 bytes a slice. A warp takes every
 // warps()-th tile of results, over the block's whole depth. An item is one slice of one tile. The weights of the first
 // items are in registers, of the next in shared memory; the rest is streamed from L2.
 template <class Math, bool kBackward>
@@ -27,7 +27,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
   using Base = PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)>;
   using typename Base::Fragment, typename Base::Piece, typename Base::State, typename Base::Storage;
   using Base::p, Base::phase, Base::lane, Base::unit_warp, Base::kHalves, Base::kHigh, Base::kUnits, Base::kUnitLanes, Base::kTileRows,
-      Base::kTiles, Base::kChunk;
+      Base::kTiles, Base::kBand;
   static constexpr int kOwnGates = kBackward ? 4 : 1;
   int own_units, block;
 
@@ -61,7 +61,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 
   // The operand's depth beyond the block's units stays zero.
   FR_DEVICE void clear_operand(int thread) const {
-    const int bytes = phase.slices * kChunk * kRowBytes;
+    const int bytes = phase.slices * kBand * kRowBytes;
     auto* words = reinterpret_cast<uint32_t*>(shared_memory(p.own_offset, bytes));
     for (int i = thread; i < bytes / 4; i += block_threads()) words[i] = 0;
   }
@@ -80,16 +80,16 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       }
   }
 
-  // Writes the chunk's partial sums of all results to `to`, in columns of kWarpUnits results, kChunk rows each.
+  // Writes the band's partial sums of all results to `to`, in columns of kWarpUnits results, kBand rows each.
   FR_DEVICE void run(float* to, int rows, const Fragment (*held)[kHalves][1]) const {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
     typename Base::WarpSums sums = {};
     const auto take = [&](int item, auto weights) {
       const int slice = item % phase.slices, first = result0(item);
       if (first >= phase.units) return;
-      Base::multiply(sums, shared_memory(p.own_offset + slice * kChunk * kRowBytes, kChunk * kRowBytes), tiles, weights);
+      Base::multiply(sums, shared_memory(p.own_offset + slice * kBand * kRowBytes, kBand * kRowBytes), tiles, weights);
       if (slice + 1 < phase.slices) return;
-      float* column = to + first / kWarpUnits * kWarpUnits * kChunk + first % kWarpUnits;
+      float* column = to + first / kWarpUnits * kWarpUnits * kBand + first % kWarpUnits;
       const auto put = [&](int row, int result, State sum) {
         if (row < rows) column[row * kWarpUnits + result] = sum;
       };
@@ -140,7 +140,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 };
 
 // work    grid (blocks of a group, groups, directions), all resident together. A block owns unit_warps tiles of units
-//         of its group's rows, 16 rows at a time (a chunk). A step of a chunk, forward:
+//         of its group's rows, 16 rows at a time (a band). A step of a band, forward:
 //           own    the gates of the block's units from all of h; the pointwise part gives `inner` of its units; times
 //                  the projection weights: partial sums [16, R] to global memory
 //           share  the block adds up its share of the 16 * R elements over all blocks in a fixed order (each warp every
@@ -149,14 +149,14 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 //           share  partial sums of d_h from the step processed before; pointwise part: d_projected
 //           own    d_inner of the block's units from all of d_projected; pointwise part: d_gates of its units; their
 //                  partial sums of d_h to global memory
-//         `slots` chunks are in flight together (a wave), which hides the exchanges: `own` for each, then `share` for
+//         `slots` bands are in flight together (a wave), which hides the exchanges: `own` for each, then `share` for
 //         each (backward: `share` of the next step).
 // memory  registers: weights of the product of depth R in forward, of the partial sums in backward; 32 or 8 sums.
 //         shared: as in kernel.cuh, and the block's operand, 16 rows of 128 bytes a slice. global: for each step
-//         and chunk a block gathers R values a row, and writes and reads R floats a row, whatever the number of blocks.
+//         and band a block gathers R values a row, and writes and reads R floats a row, whatever the number of blocks.
 //         R = 512 in 16 bit: 5 KiB a row; gathering both operands would take 9 KiB forward and 33 KiB backward.
-// sync    flags as in kernel.cuh. `own` of a chunk waits for `share` of the chunk that used its slot before, which
-//         implies that its operand is complete. `share` waits for `own` of the same chunk. block_sync: as in
+// sync    flags as in kernel.cuh. `own` of a band waits for `share` of the band that used its slot before, which
+//         implies that its operand is complete. `share` waits for `own` of the same band. block_sync: as in
 //         kernel.cuh; between writing the block's operand and using it; after that, before a flag; before and after
 //         the warps' sums of a share are added.
 // limits  forward's gate weights must fit registers and shared memory, because streaming them too would not fit the
@@ -175,7 +175,7 @@ struct ProjectedKernel {
   using V = Scalar<State, Math::kTensor>;
   using Product = PersistentProduct<Math, kGates, false, false, projected_register_slices(kBackward, false), kBackward>;
   using Partial = PartialProduct<Math, kBackward>;
-  static constexpr int kChunk = kPersistentChunk;
+  static constexpr int kBand = kPersistentBand;
   struct alignas(16) Quad { float value[4]; };
   struct Weights {  // in registers; where there are none an unused element, because arrays cannot be empty
     typename Product::Fragment product[Product::kRegisterSlices > 0 ? Product::kRegisterSlices : 1][Product::kHalves][kGates];
@@ -190,7 +190,7 @@ struct ProjectedKernel {
     int own_units, row, unit;  // backward: where in the block's operand
     FR_DEVICE void keep(int gate, State value) const {
       const int k = (kBackward ? gate : 0) * own_units + unit, slice = k / Product::kSliceDepth, depth = k % Product::kSliceDepth;
-      const int offset = p.own_offset + slice * kChunk * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
+      const int offset = p.own_offset + slice * kBand * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
       set(reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes))[depth % Product::kPieceDepth], value);
     }
     FR_DEVICE State operator()(int m) const { return value[m]; }
@@ -199,56 +199,56 @@ struct ProjectedKernel {
   // A group's addresses. They live in shared memory and are read again after each barrier, so that they take no
   // registers from the weights.
   struct Place {
-    int row0, end, chunks, pitch;  // pitch: R rounded up to whole columns of kWarpUnits
+    int row0, end, bands, pitch;  // pitch: R rounded up to whole columns of kWarpUnits
     unsigned* flags;
-    float* sums;  // [slot][block][column][kChunk][kWarpUnits]
+    float* sums;  // [slot][block][column][kBand][kWarpUnits]
   };
   static_assert(sizeof(Place) <= kPersistentPlace);
   FR_DEVICE static Place& place() { return *reinterpret_cast<Place*>(shared_memory(kPersistentHeader, sizeof(Place))); }
 
-  // In forward, whose weights leave fewer registers, expressions of the value are recomputed for each chunk.
+  // In forward, whose weights leave fewer registers, expressions of the value are recomputed for each band.
   FR_DEVICE static int own_value(int value) { return kBackward ? value : made_anew(value); }
 
   struct Block {
     const PersistentParams& p;
-    mutable bool lost = false;  // aborted: kernel.cuh
+    mutable bool aborted = false;  // as in kernel.cuh
 
     FR_DEVICE const Place& at() const { return place(); }
     FR_DEVICE float* partial_of(int c, int block) const {
-      return at().sums + (static_cast<int64_t>(c % p.slots) * grid_x() + block) * kChunk * at().pitch;
+      return at().sums + (static_cast<int64_t>(c % p.slots) * grid_x() + block) * kBand * at().pitch;
     }
     FR_DEVICE Product product_part() const { return Product(p, kOwn, block_z(), own_value(block_x()), own_value(thread_index())); }
     FR_DEVICE Partial partial_part() const {
       return Partial(p, kShared, block_z(), own_value(block_x()), Product::kUnits * p.phase[kOwn].unit_warps, own_value(thread_index()));
     }
     FR_DEVICE int rows_of(int c) const {
-      const int left = at().end - at().row0 - c * kChunk;
-      return left < kChunk ? left : kChunk;
+      const int left = at().end - at().row0 - c * kBand;
+      return left < kBand ? left : kBand;
     }
-    // What each block has published once it has done iteration s of a chunk's `own`, or of the `share` that follows.
+    // What each block has published once it has done iteration s of a band's `own`, or of the `share` that follows.
     FR_DEVICE unsigned own_done(int s, int c) const {
-      return (kBackward ? at().chunks : 0) + 2u * s * at().chunks + c / p.slots * p.slots + c + 1;
+      return (kBackward ? at().bands : 0) + 2u * s * at().bands + c / p.slots * p.slots + c + 1;
     }
     FR_DEVICE unsigned share_done(int s, int c) const {
-      const int left = at().chunks - c / p.slots * p.slots;
+      const int left = at().bands - c / p.slots * p.slots;
       return own_done(s, c) + (left < p.slots ? left : p.slots);
     }
     FR_DEVICE void wait(unsigned wanted, const StepDirection& d, int phase) const {
-      if (lost) return;
+      if (aborted) return;
       bool all = true;
       unsigned seen = 0;
       for (int i = thread_index(); i <= grid_x() && all; i += block_threads())
         all = wait_for<kBackward>(p, at().flags, i, wanted, phase, d.here.step, seen);
-      lost = block_sync_any(!all);
+      aborted = block_sync_any(!all);
     }
     FR_DEVICE void publish(unsigned done) const {
-      if (thread_index() == 0 && !lost) store_release(at().flags + block_x(), done);
+      if (thread_index() == 0 && !aborted) store_release(at().flags + block_x(), done);
     }
 
     // Waits until `own` of iteration s may read its operand and overwrite its slot.
     FR_DEVICE void wait_for_slot(int s, int c, const StepDirection& d) const {
       if (c >= p.slots) return wait(share_done(s, c - p.slots), d, kOwn);
-      if (s > 0) return wait(share_done(s - 1, c + (at().chunks - 1 - c) / p.slots * p.slots), d, kOwn);
+      if (s > 0) return wait(share_done(s - 1, c + (at().bands - 1 - c) / p.slots * p.slots), d, kOwn);
       if (kBackward) return wait(c + 1, d, kOwn);
       block_sync();
     }
@@ -256,13 +256,13 @@ struct ProjectedKernel {
     FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights) const {
       const Product part = product_part();
       const int units = part.block_units(), unit0 = block_x() * units;
-      const int first = at().row0 + c * kChunk, rows = rows_of(c);
+      const int first = at().row0 + c * kBand, rows = rows_of(c);
       const int thread = own_value(thread_index());
-      bool product = (!kBackward || s < p.count) && !lost;
+      bool product = (!kBackward || s < p.count) && !aborted;
       if (product) {
         part.fill_table(d, block_z(), first, at().end, thread);
         wait_for_slot(s, c, d);
-        product = !lost;
+        product = !aborted;
       }
       prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, part.phase.unit_bits, thread);
       if (product) {
@@ -278,7 +278,7 @@ struct ProjectedKernel {
         const int row = i >> part.phase.unit_bits, unit = i & (units - 1), j = unit0 + unit;
         if (j >= part.phase.units) continue;
         Sums sums{{}, p, units, row, unit};
-        for (State& sum : sums.value) sum = sum_unless(lost);
+        for (State& sum : sums.value) sum = sum_unless(aborted);
         if (product) part.add_partial(sums.value, row, unit);
         const auto run = [&](const auto& element) {
           if constexpr (kBackward) element.template backward_second<Cell>();
@@ -288,7 +288,7 @@ struct ProjectedKernel {
         else run(Element<Math, Sums>{p.step, d, of_cell, first + row, j, sums});
       }
       block_sync();
-      if ((!kBackward || s < p.last) && !lost) {
+      if ((!kBackward || s < p.last) && !aborted) {
         partial_part().run(partial_of(c, block_x()), rows, weights.partial);
         block_sync();
       }
@@ -297,7 +297,7 @@ struct ProjectedKernel {
 
     // d: the step whose pointwise part runs.
     FR_DEVICE void share(const StepDirection& d, int c, bool product) const {
-      product = product && !lost;
+      product = product && !aborted;
       const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
       const int thread = own_value(thread_index()), warps = block_threads() / 32, warp = thread / 32, lane = thread % 32;
       const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine, to = from + mine < all ? from + mine : all;
@@ -306,7 +306,7 @@ struct ProjectedKernel {
       for (int first = from; first < to; first += kPersistentShare) {
         const int quad = first + 4 * lane;
         if (product && quad < to) {
-          const int place = quad + quad / (rows * kWarpUnits) * (kChunk - rows) * kWarpUnits;
+          const int place = quad + quad / (rows * kWarpUnits) * (kBand - rows) * kWarpUnits;
           Quad sum{};
 #pragma unroll 4
           for (int i = warp; i < blocks; i += warps) {
@@ -320,10 +320,10 @@ struct ProjectedKernel {
         for (int i = thread; i < kPersistentShare && first + i < to; i += block_threads()) {
           const int column = (first + i) / kWarpUnits, row = column % rows, j = column / rows * kWarpUnits + (first + i) % kWarpUnits;
           if (j >= p.phase[kShared].units) continue;
-          Sums sums{{sum_unless(lost)}, p, 0, 0, 0};
+          Sums sums{{sum_unless(aborted)}, p, 0, 0, 0};
           if (product)
             for (int of = 0; of < warps; ++of) sums.value[0] += added[of * kPersistentShare + i];
-          const Element<Math, Sums> element{p.step, d, of_cell, at().row0 + c * kChunk + row, j, sums};
+          const Element<Math, Sums> element{p.step, d, of_cell, at().row0 + c * kBand + row, j, sums};
           if constexpr (kBackward) element.template backward_first<Cell>();
           else element.template forward_second<Cell>();
         }
@@ -338,11 +338,11 @@ struct ProjectedKernel {
     if (thread == 0) {
       Place& at = place();
       const int row0 = block_y() * p.rows_per_group, to = row0 + p.rows_per_group, batch = static_cast<int>(p.batch);
-      at.row0 = row0, at.end = to < batch ? to : batch, at.chunks = (at.end - row0 + kChunk - 1) / kChunk;
+      at.row0 = row0, at.end = to < batch ? to : batch, at.bands = (at.end - row0 + kBand - 1) / kBand;
       at.pitch = (p.phase[kShared].units + kWarpUnits - 1) / kWarpUnits * kWarpUnits;
       const int64_t group = static_cast<int64_t>(direction) * p.groups + block_y();
       at.flags = p.flags + group * (grid_x() + 1);
-      at.sums = p.sums + group * p.slots * grid_x() * kChunk * at.pitch;
+      at.sums = p.sums + group * p.slots * grid_x() * kBand * at.pitch;
     }
     const Block of{p};
     StepDirection* current = placed_steps();
@@ -375,15 +375,15 @@ struct ProjectedKernel {
     block_sync();
 
     if constexpr (kBackward)
-      for (int c = 0; c < of.at().chunks; ++c) {
+      for (int c = 0; c < of.at().bands; ++c) {
         of.share(current[kShared], c, false);
         of.publish(c + 1);
       }
     for (int s = 0; s <= p.last; ++s) {
       StepDirection* d = current + s % 2 * 2;
       StepDirection* next = current + (1 - s % 2) * 2;
-      for (int first = 0; first < of.at().chunks; first += p.slots) {
-        const int after = first + p.slots < of.at().chunks ? first + p.slots : of.at().chunks;
+      for (int first = 0; first < of.at().bands; first += p.slots) {
+        const int after = first + p.slots < of.at().bands ? first + p.slots : of.at().bands;
         for (int c = first; c < after; ++c) {
           // The next step's addresses, from a warp that does not wait for flags first. Those they replace were last read a
           // step ago.

@@ -53,7 +53,7 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
   }
 }
 
-// Prefetches the rows that a chunk's pointwise part will read: the input part of the gates, or the saved values.
+// Prefetches the rows that a band's pointwise part will read: the input part of the gates, or the saved values.
 template <class Math, bool kBackward>
 FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0,
                              int unit_bits, int thread) {
@@ -63,9 +63,9 @@ FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, 
   constexpr int kLineBits = kLine == 32 ? 5 : 6;
   static_assert(kLine == 1 << kLineBits);
   const int line_bits = unit_bits > kLineBits ? unit_bits - kLineBits : 0;  // log2 of the lines of a block of H values
-  const int items = kPersistentChunk * p.prefetched << line_bits;
+  const int items = kPersistentBand * p.prefetched << line_bits;
   for (int i = thread; i < items; i += block_threads()) {
-    const int b = row0 + i % kPersistentChunk, line = i / kPersistentChunk;
+    const int b = row0 + i % kPersistentBand, line = i / kPersistentBand;
     const int unit = unit0 + (line & ((1 << line_bits) - 1)) * kLine;
     if (b < end && b < d.here.rows && unit < p.step.hidden)
       prefetch(static_cast<const char*>(matrix.data) +

@@ -1,7 +1,7 @@
 // Waits for the other blocks of a group, with a timeout. Used by kernel.cuh and projected.cuh.
 #pragma once
 
-#include "deadline.h"
+#include "timeout.h"
 #include "../device.cuh"
 #include "params.h"
 
@@ -14,7 +14,7 @@ template <bool kBackward>
 FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step, unsigned& seen) {
   const int blocks = grid_x();
   if (i == blocks) wanted = 0;
-  const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.patience, flags + blocks);
+  const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.timeout_ns, flags + blocks);
   if (came) return i < blocks || seen == 0;
   if (load_acquire(flags + blocks) == 0) {
     store_system(p.status, status_of({kBackward, p.first_direction + block_z(), phase, block_y(), block_x(), step}));
@@ -24,6 +24,6 @@ FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsig
 }
 
 // A missing sum: NaN after an abort, else zero.
-FR_DEVICE float sum_unless(bool lost) { return lost ? bits_to_float(0x7FC00000u) : 0; }
+FR_DEVICE float sum_unless(bool aborted) { return aborted ? bits_to_float(0x7FC00000u) : 0; }
 
 }  // namespace fr::FR_TARGET

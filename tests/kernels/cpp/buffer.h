@@ -28,7 +28,7 @@ struct Buffer {
   bool is_double, is_float;
   std::unique_ptr<unsigned char, void (*)(void*)> memory{nullptr, std::free};
   unsigned char* data = nullptr;
-  fr::emulation::Told told{nullptr, 0};
+  fr::emulation::Registered registered{nullptr, 0};
 
   // offset: elements before the first row, to misalign rows.
   Buffer(fr::Type t, Kind k, int64_t r, int64_t c, int64_t pad = 0, int64_t offset = 0)
@@ -40,7 +40,7 @@ struct Buffer {
     memory.reset(static_cast<unsigned char*>(std::malloc(std::max<int64_t>(1, count * element))));
     for (int64_t i = 0; i < count * element; ++i) memory.get()[i] = g_unwritten;
     data = memory.get() + offset * element;
-    told = fr::emulation::Told(memory.get(), count * element);
+    registered = fr::emulation::Registered(memory.get(), count * element);
   }
   double get(int64_t row, int64_t column) const {
     const unsigned char* p = data + (row * stride + column) * element;
@@ -77,6 +77,6 @@ struct Buffer {
 
 // Registers a table that kernels read.
 template <class T>
-fr::emulation::Told tell(const std::vector<T>& table) {
-  return fr::emulation::Told(table.data(), table.size() * sizeof(T));
+fr::emulation::Registered registered(const std::vector<T>& table) {
+  return fr::emulation::Registered(table.data(), table.size() * sizeof(T));
 }

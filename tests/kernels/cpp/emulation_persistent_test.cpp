@@ -1,7 +1,7 @@
 // The persistent kernels on the emulated device (see emulation_cases.h): weights in registers, in shared memory and
-// streamed, several chunks of rows, groups of unequal size, more blocks than rows, blocks without units; and the
+// streamed, several bands of rows, groups of unequal size, more blocks than rows, blocks without units; and the
 // properties of the partition.
-// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, results are not compared] [deadline: a
+// usage: emulation_persistent_test [partition] [races: for ThreadSanitizer, results are not compared] [timeout: a
 // block stalls]
 //        [a device's name] [share=N: every Nth of a device's cases, from a different one for each device] [part of a
 //        case's name] [seed ...]
@@ -11,7 +11,7 @@
 #include <set>
 #include <tuple>
 
-#include "../../../csrc/cuda/persistent/deadline.h"
+#include "../../../csrc/cuda/persistent/timeout.h"
 #include "../../../csrc/cuda/persistent/partition.h"
 #include "emulation_cases.h"
 
@@ -22,7 +22,7 @@ struct Device {
   const char* strategy;
   int sms, warps, register_slices;
   int64_t resident_shared;
-  bool apart = false;  // directions run in sequence
+  bool in_sequence = false;  // directions run in sequence
 };
 constexpr int64_t kAll = INT64_MAX;
 const Device kDevices[] = {
@@ -55,7 +55,7 @@ std::vector<Case> make_cases() {
     if (!is_served(facts) || is_like_another(facts)) continue;
     const Cell cell = facts.code;
     const size_t first = cases.size();
-    Case c;  // three slices of the state: a round without work for some warps; three chunks of rows in unequal groups
+    Case c;  // three slices of the state: a round without work for some warps; three bands of rows in unequal groups
     c.cell = cell, c.type = Type::kBFloat16, c.steps = 3, c.batch = 37, c.hidden = 136;
     c.projection = facts.projects() ? 72 : 0;
     c.lengths = c.resets = true;
@@ -76,7 +76,7 @@ std::vector<Case> make_cases() {
     if (facts.projects()) {
       Case d;
       d.cell = cell, d.type = Type::kBFloat16, d.steps = 3, d.packed = d.resets = true, d.directions = 2;
-      // more chunks than have partial sums in memory at once
+      // more bands than have partial sums in memory at once
       d.batch = 101, d.hidden = 136, d.projection = 72, d.cell_clip = 0.6, d.proj_clip = 0.4;
       cases.push_back(d);
       // all rows misaligned
@@ -84,7 +84,7 @@ std::vector<Case> make_cases() {
       cases.push_back(d);
     }
     if (cell == Cell::kLstm || cell == Cell::kGruResetBefore) {
-      c.batch = 70, c.hidden = 136;  // five chunks in flight together
+      c.batch = 70, c.hidden = 136;  // five bands in flight together
       cases.push_back(c);
     }
     if (cell == Cell::kLstm || cell == Cell::kLstmProjected) {
@@ -117,7 +117,7 @@ std::set<int> g_cluster_sizes;  // of the cases that ran
 void choose_device(const Device& one) {
   g_options.strategy = one.strategy;
   g_options.limits.sms = one.sms, g_options.limits.warps = one.warps, g_options.limits.register_slices = one.register_slices;
-  g_options.limits.resident_shared = one.resident_shared, g_options.limits.apart = one.apart;
+  g_options.limits.resident_shared = one.resident_shared, g_options.limits.in_sequence = one.in_sequence;
   g_options.limits.shared_per_block = 227 * 1024;
 }
 
@@ -240,7 +240,7 @@ void check_clusters() {
                 promise(p.blocks <= most && (p.blocks & (p.blocks - 1)) == 0, name + ": size");
                 promise(p.blocks <= 8 || fr::detail::partition_with(1, request, [&] { limits.max_cluster = 8; return limits; }()).refusal != "", name + ": 8 would do");
                 promise(p.blocks == first.blocks, name + ": the size depends on the batch");
-                promise(p.rows_per_group <= fr::kPersistentChunk, name + ": rows of a cluster");
+                promise(p.rows_per_group <= fr::kPersistentBand, name + ": rows of a cluster");
                 promise(p.groups * p.rows_per_group >= batch && (p.groups - 1) * p.rows_per_group < batch, name + ": rows");
                 const int64_t resident = p.blocks == 16 ? 6 : p.blocks == 8 ? 15 : 132 / p.blocks;
                 promise(p.rows_per_group == 16 || p.groups * directions <= resident, name + ": a wave for the sake of fewer rows");
@@ -257,7 +257,7 @@ void check_clusters() {
 
 // A launch has at most kMostBlocksY groups. More rows are refused, not cut off.
 void check_most_groups() {
-  const int64_t most = int64_t{fr::kMostBlocksY} * fr::kPersistentChunk;
+  const int64_t most = int64_t{fr::kMostBlocksY} * fr::kPersistentBand;
   for (const int64_t batch : {most, most + 1}) {
     fr::PersistentLimits limits;
     limits.sms = 132, limits.shared_per_block = 227 * 1024, limits.max_cluster = 8;
@@ -285,7 +285,7 @@ void nan_in_group(const Values& state, const Case& c, int64_t width, int64_t row
 }
 
 // In one pass block (x, group, direction) stalls after a number of publications.
-void run_deadline(const Case& c, const Device& device, Pass pass, int after, bool last, uint64_t seed) {
+void run_timeout(const Case& c, const Device& device, Pass pass, int after, bool last, uint64_t seed) {
   const bool backward = pass == Pass::kBackward;
   fr::PersistentLimits limits = g_options.limits;
   limits.streaming = g_options.strategy == "streaming", limits.max_cluster = 0;
@@ -304,18 +304,18 @@ void run_deadline(const Case& c, const Device& device, Pass pass, int after, boo
   g_stalled = pass;
   g_options.stall_after = -1;
   const std::vector<Got> want = run_kernels(problem, seed);
-  g_options.status = &status, g_options.patience = 10'000'000'000ull;
+  g_options.status = &status, g_options.timeout_ns = 10'000'000'000ull;
   g_options.stall_after = after;
   g_options.stalled = last ? fr::emulation::Dim{p.blocks - 1, p.groups - 1, p.directions - 1} : fr::emulation::Dim{0, 0, 0};
   const fr::emulation::Dim stalled = g_options.stalled;
-  const bool apart = p.directions < c.directions;  // then the block stalls in both launches, and the second one is
+  const bool in_sequence = p.directions < c.directions;  // then the block stalls in both launches, and the second one is
                                                    // reported
   std::vector<Got> got;
   try {
     got = run_kernels(problem, seed);
     promise(status != 0, what + ": no status");
-    const fr::GivenUp g = fr::given_up(status);
-    promise(g.backward == backward && g.direction == (apart ? 1 : stalled.z) && g.group == stalled.y && g.block < p.blocks &&
+    const fr::TimeoutReport g = fr::report_of(status);
+    promise(g.backward == backward && g.direction == (in_sequence ? 1 : stalled.z) && g.group == stalled.y && g.block < p.blocks &&
                 g.block != stalled.x,
             what + ": the status names direction " + std::to_string(g.direction) + " group " + std::to_string(g.group) + " block " +
                 std::to_string(g.block));
@@ -324,7 +324,7 @@ void run_deadline(const Case& c, const Device& device, Pass pass, int after, boo
   }
   for (int d = 0; d < int(got.size()); ++d) {
     const Got &a = got[d], &b = want[d];
-    const int group = apart || d == stalled.z ? stalled.y : -1;
+    const int group = in_sequence || d == stalled.z ? stalled.y : -1;
     nan_or_right(a.output, b.output, what + " output"), nan_or_right(a.h_n, b.h_n, what + " h_n"), nan_or_right(a.c_n, b.c_n, what + " c_n");
     nan_or_right(a.kept, b.kept, what + " gates"), nan_or_right(a.cells, b.cells, what + " cells");
     nan_or_right(a.gradient.gates, b.gradient.gates, what + " d_gates"), nan_or_right(a.gradient.hh, b.gradient.hh, what + " d_weight_hh");
@@ -338,13 +338,13 @@ void run_deadline(const Case& c, const Device& device, Pass pass, int after, boo
   try {
     run_kernels(problem, seed);
   } catch (const std::runtime_error& error) {
-    raised = std::string(error.what()).find(backward ? "backward kernel gave up" : "forward kernel gave up") != std::string::npos;
+    raised = std::string(error.what()).find(backward ? "backward kernel timed out" : "forward kernel timed out") != std::string::npos;
   }
   promise(raised && status == 0, what + ": the next call does not raise");
-  g_options.status = nullptr, g_options.patience = 0;
+  g_options.status = nullptr, g_options.timeout_ns = 0;
 }
 
-void check_deadlines(const std::string& only, const std::string& device, const std::vector<uint64_t>& seeds) {
+void check_timeouts(const std::string& only, const std::string& device, const std::vector<uint64_t>& seeds) {
   for (const Device& one : kDevices) {
     if ((!device.empty() && device != one.name) || std::strcmp(one.strategy, "cluster") == 0) continue;
     choose_device(one);
@@ -358,7 +358,7 @@ void check_deadlines(const std::string& only, const std::string& device, const s
         if (!only.empty() && c.text().find(only) == std::string::npos) continue;
         int turn = 0;
         for (const uint64_t seed : seeds)
-          for (const Pass pass : {Pass::kForward, Pass::kBackward}) run_deadline(c, one, pass, turn % 3, turn % 2 == 0, seed), ++turn;
+          for (const Pass pass : {Pass::kForward, Pass::kBackward}) run_timeout(c, one, pass, turn % 3, turn % 2 == 0, seed), ++turn;
       }
     }
   }
@@ -369,7 +369,7 @@ void check_deadlines(const std::string& only, const std::string& device, const s
 int main(int argc, char** argv) {
   std::vector<uint64_t> seeds;
   std::string only, device;
-  bool partition = argc == 1, races = false, deadline = false;
+  bool partition = argc == 1, races = false, timeout = false;
   unsigned share = 1;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -377,7 +377,7 @@ int main(int argc, char** argv) {
     for (const Device& one : kDevices) is_device = is_device || argument == one.name;
     if (argument == "partition") partition = true;
     else if (argument == "races") races = true;
-    else if (argument == "deadline") deadline = true;
+    else if (argument == "timeout") timeout = true;
     else if (argument.rfind("share=", 0) == 0) share = static_cast<unsigned>(std::stoul(argument.substr(6)));
     else if (is_device) device = argument;
     else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
@@ -385,9 +385,9 @@ int main(int argc, char** argv) {
   }
   if (partition) check_partitions(), check_clusters(), check_most_groups();
   if (seeds.empty()) seeds = {0, 1};
-  if (deadline) check_deadlines(only, device, seeds);
+  if (timeout) check_timeouts(only, device, seeds);
   for (const Device& one : kDevices) {
-    if (deadline || (!device.empty() && device != one.name)) continue;
+    if (timeout || (!device.empty() && device != one.name)) continue;
     choose_device(one);
     unsigned number = 0;
     for (const Case& c : make_cases()) {
@@ -413,7 +413,7 @@ int main(int argc, char** argv) {
       }
     }
   }
-  if (!deadline && device.empty() && only.empty()) promise(g_cluster_sizes == std::set<int>{1, 2, 4, 8, 16}, "cluster sizes of the cases");
+  if (!timeout && device.empty() && only.empty()) promise(g_cluster_sizes == std::set<int>{1, 2, 4, 8, 16}, "cluster sizes of the cases");
   std::printf("%d cases, %d failures\n", g_cases, g_failures);
   return g_failures ? 1 : 0;
 }

@@ -304,8 +304,8 @@ void check_clusters() {
 // ---- the clock
 // -------------------------------------------------------------------------------------------------------
 // Waits for a flag that never comes, until a timeout.
-struct DeadlineKernel : KernelBase {
-  static constexpr const char* kName = "deadline_kernel";
+struct TimeoutKernel : KernelBase {
+  static constexpr const char* kName = "timeout_kernel";
   struct Params {
     unsigned* flag;
     unsigned long long nanoseconds;
@@ -318,11 +318,11 @@ struct DeadlineKernel : KernelBase {
 void check_clock() {
   unsigned flag = 0;
   int late = 0;
-  const DeadlineKernel::Params params{&flag, 10'000'000'000ull, &late};
-  const std::string stands = run<DeadlineKernel>(params, {1, 1, 1, 1, 0});
+  const TimeoutKernel::Params params{&flag, 10'000'000'000ull, &late};
+  const std::string stands = run<TimeoutKernel>(params, {1, 1, 1, 1, 0});
   check(contains(stands, "can never end") && late == 0, "while the clock stands, a wait without end is a fault: " + stands);
-  const std::string goes = run<DeadlineKernel>(params, {1, 1, 1, 1, 0}, {0, 100'000'000ull});
-  check(goes.empty() && late == 1, "a deadline ends a wait: " + goes);
+  const std::string goes = run<TimeoutKernel>(params, {1, 1, 1, 1, 0}, {0, 100'000'000ull});
+  check(goes.empty() && late == 1, "a timeout ends a wait: " + goes);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace fr::cpu {
 
 // Sizes and functions of one cell in one storage type.
-struct Backend {
+struct CellKernels {
   int lanes;                  // units in a register
   int tile_vectors;           // width of a tile in registers
   int operand_bytes;          // of an operand of the products
@@ -35,11 +35,11 @@ struct Backend {
 
 // One function for each storage type; isa_*.cpp instantiate it.
 template <class Isa, class S>
-const Backend* find_cell(Cell cell);
+const CellKernels* find_cell(Cell cell);
 
 // Returns null if the instruction set does not serve the type.
 template <class Isa>
-const Backend* find_backend(Cell cell, Type type) {
+const CellKernels* find_kernels(Cell cell, Type type) {
   if constexpr (Isa::kNativeBFloat16) return type == Type::kBFloat16 ? find_cell<Isa, BFloat16>(cell) : nullptr;
   else {
     switch (type) {
@@ -55,6 +55,6 @@ const Backend* find_backend(Cell cell, Type type) {
 // The table for prepared weights that are not float32 (serve_impl.h): forward without noise only. Returns null for
 // cells that have none.
 template <class Isa>
-const Backend* find_serving(Cell cell, Form form);
+const CellKernels* find_serving(Cell cell, Form form);
 
 }  // namespace fr::cpu

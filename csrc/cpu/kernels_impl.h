@@ -1,17 +1,17 @@
 // Defines find_cell; included by each isa_*.cpp.
 #pragma once
 
-#include "backend.h"
+#include "kernels.h"
 #include "backward.h"
 
 namespace fr::cpu {
 
 template <class Isa, class CellType, class S>
-const Backend* backend() {
+const CellKernels* cell_kernels() {
   using F = Forward<Isa, CellType, S>;
   using B = Backward<Isa, CellType, S>;
   using Outers = OuterProduct<Isa, S>;
-  static constexpr Backend table{
+  static constexpr CellKernels table{
       F::kLanes,
       Isa::kTileVectors,
       sizeof(typename F::O),
@@ -38,11 +38,11 @@ const Backend* backend() {
 }
 
 template <class Isa, class S>
-const Backend* find_cell(Cell cell) {
+const CellKernels* find_cell(Cell cell) {
   switch (cell) {
 #define FR_CELL(name, Type) \
   case Cell::name:          \
-    return backend<Isa, Type, S>();
+    return cell_kernels<Isa, Type, S>();
 #include "../cells/cells.inc"
 #undef FR_CELL
   }
