@@ -11,7 +11,7 @@
 #endif
 
 #include "device.cuh"
-#include "params.h"
+#include "kernels.h"
 
 namespace fr::FR_TARGET {
 

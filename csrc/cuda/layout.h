@@ -1,4 +1,4 @@
-// What run.cpp and persistent/launch.cpp share: where the rows of a step lie, a cell's products as StepProduct, and the
+// What run.cpp and the strategies' launch.cpp share: where the rows of a step lie, a cell's products as StepProduct, and the
 // caller's scratch memory. Internal, not part of the library's interface.
 #pragma once
 
@@ -107,7 +107,7 @@ inline StepProduct forward_first_product(const Layout& l, const Weights& weights
   product.operand_rows = d.here.rows;
   product.operand_is_state = true;
   product.copy_weight[0] = l.copies(weights.hh, weights.hh_stride);
-  const Matrix& before = d.entering.data ? d.entering_before : d.output_before;
+  const Matrix& before = d.entering.data ? d.entering_before : d.matrix[StepMatrix::kOutputBefore];
   product.copy_operand[0] = l.copies(before.data, before.row_stride) && l.copies(d.entering.data ? d.h0_entering : d.h0, l.width);
   product.gate_rows = l.shape.hidden;
   product.bias = weights.bias_hh;
@@ -123,10 +123,10 @@ inline StepProduct forward_second_product(const Layout& l, const Weights& weight
   product.weight_stride[0] = projects ? weights.hr_stride : weights.hh_stride;
   product.weight[0] = projects ? weights.hr : l.column(weights.hh, skipped * weights.hh_stride, l.element);
   product.depth[0] = l.shape.hidden;
-  product.operand[0] = d.inner;
+  product.operand[0] = d.matrix[StepMatrix::kInner];
   product.operand_rows = d.here.rows;
   product.copy_weight[0] = l.copies(product.weight[0], product.weight_stride[0]);
-  product.copy_operand[0] = l.copies(d.inner.data, d.inner.row_stride);
+  product.copy_operand[0] = l.copies(product.operand[0].data, product.operand[0].row_stride);
   product.gate_rows = l.shape.hidden;
   product.bias = projects ? nullptr : l.column(weights.bias_hh, skipped, l.element);
   return product;
@@ -150,7 +150,7 @@ struct BackwardWeights {
     if (l.cell.two_phases()) second = transposed(l, workspace, hidden, l.cell.projects() ? l.width : l.cell.phase[1].gates * hidden);
   }
 
-  void fill(const Layout& l, const Weights& weights, const StepKernels& kernels, void* stream) const {
+  void fill(const Layout& l, const Weights& weights, const Kernels& kernels, void* stream) const {
     const auto transpose = [&](const Transposed& to, const void* from, int64_t from_stride, int64_t columns) {
       if (to.data) kernels.transpose(static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
     };
@@ -190,6 +190,7 @@ struct BackwardBuffers {
     if (l.cell.cells) states.c = workspace.take(rows * l.cell.cells * l.shape.hidden * l.state);
     if (l.cell.two_phases() && l.cell.phase[1].saved) inner = InnerBuffers(l, rows, workspace);
   }
+  bool rebuilds() const { return gates.data != nullptr; }
 };
 
 inline void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Transposed& weight, const Matrix& operand) {

@@ -13,6 +13,15 @@ namespace fr {
 enum class Math : int { kBFloat16, kFloat16, kTf32, kFloat32, kFloat64 };
 constexpr int kMathCount = 5;
 
+// Geometry that the kernels share with the code that sizes their launches.
+constexpr int kRowBytes = 128;                 // a row of a tile in shared memory: a slice of the depth (tile.cuh)
+constexpr int kWarpUnits = 16, kWarpRows = 32; // a warp's tile
+constexpr int kStages = 2;                     // of shared memory, in `step`
+constexpr int kSumsPad = 4;                    // of a row of partial sums, in elements: spreads an accumulator's rows
+                                               // over banks
+constexpr int kBlockRows = 8;                  // batch rows of a block, in `block`
+constexpr int kElementThreads = 256;           // elements of a block, in block/elementwise.cuh
+
 enum class Phase : int {
   kForwardFirst,    // W_hh h_prev, then forward0
   kForwardSecond,   // cells with two phases: the second product, then forward1
@@ -54,18 +63,33 @@ struct StepProduct {
   const void* bias = nullptr;     // [m * gate_rows + j], added to the sums; or null
 };
 
-constexpr int kStepMatrices = 13;
+// The matrices of which a step reads or writes rows: indices of StepDirection::matrix and of the tables from which
+// kernels compute a step's addresses, a matrix a thread (block/steps.cuh, persistent/rows.cuh).
+struct StepMatrix {
+  enum : int {
+    kInputGates,
+    kOutput,
+    kOutputBefore,
+    kGates,
+    kCells,
+    kCellsBefore,
+    kDOutput,
+    kDGates,
+    kDRecurrent,
+    kHPrev,
+    kDProjected,
+    kInner,  // forward: [B, H], operand of the second product; backward: this step's rows of rnn.h's inner, or null
+    kDCells,
+    kCount
+  };
+};
+
 struct StepDirection {
   bool reverse = false;
   StepRows here;     // the step whose pointwise phase runs
   StepRows pending;  // backward: the step whose product this launch computes, which is the one processed just before
   StepProduct product;
-  // This step's rows of kStepMatrices matrices. They are contiguous members, because kernels address them by index
-  // (block/kernel.cuh, persistent/rows.cuh).
-  Matrix input_gates, output, output_before, gates, cells, cells_before;
-  Matrix d_output, d_gates, d_recurrent, h_prev, d_projected;
-  Matrix inner;  // forward: [B, H], operand of the second product; backward: this step's rows of rnn.h's inner, or null
-  Matrix d_cells;
+  Matrix matrix[StepMatrix::kCount];  // this step's rows
   Matrix entering, entering_before;  // rnn.h's `entering` of this step and of the step before; null: the output itself
                                      // enters the product
   const void* h0_entering = nullptr;
@@ -109,7 +133,7 @@ struct StepParams {
 // processing order.
 struct BlockParams {
   StepParams step;
-  int64_t advance[2][kStepMatrices];  // bytes from a direction's matrix at one step to the next in processing order;
+  int64_t advance[2][StepMatrix::kCount];  // bytes from a direction's matrix at one step to the next in processing order;
                                       // negative if that is back in time
   int64_t count;                      // steps to process
   int64_t last;                       // last iteration: count - 1; in backward `count` if the gradient of the initial
@@ -124,75 +148,10 @@ struct BlockParams {
   int gate_slices, slices;            // slices of 128 bytes of depth: of one gate's operand, of the whole operand
 };
 
-constexpr int kMostBlocksY = 65535;  // limit of a grid's y and z (CUDA programming guide, compute capabilities)
-
-struct LaunchShape {
-  int x, y, z;
-  int threads;
-  int64_t shared_bytes;
-  int cluster = 0;  // blocks of a thread-block cluster, neighbours in x; divides x; 0: no clusters
-};
-
 struct TransposeParams {
   const void* from;  // [rows, columns], from_stride elements from row to row
   void* to;          // [columns, rows], to_stride elements from row to row
   int64_t from_stride, to_stride, rows, columns;
 };
-
-// The kernels of one target. gpu: compiled by nvcc, `stream` is a cudaStream_t. host: emulated, `stream` is a Schedule.
-using StepLauncher = void (*)(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
-using BlockLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
-struct PersistentParams;  // persistent/params.h
-struct PrepareParams;
-struct StatesBeforeParams;
-using PersistentLauncher = void (*)(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);
-using PrepareLauncher = void (*)(const PrepareParams& params, void* stream);
-using StatesBeforeLauncher = void (*)(int element_bytes, int directions, const StatesBeforeParams& params, void* stream);
-using ElementwiseLauncher = void (*)(Type type, bool backward, const LaunchShape& shape, const BlockParams& params, void* stream);
-using TransposeLauncher = void (*)(int element_bytes, const TransposeParams& params, void* stream);
-struct StepKernels {
-  StepLauncher step[kMathCount];
-  BlockLauncher block[kMathCount];  // null: no kernel for this arithmetic
-  PersistentLauncher persistent[kMathCount];
-  PersistentLauncher projected[kMathCount];
-  ElementwiseLauncher elementwise;
-  PrepareLauncher prepare;
-  StatesBeforeLauncher states_before;
-  TransposeLauncher transpose;
-};
-
-#define FR_STEP_LAUNCHERS                                                                         \
-  void step_bf16(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
-  void step_fp16(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
-  void step_tf32(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
-  void step_fp32(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
-  void step_fp64(int gates, const LaunchShape& shape, const StepParams& params, void* stream);    \
-  void block_bf16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
-  void block_fp16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
-  void block_tf32(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream); \
-  void persistent_bf16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
-  void persistent_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
-  void persistent_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
-  void persistent_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream); \
-  void projected_bf16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
-  void projected_fp16(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
-  void projected_tf32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
-  void projected_fp32(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);  \
-  void elementwise(Type type, bool backward, const LaunchShape& shape, const BlockParams& params, void* stream); \
-  void prepare(const PrepareParams& params, void* stream);                                        \
-  void states_before(int element_bytes, int directions, const StatesBeforeParams& params, void* stream); \
-  void transpose(int element_bytes, const TransposeParams& params, void* stream);                 \
-  inline constexpr StepKernels kStepKernels{                                                      \
-      {step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},                                    \
-      {block_bf16, block_fp16, block_tf32, nullptr, nullptr},                                     \
-      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr},              \
-      {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, elementwise, prepare, states_before, transpose};
-namespace gpu {
-FR_STEP_LAUNCHERS
-int persistent_active_clusters(int blocks);  // active_clusters and has_code (launch.cuh) of a persistent kernel
-bool persistent_has_code();
-}
-namespace host { FR_STEP_LAUNCHERS }
-#undef FR_STEP_LAUNCHERS
 
 }  // namespace fr

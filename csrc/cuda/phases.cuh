@@ -80,6 +80,7 @@ struct Element {
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   using V = Scalar<State, Math::kTensor>;
+  using M = StepMatrix;
 
   const StepParams& p;
   const StepDirection& d;
@@ -111,7 +112,7 @@ struct Element {
     return V(sum + to_state((global(static_cast<const Storage*>(d.product.bias)) + j)[m * d.product.gate_rows]));
   }
   FR_DEVICE V h_prev(const RowState& row) const {
-    const Storage* from = old_row<Storage>(row, p.reset_to_initial, d.output_before, d.h0, p.width, b);
+    const Storage* from = old_row<Storage>(row, p.reset_to_initial, d.matrix[M::kOutputBefore], d.h0, p.width, b);
     return from ? V(to_state(global(from)[j])) : V(0);
   }
 
@@ -123,19 +124,19 @@ struct Element {
 
   FR_DEVICE void store_h(const RowState& row, V h) const {
     kept = h;
-    if (!d.output.data) return;  // null while gates are rebuilt
-    store(d.output, j, h);
+    if (!d.matrix[M::kOutput].data) return;  // null while gates are rebuilt
+    store(d.matrix[M::kOutput], j, h);
     if constexpr (Sums::kStoresEntering)
-      if (d.entering.data) store(d.entering, j, load(d.output, j) * mask());
+      if (d.entering.data) store(d.entering, j, load(d.matrix[M::kOutput], j) * mask());
     if (row.last) set(global(static_cast<Storage*>(d.h_n))[b * p.width + j], h.value);
   }
 
   // An inactive row has a zero output. If it is inactive even at step 0, its length is 0, and its final state is the
   // initial one.
   FR_DEVICE void rest_h() const {
-    if (!d.output.data || b >= d.here.rows) return;  // packed: the launch covers the other direction's step too, which
+    if (!d.matrix[M::kOutput].data || b >= d.here.rows) return;  // packed: the launch covers the other direction's step too, which
                                                      // may have more rows
-    store(d.output, j, V(0));
+    store(d.matrix[M::kOutput], j, V(0));
     if (d.here.step != 0) return;
     const int64_t i = b * p.width + j;
     set(global(static_cast<Storage*>(d.h_n))[i],
@@ -146,7 +147,7 @@ struct Element {
   template <class Cell>
   FR_DEVICE void load_old_cells(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Cell::kCells > 0) {
-      const State* from = old_row<State>(row, p.reset_to_initial, d.cells_before, d.c0, Cell::kCells * p.hidden, b);
+      const State* from = old_row<State>(row, p.reset_to_initial, d.matrix[M::kCellsBefore], d.c0, Cell::kCells * p.hidden, b);
       for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = from ? V(global(from)[i * p.hidden + j]) : V(0);
     }
   }
@@ -193,7 +194,7 @@ struct Element {
     }
     Unit<V, Cell> u;
     const int hidden = units();
-    const State* input = at<State>(d.input_gates);
+    const State* input = at<State>(d.matrix[M::kInputGates]);
     for (int gate = 0; gate < N::kFirstGates; ++gate) {
       u.input[gate] = V(input[gate * hidden]);
       if constexpr (N::kMultiplies) u.recurrent[gate] = recurrent(gate);
@@ -205,20 +206,20 @@ struct Element {
       if (noise_params().on) u.h_prev = h_prev(row);
     this->template noise<Cell>().forward0(u, clips());
     if constexpr (N::kFirstSaved > 0) {
-      if (d.gates.data) {
-        Storage* to = at<Storage>(d.gates);
+      if (d.matrix[M::kGates].data) {
+        Storage* to = at<Storage>(d.matrix[M::kGates]);
         for (int i = 0; i < N::kFirstSaved; ++i) set(to[i * hidden], u.saved[i].value);
       }
     }
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i) {
-        if (d.cells.data) element<State>(d.cells, b, i * p.hidden + j) = u.c[i].value;
-        if (d.c_n && (row.last || !d.cells.data)) cell_of<Cell>(d.c_n, i) = u.c[i].value;
+        if (d.matrix[M::kCells].data) element<State>(d.matrix[M::kCells], b, i * p.hidden + j) = u.c[i].value;
+        if (d.c_n && (row.last || !d.matrix[M::kCells].data)) cell_of<Cell>(d.c_n, i) = u.c[i].value;
       }
     if constexpr (!N::kTwoPhases) {
       store_h(row, u.h);
     } else {
-      store_if(d.inner, u.inner);  // null: needed on the chip only
+      store_if(d.matrix[M::kInner], u.inner);  // null: needed on the chip only
       sums.keep(1, u.inner.value);
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) carried<Cell>(i) = u.carried[i].value;
@@ -246,7 +247,7 @@ struct Element {
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) u.carried[i] = V(carried<Cell>(i));
       for (int gate = N::kFirstGates; gate < N::kGates; ++gate) {
-        u.input[gate] = load_state(d.input_gates, gate * p.hidden + j);
+        u.input[gate] = load_state(d.matrix[M::kInputGates], gate * p.hidden + j);
         u.recurrent[gate] = recurrent(gate - N::kFirstGates);
       }
     }
@@ -254,8 +255,8 @@ struct Element {
       if (noise_params().on) u.h_prev = h_prev(row);
     this->template noise<Cell>().forward1(u, clips());
     if constexpr (N::kFirstSaved < N::kSaved) {
-      if (d.gates.data)
-        for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.gates, i * p.hidden + j, u.saved[i]);
+      if (d.matrix[M::kGates].data)
+        for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.matrix[M::kGates], i * p.hidden + j, u.saved[i]);
     }
     store_h(row, u.h);
   }
@@ -265,20 +266,20 @@ struct Element {
   template <int kBegin, int kEnd, class Cell>
   FR_DEVICE void store_gate_gradients(const Unit<V, Cell>& u) const {
     const int hidden = units();
-    Storage* to = at<Storage>(d.d_gates);
+    Storage* to = at<Storage>(d.matrix[M::kDGates]);
     for (int gate = kBegin; gate < kEnd; ++gate) {
       set(to[gate * hidden], u.d_input[gate].value);
       if (gate != Cell::kSplitGate) sums.keep(gate, u.d_input[gate].value);
     }
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) {
-      store(d.d_recurrent, j, u.d_split);
+      store(d.matrix[M::kDRecurrent], j, u.d_split);
       sums.keep(Cell::kSplitGate, u.d_split.value);
     }
   }
   template <int kBegin, int kEnd, class Cell>
   FR_DEVICE void clear_gate_gradients() const {
-    for (int gate = kBegin; gate < kEnd; ++gate) store(d.d_gates, gate * p.hidden + j, V(0));
-    if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(d.d_recurrent, j, V(0));
+    for (int gate = kBegin; gate < kEnd; ++gate) store(d.matrix[M::kDGates], gate * p.hidden + j, V(0));
+    if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) store(d.matrix[M::kDRecurrent], j, V(0));
   }
 
   // The gradient that reaches the state between the pending step and this one. If a reset cuts between the two, it goes
@@ -307,7 +308,7 @@ struct Element {
   FR_DEVICE void load_saved(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Numbers<Cell>::kSaved > 0) {
       const int hidden = units();
-      const Storage* from = at<Storage>(d.gates);
+      const Storage* from = at<Storage>(d.matrix[M::kGates]);
       for (int i = 0; i < Numbers<Cell>::kSaved; ++i) u.saved[i] = V(to_state(from[i * hidden]));
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
@@ -317,8 +318,8 @@ struct Element {
   FR_DEVICE void load_cells(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i) {
-        u.c[i] = load_state(d.cells, i * p.hidden + j);
-        if (d.d_cells.data) u.d_c[i] = u.d_c[i] + load_state(d.d_cells, i * p.hidden + j);
+        u.c[i] = load_state(d.matrix[M::kCells], i * p.hidden + j);
+        if (d.matrix[M::kDCells].data) u.d_c[i] = u.d_c[i] + load_state(d.matrix[M::kDCells], i * p.hidden + j);
       }
     load_old_cells(u, row);
   }
@@ -348,21 +349,21 @@ struct Element {
       leave_h(u.d_h);
       if constexpr (!N::kTwoPhases) leave_cells(u);
       if (!exists()) return;
-      store_if(d.h_prev, V(0));
-      if constexpr (N::kProjects) store(d.d_projected, j, V(0));
+      store_if(d.matrix[M::kHPrev], V(0));
+      if constexpr (N::kProjects) store(d.matrix[M::kDProjected], j, V(0));
       clear_gate_gradients<kBegin, N::kGates, Cell>();
       return;
     }
-    if (d.d_output.data) u.d_h = u.d_h + load(d.d_output, j);
-    if (d.h_prev.data) store(d.h_prev, j, h_prev(row) * mask());
+    if (d.matrix[M::kDOutput].data) u.d_h = u.d_h + load(d.matrix[M::kDOutput], j);
+    if (d.matrix[M::kHPrev].data) store(d.matrix[M::kHPrev], j, h_prev(row) * mask());
     if constexpr (!N::kProjects) load_saved(u, row);
-    if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.output, j);
+    if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.matrix[M::kOutput], j);
     if constexpr (!N::kTwoPhases) {
       load_cells(u, row);
       this->template noise<Cell>().backward0(u, clips());
     } else {
       this->template noise<Cell>().backward1(u, clips());
-      if constexpr (N::kProjects) store(d.d_projected, j, u.d_projected);
+      if constexpr (N::kProjects) store(d.matrix[M::kDProjected], j, u.d_projected);
     }
     store_gate_gradients<kBegin, N::kGates>(u);
     if constexpr (!N::kProjects) add_unit_gradients(u);
@@ -381,7 +382,7 @@ struct Element {
     if (!row.active) {
       leave_cells(u);
       if (!exists()) return;
-      store_if(d.inner, V(0));
+      store_if(d.matrix[M::kInner], V(0));
       clear_gate_gradients<0, N::kFirstGradients, Cell>();
       return;
     }
@@ -392,7 +393,7 @@ struct Element {
     this->template noise<Cell>().backward0(u, clips());
     store_gate_gradients<0, N::kFirstGradients>(u);
     add_unit_gradients(u);
-    store_if(d.inner, u.inner);
+    store_if(d.matrix[M::kInner], u.inner);
     leave_cells(u);
     if constexpr (!N::kProjects) leave_h(u.d_h_prev);
   }

@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "run.h"
+#include "block/launch.h"
 
 namespace fr {
 namespace {

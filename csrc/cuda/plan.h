@@ -102,8 +102,7 @@ std::vector<std::pair<std::string, double>> model_constants();
 // 1,048,560 rows, since a grid has 65,535 groups) runs in step.
 struct Choice {
   Strategy strategy;
-  bool in_sequence;  // PersistentLimits::in_sequence, if that is predicted to be faster over those
-               // batches
+  bool in_sequence;  // PersistentLimits::in_sequence, if that is predicted to be faster over those batches
 };
 Choice choose(const PlanRequest& request, const DeviceLimits& limits);
 

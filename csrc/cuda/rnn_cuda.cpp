@@ -134,17 +134,17 @@ Run how_to_run(const Args& args, const CudaOptions& options, const DeviceLimits&
 
 }  // namespace
 
-int64_t cuda_forward_workspace(const ForwardArgs& args) { return step_forward_workspace(args); }
-int64_t cuda_backward_workspace(const BackwardArgs& args) { return step_backward_workspace(args); }
+int64_t cuda_forward_workspace(const ForwardArgs& args) { return forward_workspace(args); }
+int64_t cuda_backward_workspace(const BackwardArgs& args) { return backward_workspace(args); }
 
 void cuda_forward(const ForwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
-  step_forward(args, {options.first, options.last}, how_to_run(args, options, limits, false), gpu::kStepKernels);
+  run_forward(args, {options.first, options.last}, how_to_run(args, options, limits, false), gpu::kKernels);
 }
 
 void cuda_backward(const BackwardArgs& args, const CudaOptions& options) {
   const DeviceLimits& limits = current_limits();
-  step_backward(args, how_to_run(args, options, limits, true), gpu::kStepKernels);
+  run_backward(args, how_to_run(args, options, limits, true), gpu::kKernels);
 }
 
 std::string cuda_status(int device) {

@@ -13,9 +13,7 @@
 
 namespace fr::FR_TARGET {
 
-constexpr int kRowBytes = 128, kPieceBytes = 16, kRowPieces = kRowBytes / kPieceBytes;
-constexpr int kWarpUnits = 16, kWarpRows = 32, kRowTiles = kWarpRows / 8;
-constexpr int kStages = 2;
+constexpr int kPieceBytes = 16, kRowPieces = kRowBytes / kPieceBytes, kRowTiles = kWarpRows / 8;
 
 FR_HD int piece_offset(int row, int piece) { return row * kRowBytes + ((piece ^ (row & 7)) * kPieceBytes); }
 

@@ -1,5 +1,5 @@
 // Transposes a matrix of elements of 2, 4 or 8 bytes. The backward products read W_hh and W_hr by columns; transposing
-// them once a call lets backward use the forward tile. Launched by run.cpp.
+// them once a call lets backward use the forward tile. Launched by layout.h.
 #pragma once
 
 #include "launch.cuh"

@@ -61,14 +61,15 @@ struct Scratch {
 
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
   emulation::Schedule schedule = schedule_of(options);
-  const Scratch workspace(step_forward_workspace(args), options);
-  step_forward(args, {options.first, options.last}, how_to_run(options, workspace.memory.get(), schedule), host::kStepKernels);
+  const Scratch workspace(forward_workspace(args), options);
+  run_forward(args, {options.first, options.last}, how_to_run(options, workspace.memory.get(), schedule),
+              host::kKernels);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {
   emulation::Schedule schedule = schedule_of(options);
-  const Scratch workspace(step_backward_workspace(args), options);
-  step_backward(args, how_to_run(options, workspace.memory.get(), schedule), host::kStepKernels);
+  const Scratch workspace(backward_workspace(args), options);
+  run_backward(args, how_to_run(options, workspace.memory.get(), schedule), host::kKernels);
 }
 
 }  // namespace fr

@@ -370,7 +370,7 @@ MUTANTS = {
     ),
     "in sequence: both launches are the first direction's": Mutant(
         "persistent/launch.cpp",
-        "p.direction[call.first + i]",
+        "p.direction[launch.first + i]",
         "p.direction[i]",
         "plain",
         "FAIL",
@@ -555,6 +555,6 @@ MUTANTS = {
         runs=_IN_SEQUENCE,
     ),
     "shared memory too small": Mutant(
-        "run.cpp", "return table_bytes(tile) + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
+        "step/launch.cpp", "return table + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
 }

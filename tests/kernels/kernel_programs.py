@@ -20,7 +20,12 @@ CSRC, CUDA = ROOT / "csrc", ROOT / "csrc" / "cuda"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 CCACHE = [found] if (found := shutil.which("ccache")) else []
 INSTANCES = sorted(path.stem for path in (CUDA / "inst").glob("*.cu"))
-LAUNCHERS = {"run": "run.cpp", "persistent_launch": "persistent/launch.cpp"}  # object: source in csrc/cuda
+LAUNCHERS = {  # object: source in csrc/cuda
+    "run": "run.cpp",
+    "step_launch": "step/launch.cpp",
+    "block_launch": "block/launch.cpp",
+    "persistent_launch": "persistent/launch.cpp",
+}
 CPU_CORE = tuple(sorted(path.stem for path in (CSRC / "cpu").glob("*.cpp") if "avx" not in path.stem))
 SANITIZERS = {"plain": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
 # Under AddressSanitizer, the kernels compile fastest without optimisation; ThreadSanitizer needs -O1 to run quickly.

@@ -119,7 +119,7 @@ def test_the_choice_does_not_depend_on_what_was_asked_before():
 
 @pytest.mark.parametrize("hidden", [5, 64, 512, 2048])
 def test_tile_does_not_depend_on_the_batch_in_its_sums(hidden):
-    """Only H determines how the depth is split, so a row's result is the same in any batch (step_tile in run.cpp)."""
+    """Only H determines how the depth is split, so a row's result is the same in any batch (step_tile)."""
     threads = {}
     for batch in (1, 16, 33, 64, 65, 256):
         step = _plan("lstm", 2, False, batch, hidden, 0, 1, False, "H100")["candidates"][0]

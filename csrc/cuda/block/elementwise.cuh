@@ -1,6 +1,6 @@
 // The `block` strategy for cells without a product (IndRNN): a whole sequence in one launch, a thread for each unit of
 // each row. No thread reads another's state. For every type; padded rows. Packed rows take `step`, a launch without a
-// product for each time step. Launched by run.cpp. The pointwise phases are those of phases.cuh, so every option
+// product for each time step. Launched by launch.cpp. The pointwise phases are those of phases.cuh, so every option
 // works here too.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace fr::FR_TARGET {
 template <class Math, bool kBackward>
 struct ElementwiseKernel {
   static constexpr const char* kName = "elementwise_kernel";
-  static constexpr int kMaxThreads = 256;
+  static constexpr int kMaxThreads = kElementThreads;
   static constexpr bool kCooperative = false;
   using Params = BlockParams;
   using V = Scalar<typename Math::State, Math::kTensor>;

@@ -1,7 +1,7 @@
 // The `block` strategy: a whole sequence in one launch. One block holds the recurrent weights of a direction in
 // registers and serves 8 batch rows; blocks never communicate, so the launch need not be cooperative. For cells with
 // one product, tensor-core arithmetic, at most 128 units and 256 bytes of state a row (H <= 128 in 16 bit, 64 in TF32),
-// and padded rows. Launched by run.cpp. The pointwise phases are those of phases.cuh, so every option but dropout
+// and padded rows. Launched by launch.cpp. The pointwise phases are those of phases.cuh, so every option but dropout
 // of the state works here too.
 #pragma once
 
@@ -31,7 +31,7 @@ struct BlockKernel {
   static constexpr const char* kName = "block_kernel";
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
-  static constexpr int kRows = 8, kPitch = kWarpUnits + 4, kSteps = kRowPieces / 2;  // kSteps: mma a slice
+  static constexpr int kRows = kBlockRows, kPitch = kWarpUnits + kSumsPad, kSteps = kRowPieces / 2;  // kSteps: mma a slice
   static constexpr int kHeaderBytes = (2 * sizeof(StepDirection) + kRowBytes - 1) / kRowBytes * kRowBytes;
   using Params = BlockParams;
   using Storage = typename Math::Storage;
@@ -100,8 +100,9 @@ struct BlockKernel {
   FR_DEVICE static void prefetch_rows(const BlockParams& p, const StepDirection& d, int direction, int64_t row0, int64_t unit,
                                       int lane) {
     const int64_t b = row0 + lane % kRows, block = lane / kRows;
-    const Matrix& matrix = kBackward ? d.gates : d.input_gates;
-    const int64_t advance = p.advance[direction][&matrix - &d.input_gates], element = kBackward ? sizeof(Storage) : sizeof(State);
+    constexpr int kRead = kBackward ? StepMatrix::kGates : StepMatrix::kInputGates;
+    const Matrix& matrix = d.matrix[kRead];
+    const int64_t advance = p.advance[direction][kRead], element = kBackward ? sizeof(Storage) : sizeof(State);
     if (!matrix.data || b >= p.step.rows || unit >= p.step.hidden || block >= p.prefetched) return;
     prefetch(static_cast<const char*>(matrix.data) + advance + (b * matrix.row_stride + block * p.step.hidden + unit) * element);
   }
@@ -120,20 +121,11 @@ struct BlockKernel {
     }
   }
 
-  FR_DEVICE static void run(const BlockParams& p) {
-    const StepParams& step = p.step;
-    const int thread = thread_index(), warp = thread / 32, lane = thread % 32, direction = block_z();
-    const int units = kWarpUnits * (block_threads() / 32), line = lane % 8, matrix = lane / 8;
-    const StepDirection& first = step.direction[direction];
-    const bool reverse = first.reverse;
-    const int64_t row0 = static_cast<int64_t>(block_x()) * kRows, hidden = step.hidden;
-    const int operand_bytes = p.slices * kRows * kRowBytes, partial_bytes = kGates * kRows * kPitch * sizeof(State);
-    StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, kHeaderBytes));
-    unsigned char* operands = shared_memory(kHeaderBytes, 2 * operand_bytes);
-    State* partial = reinterpret_cast<State*>(
-        shared_memory(kHeaderBytes + 2 * operand_bytes + warp * partial_bytes, partial_bytes));
+  using Weights = uint32_t[kSlices][kSteps][kGates][4];
 
-    uint32_t weights[kSlices][kSteps][kGates][4];
+  // Loads the warp's weights into registers, slice by slice through shared memory.
+  FR_DEVICE static void load_weights(const BlockParams& p, int direction, int units, Weights& weights) {
+    const int lane = thread_index() % 32, line = lane % 8, matrix = lane / 8, unit0 = thread_index() / 32 * kWarpUnits;
     unsigned char* staged = shared_memory(kHeaderBytes, kGates * units * kRowBytes);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
@@ -145,37 +137,80 @@ struct BlockKernel {
       for (int k = 0; k < kSteps; ++k)
 #pragma unroll
         for (int m = 0; m < kGates; ++m) {
-          load_matrix_x4(weights[slice][k][m],
-                         staged + piece_offset(m * units + warp * kWarpUnits + matrix % 2 * 8 + line, 2 * k + matrix / 2));
+          const int row = m * units + unit0 + matrix % 2 * 8 + line;
+          load_matrix_x4(weights[slice][k][m], staged + piece_offset(row, 2 * k + matrix / 2));
           Math::prepare(weights[slice][k][m]);
         }
       block_sync();
     }
+  }
+
+  // Multiplies the operand by the warp's weights and stores the sums in `partial`.
+  FR_DEVICE static void multiply(const BlockParams& p, const Weights& weights, const unsigned char* operand, State* partial) {
+    const int lane = thread_index() % 32, line = lane % 8, matrix = lane / 8;
+    State sums[kGates][4] = {};
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      if (slice >= p.slices) break;
+#pragma unroll
+      for (int k = 0; k < kSteps; k += 2) {
+        uint32_t words[4];  // matrices: pieces 2k .. 2k + 3 of the rows, enough for two mma
+        load_matrix_x4(words, operand + slice * kRows * kRowBytes + piece_offset(line, 2 * k + matrix));
+        Math::prepare(words);
+        const uint32_t b[2][2] = {{words[0], words[1]}, {words[2], words[3]}};
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int m = 0; m < kGates; ++m) Math::multiply(sums[m], weights[slice][k + half][m], b[half]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kGates; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        partial[(m * kRows + lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[m][i];
+  }
+
+  // Writes the state that (b, unit) starts the step of `rows` from into the operand. `kept` is the state that this
+  // thread has just computed for the step before; null: none.
+  FR_DEVICE static void put_state(const StepParams& step, const StepDirection& d, const StepRows& rows, unsigned char* operand,
+                                  int64_t b, int row, int unit, const V* kept) {
+    const RowState state = row_state(rows, step.direction[block_z()].reverse, step.lengths, b);
+    V value(0);
+    if (state.active) {
+      if (kept && state.has_before && !state.cut) {
+        value = *kept;
+      } else {
+        const Storage* from = old_row<Storage>(state, step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0,
+                                               step.hidden, b);
+        if (from) value = V(to_state(from[unit]));
+      }
+    }
+    set(*place(operand, unit / kSliceDepth, row, unit % kSliceDepth), value.value);
+  }
+
+  FR_DEVICE static void run(const BlockParams& p) {
+    const StepParams& step = p.step;
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32, direction = block_z();
+    const StepDirection& first = step.direction[direction];
+    const int64_t row0 = static_cast<int64_t>(block_x()) * kRows, hidden = step.hidden;
+    const int operand_bytes = p.slices * kRows * kRowBytes, partial_bytes = kGates * kRows * kPitch * sizeof(State);
+    StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, kHeaderBytes));
+    unsigned char* operands = shared_memory(kHeaderBytes, 2 * operand_bytes);
+    State* partial = reinterpret_cast<State*>(
+        shared_memory(kHeaderBytes + 2 * operand_bytes + warp * partial_bytes, partial_bytes));
+    Weights weights;
+    load_weights(p, direction, kWarpUnits * (block_threads() / 32), weights);
 
     for (int i = thread; i < 2 * operand_bytes / 4; i += block_threads()) reinterpret_cast<uint32_t*>(operands)[i] = 0;
     copy_words(current[0], first, thread);
     block_sync();
-    // Writes the state that (b, j) starts the step of `rows` from into the operand. `kept` is the state that this thread has just
-    // computed for the step before.
-    const auto put_state = [&](unsigned char* operand, const StepDirection& d, const StepRows& rows, int64_t b, int row, int unit,
-                               const V* kept) {
-      const RowState state = row_state(rows, reverse, step.lengths, b);
-      V value(0);
-      if (state.active) {
-        if (kept && state.has_before && !state.cut) {
-          value = *kept;
-        } else {
-          const Storage* from = old_row<Storage>(state, step.reset_to_initial, d.output_before, d.h0, hidden, b);
-          if (from) value = V(to_state(from[unit]));
-        }
-      }
-      set(*place(operand, unit / kSliceDepth, row, unit % kSliceDepth), value.value);
-    };
-    const int64_t t0 = first.here.step, forward = reverse != kBackward ? -1 : 1;
+    const int64_t t0 = first.here.step, forward = first.reverse != kBackward ? -1 : 1;
     if constexpr (!kBackward)
       for (int i = lane; i < kRows * kWarpUnits; i += 32) {
         const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
-        if (row0 + row < step.rows && unit < hidden) put_state(operands, first, rows_at(p, t0), row0 + row, row, unit, nullptr);
+        if (row0 + row < step.rows && unit < hidden)
+          put_state(step, first, rows_at(p, t0), operands, row0 + row, row, unit, nullptr);
       }
     block_sync();
 
@@ -183,32 +218,9 @@ struct BlockKernel {
     const int64_t last = p.last;
     for (int64_t s = 0; s <= last; ++s) {
       const StepDirection& d = current[s % 2];
-      unsigned char* operand = operands + s % 2 * operand_bytes;
       unsigned char* next_operand = operands + (1 - s % 2) * operand_bytes;
       const bool product = !kBackward || s > 0;
-      if (product) {
-        State sums[kGates][4] = {};
-#pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) {
-          if (slice >= p.slices) break;
-#pragma unroll
-          for (int k = 0; k < kSteps; k += 2) {
-            uint32_t words[4];  // matrices: pieces 2k .. 2k + 3 of the rows, enough for two mma
-            load_matrix_x4(words, operand + slice * kRows * kRowBytes + piece_offset(line, 2 * k + matrix));
-            Math::prepare(words);
-            const uint32_t b[2][2] = {{words[0], words[1]}, {words[2], words[3]}};
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-              for (int m = 0; m < kGates; ++m) Math::multiply(sums[m], weights[slice][k + half][m], b[half]);
-          }
-        }
-#pragma unroll
-        for (int m = 0; m < kGates; ++m)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            partial[(m * kRows + lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[m][i];
-      }
+      if (product) multiply(p, weights, operands + s % 2 * operand_bytes, partial);
       const bool plain = is_plain<kBackward>(step, d);
       if (s + 1 < p.count) prefetch_rows(p, d, direction, row0, warp * kWarpUnits, lane);
       warp_sync();
@@ -226,7 +238,7 @@ struct BlockKernel {
           const Element<Math, Sums> element{step, d, clips, b, unit, sums};
           pointwise(element, step.cell);
           if constexpr (!kBackward)
-            if (s < last) put_state(next_operand, d, next_rows, b, row, unit, &element.kept);
+            if (s < last) put_state(step, d, next_rows, next_operand, b, row, unit, &element.kept);
         }
       }
       if (s < last) next_step<kBackward>(p, current, s, t0, thread);

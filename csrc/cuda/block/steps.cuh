@@ -25,17 +25,17 @@ template <bool kBackward>
 FR_DEVICE void next_step(const BlockParams& p, StepDirection* current, int64_t s, int64_t t0, int thread) {
   const StepDirection& d = current[s % 2];
   StepDirection& next = current[1 - s % 2];
-  if (s == 0 && thread == kStepMatrices) {  // what all steps share, once
+  if (s == 0 && thread == StepMatrix::kCount) {  // what all steps share, once
     next.reverse = d.reverse;
     next.h0 = d.h0, next.c0 = d.c0, next.h_n = d.h_n, next.c_n = d.c_n;
     next.d_h = d.d_h, next.d_c = d.d_c, next.d_h0_reset = d.d_h0_reset, next.d_c0_reset = d.d_c0_reset;
     next.product.bias = d.product.bias, next.product.gate_rows = d.product.gate_rows;
   }
-  if (thread < kStepMatrices) {
-    const Matrix& from = (&d.input_gates)[thread];
-    (&next.input_gates)[thread] = {static_cast<char*>(from.data) + p.advance[block_z()][thread], from.row_stride};
+  if (thread < StepMatrix::kCount) {
+    const Matrix& from = d.matrix[thread];
+    next.matrix[thread] = {static_cast<char*>(from.data) + p.advance[block_z()][thread], from.row_stride};
   }
-  if (thread == kStepMatrices + 1) {
+  if (thread == StepMatrix::kCount + 1) {
     next.pending = d.here;
     next.here = kBackward && s + 1 == p.count ? StepRows{} : rows_at(p, t0 + (s + 1) * (d.reverse != kBackward ? -1 : 1));
   }

@@ -92,7 +92,7 @@ struct PersistentKernel {
     const RowState row = row_state(d.here, d.reverse, p.step.lengths, b);
     if (!row.active) return State(0);
     if (kept && row.has_before && !row.cut) return kept->value;
-    const Storage* from = old_row<Storage>(row, p.step.reset_to_initial, d.output_before, d.h0, p.step.width, b);
+    const Storage* from = old_row<Storage>(row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
     return from ? to_state(from[j]) : State(0);
   }
 
@@ -136,6 +136,19 @@ struct PersistentKernel {
     block_sync();
   }
 
+  // Each block of a cluster computes the whole first operand itself. cluster_sync: all blocks have started.
+  FR_DEVICE static void start_cluster(const PersistentParams& p, const StepDirection& d, int row0, int end, int thread) {
+    const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
+    auto* operands = reinterpret_cast<uint32_t*>(shared_memory(p.operand_at[0][0], p.operand_bytes));
+    for (int i = thread; i < p.operand_bytes / 4; i += block_threads()) operands[i] = 0;
+    block_sync();
+    const Operand operand{p, 0};
+    if (!kBackward)
+      for (int i = thread; i < rows * hidden; i += block_threads())
+        set(*operand.place(0, i / hidden, i % hidden), first_state(p, d, row0 + i / hidden, i % hidden, nullptr));
+    cluster_sync();
+  }
+
   FR_DEVICE static void run(const PersistentParams& p) {
     const int thread = thread_index(), direction = block_z(), block = block_x(), blocks = grid_x();
     // The pointwise part keeps the first warps busy, so what else there is to do begins with the last thread.
@@ -172,17 +185,7 @@ struct PersistentKernel {
     place(0), place(1);
     block_sync();
 
-    if (p.cluster) {  // each block computes the whole first operand itself; cluster_sync: all blocks have started
-      const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
-      auto* operands = reinterpret_cast<uint32_t*>(shared_memory(p.operand_at[0][0], p.operand_bytes));
-      for (int i = thread; i < p.operand_bytes / 4; i += block_threads()) operands[i] = 0;
-      block_sync();
-      const Operand operand{p, 0};
-      if (!kBackward)
-        for (int i = thread; i < rows * hidden; i += block_threads())
-          set(*operand.place(0, i / hidden, i % hidden), first_state(p, current[0], row0 + i / hidden, i % hidden, nullptr));
-      cluster_sync();
-    }
+    if (p.cluster) start_cluster(p, current[0], row0, end, thread);
 
     bool aborted = false;
     unsigned seen = 0;  // of the flag that this thread waits for, if it is one

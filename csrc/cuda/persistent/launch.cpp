@@ -2,12 +2,13 @@
 #include "launch.h"
 
 #include <algorithm>
-#include <array>
 #include <stdexcept>
 #include <string>
 
 namespace fr {
 namespace {
+
+using M = StepMatrix;
 
 constexpr int64_t kMostFlags = 1024;  // blocks of a launch, one an SM, and its groups, of which there are no more
 
@@ -24,7 +25,7 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
 }
 
 // Zeroes the flags and, for packed rows, stores the offsets that steps [first, last) and their neighbours need.
-void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, int64_t first, int64_t last, const StepKernels& kernels,
+void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, int64_t first, int64_t last, const Kernels& kernels,
              void* stream) {
   PrepareParams params{};
   params.flags = memory.flags, params.flag_count = flags;
@@ -54,7 +55,7 @@ bool aligned(const Layout& l, const MovingRows& rows) {
   return rows.base % 16 == 0 && rows.bytes % 16 == 0 && rows.row_stride * l.element % 16 == 0;
 }
 
-// One launch: directions [first, first + directions) of a call.
+// One launch: directions [first, first + directions) of a launch.
 struct Launch {
   bool backward;
   int first, directions;
@@ -62,14 +63,14 @@ struct Launch {
   PersistentParams params;
 };
 
-void set_params(Launch& call, const Layout& l, const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
+void set_params(Launch& launch, const Layout& l, const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
                 const StepParams& p) {
-  PersistentParams& params = call.params;
-  params.step = p, params.first_direction = call.first;
-  params.step.noise.first_direction = p.noise.first_direction + call.first;
-  for (int i = 0; i < call.directions; ++i) {
-    params.step.direction[i] = p.direction[call.first + i];
-    params.step.unit_weights[i] = p.unit_weights[call.first + i], params.step.d_unit[i] = p.d_unit[call.first + i];
+  PersistentParams& params = launch.params;
+  params.step = p, params.first_direction = launch.first;
+  params.step.noise.first_direction = p.noise.first_direction + launch.first;
+  for (int i = 0; i < launch.directions; ++i) {
+    params.step.direction[i] = p.direction[launch.first + i];
+    params.step.unit_weights[i] = p.unit_weights[launch.first + i], params.step.d_unit[i] = p.d_unit[launch.first + i];
   }
   params.phases = partition.phases;
   for (int i = 0; i < partition.phases; ++i) {
@@ -82,25 +83,25 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
     phase.first_slices = from.first_slices, phase.slices = from.slices;
     phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
     phase.weights_offset = static_cast<int>(partition.weights_offset[i]);
-    phase.operand_pending = call.backward && i == 0;
+    phase.operand_pending = launch.backward && i == 0;
     // What the pointwise part broadcasts in a cluster. Forward: the last phase gives the state. Backward: phase i gives
     // the gradients of its gates, and backward runs the cell's phases in reverse.
     const bool last = i + 1 == partition.phases;
     const int gradients = l.cell.phase[0].gradients;  // gate gradients of the cell's first phase, which backward runs
                                                       // last
-    if (call.backward) phase.sent_first = last ? 0 : gradients, phase.sent_last = last && i > 0 ? gradients : l.cell.gates;
+    if (launch.backward) phase.sent_first = last ? 0 : gradients, phase.sent_last = last && i > 0 ? gradients : l.cell.gates;
     else phase.sent_first = last ? 0 : 1, phase.sent_last = phase.sent_first + 1;
   }
-  params.count = static_cast<int>(call.count), params.last = static_cast<int>(call.last);
+  params.count = static_cast<int>(launch.count), params.last = static_cast<int>(launch.last);
   params.total_steps = l.shape.steps, params.batch = l.shape.batch;
   params.resets = l.shape.resets;
   params.offsets = memory.offsets;
   params.groups = partition.groups, params.rows_per_group = static_cast<int>(partition.rows_per_group);
   params.bands = static_cast<int>(divide_up(partition.rows_per_group, kPersistentBand));
-  params.prefetched = call.backward ? l.cell.saved : l.cell.gates;
+  params.prefetched = launch.backward ? l.cell.saved : l.cell.gates;
   params.cluster = partition.cluster;
-  params.split_gate = call.backward ? l.cell.split_gate : -1;
-  params.second_gate = partition.phases == 1 ? -1 : call.backward ? l.cell.phase[0].gates : 1;
+  params.split_gate = launch.backward ? l.cell.split_gate : -1;
+  params.second_gate = partition.phases == 1 ? -1 : launch.backward ? l.cell.phase[0].gates : 1;
   for (int i = 0; i < 2; ++i)
     for (int odd = 0; odd < 2; ++odd) params.operand_at[i][odd] = static_cast<int>(partition.operand_at[i][odd]);
   params.operand_bytes = static_cast<int>(partition.partial_offset - partition.ring_offset);
@@ -113,89 +114,95 @@ void set_params(Launch& call, const Layout& l, const PersistentPartition& partit
 }
 
 // Whether streamed weights can be read in pieces of 16 bytes.
-bool can_stream(const Layout& l, const PersistentPartition& partition, const Launch& call) {
+bool can_stream(const Layout& l, const PersistentPartition& partition, const Launch& launch) {
   if (partition.streamed_bytes == 0) return true;
-  for (int direction = 0; direction < call.directions; ++direction)
+  for (int direction = 0; direction < launch.directions; ++direction)
     for (int i = 0; i < partition.phases; ++i) {
-      const StepProduct& product = call.params.phase[i].product[direction];
+      const StepProduct& product = launch.params.phase[i].product[direction];
       if (partition.phase[i].partial && l.shape.hidden * l.element % 16 != 0) return false;
       for (int segment = 0; segment < product.segments; ++segment)
-        if (!product.copy_weight[segment] || (!call.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0)) return false;
+        if (!product.copy_weight[segment] || (!launch.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0)) return false;
     }
   return true;
 }
 
-void run_launch(const Layout& l, const Launch& call, const PersistentPartition& partition, const Run& run, const StepKernels& kernels) {
-  const PersistentParams& params = call.params;
-  const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * call.directions;
+void run_launch(const Layout& l, const Launch& launch, const PersistentPartition& partition, const Run& run, const Kernels& kernels) {
+  const PersistentParams& params = launch.params;
+  const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * launch.directions;
   int64_t first = l.shape.steps, last = 0;
-  for (int i = 0; i < call.directions; ++i) {
-    const bool down = params.step.direction[i].reverse != call.backward;  // whether t decreases
-    const int64_t from = params.first_step[i], to = down ? from - call.count + 1 : from + call.count - 1;
+  for (int i = 0; i < launch.directions; ++i) {
+    const bool down = params.step.direction[i].reverse != launch.backward;  // whether t decreases
+    const int64_t from = params.first_step[i], to = down ? from - launch.count + 1 : from + launch.count - 1;
     first = std::min({first, from, to}), last = std::max({last, from + 1, to + 1});
   }
   prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, first, last, kernels, run.stream);
-  const LaunchShape shape{partition.blocks, partition.groups, call.directions, 32 * partition.warps, partition.shared_bytes,
+  const LaunchShape shape{partition.blocks, partition.groups, launch.directions, 32 * partition.warps, partition.shared_bytes,
                           partition.cluster ? partition.blocks : 0};
   const auto& launchers = partition.slots > 0 ? kernels.projected : kernels.persistent;
-  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](call.backward, params.phase[0].gates, shape, params, run.stream);
+  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](launch.backward, params.phase[0].gates, shape, params, run.stream);
 }
 
 // Runs all launches of a call, or none.
-bool run_launches(const Layout& l, const std::vector<Launch>& calls, const PersistentPartition& partition, const Run& run,
-                  const StepKernels& kernels) {
-  for (const Launch& call : calls)
-    if (!can_stream(l, partition, call)) return false;
-  for (const Launch& call : calls) run_launch(l, call, partition, run, kernels);
+bool run_launches(const Layout& l, const std::vector<Launch>& launches, const PersistentPartition& partition, const Run& run,
+                  const Kernels& kernels) {
+  for (const Launch& launch : launches)
+    if (!can_stream(l, partition, launch)) return false;
+  for (const Launch& launch : launches) run_launch(l, launch, partition, run, kernels);
   return true;
 }
 
 Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const StepRange& range, const PersistentPartition& partition,
                       const Run& run, const PersistentBuffers& memory, const StepParams& p) {
-  Launch call{false, first_direction, partition.directions, range.last - range.first, range.last - range.first - 1, {}};
-  set_params(call, l, partition, run, memory, p);
-  PersistentParams& params = call.params;
-  for (int i = 0; i < call.directions; ++i) {
-    const ForwardDirection& from = args.direction[call.first + i];
+  Launch launch{false, first_direction, partition.directions, range.last - range.first, range.last - range.first - 1, {}};
+  set_params(launch, l, partition, run, memory, p);
+  PersistentParams& params = launch.params;
+  for (int i = 0; i < launch.directions; ++i) {
+    const ForwardDirection& from = args.direction[launch.first + i];
     const StepDirection& d = params.step.direction[i];
     params.first_step[i] = from.reverse ? l.shape.steps - 1 - range.first : range.first;
     const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
-    MovingRows* rows = params.rows[i];  // in the order of StepDirection
-    rows[0] = moving(l, from.input_gates, l.state, from.reverse ? l.shape.steps - range.last : range.first);
-    rows[1] = rows[2] = output;
-    rows[3] = moving(l, from.gates, l.element);
-    rows[4] = cells;
-    rows[5] = cells.base ? cells : standing({from.c_n, l.cell.cells * l.shape.hidden});
-    if (partition.slots == 0) rows[11] = standing(d.inner);
+    MovingRows* rows = params.rows[i];
+    const int64_t origin = from.reverse ? l.shape.steps - range.last : range.first;
+    rows[M::kInputGates] = moving(l, from.input_gates, l.state, origin);
+    rows[M::kOutput] = rows[M::kOutputBefore] = output;
+    rows[M::kGates] = moving(l, from.gates, l.element);
+    rows[M::kCells] = cells;
+    rows[M::kCellsBefore] = cells.base ? cells : standing({from.c_n, l.cell.cells * l.shape.hidden});
+    if (partition.slots == 0) rows[M::kInner] = standing(d.matrix[M::kInner]);
     PersistentPhase* phase = params.phase;
     phase[0].product[i] = forward_first_product(l, from.weights, d);
     phase[0].product[i].copy_operand[0] = aligned(l, output) && l.copies(d.h0, l.width);
     if (partition.phases == 1) continue;
     phase[1].product[i] = forward_second_product(l, from.weights, d);
-    phase[1].operand[i][0] = rows[11];
+    phase[1].operand[i][0] = rows[M::kInner];
   }
-  return call;
+  return launch;
 }
 
 Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_direction, bool finish, const PersistentPartition& partition,
                        const Run& run, const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
   const int64_t count = args.last_step - args.first_step, first = args.first_step;
-  Launch call{true, first_direction, partition.directions, count, finish ? count : count - 1, {}};
-  set_params(call, l, partition, run, memory, p);
-  PersistentParams& params = call.params;
-  for (int i = 0; i < call.directions; ++i) {
-    const BackwardDirection& from = args.direction[call.first + i];
-    const BackwardBuffers& buffer = buffers[call.first + i];
-    const bool rebuilt = buffer.gates.data != nullptr;
+  Launch launch{true, first_direction, partition.directions, count, finish ? count : count - 1, {}};
+  set_params(launch, l, partition, run, memory, p);
+  PersistentParams& params = launch.params;
+  for (int i = 0; i < launch.directions; ++i) {
+    const BackwardDirection& from = args.direction[launch.first + i];
+    const BackwardBuffers& buffer = buffers[launch.first + i];
     params.first_step[i] = from.reverse ? first : args.last_step - 1;
     const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
     const MovingRows d_gates = moving(l, from.d_gates, l.element, first), d_recurrent = moving(l, from.d_recurrent, l.element, first);
     const MovingRows d_projected = moving(l, from.d_projected, l.element, first);
-    const std::array<MovingRows, kStepMatrices> rows{
-        MovingRows{}, output, output, rebuilt ? moving(l, buffer.gates, l.element, first) : moving(l, from.gates, l.element),
-        cells, cells, moving(l, from.d_output, l.element), d_gates, d_recurrent, moving(l, from.h_prev, l.element, first),
-        d_projected, moving(l, from.inner, l.element, first), moving(l, from.d_cells, l.state)};
-    std::copy(rows.begin(), rows.end(), params.rows[i]);
+    MovingRows* rows = params.rows[i];
+    rows[M::kOutput] = rows[M::kOutputBefore] = output;
+    rows[M::kGates] = buffer.rebuilds() ? moving(l, buffer.gates, l.element, first) : moving(l, from.gates, l.element);
+    rows[M::kCells] = rows[M::kCellsBefore] = cells;
+    rows[M::kDOutput] = moving(l, from.d_output, l.element);
+    rows[M::kDGates] = d_gates;
+    rows[M::kDRecurrent] = d_recurrent;
+    rows[M::kHPrev] = moving(l, from.h_prev, l.element, first);
+    rows[M::kDProjected] = d_projected;
+    rows[M::kInner] = moving(l, from.inner, l.element, first);
+    rows[M::kDCells] = moving(l, from.d_cells, l.state);
     const auto segment = [&](int phase, int number, const BackwardWeights::Transposed& weight, const MovingRows& operand) {
       StepProduct& product = params.phase[phase].product[i];
       set_segment(l, product, number, weight, {});
@@ -212,7 +219,7 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
     }
     segment(1, 0, buffer.weights.second, operand);
   }
-  return call;
+  return launch;
 }
 
 }  // namespace
@@ -240,41 +247,41 @@ PersistentBuffers::PersistentBuffers(const Layout& l, int directions, Workspace&
           persistent_sums_bytes(l.shape.cell, l.shape.batch, l.shape.hidden, l.shape.projection, directions)))) {}
 
 void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
-                          const StepParams& p, const PersistentBuffers& memory, const StepKernels& kernels, void* stream) {
+                          const StepParams& p, const PersistentBuffers& memory, const Kernels& kernels, void* stream) {
   StatesBeforeParams params{};
-  params.call.step = p;
-  params.call.total_steps = l.shape.steps, params.call.batch = l.shape.batch;
-  params.call.resets = l.shape.resets, params.call.offsets = memory.offsets;
+  params.sequence.step = p;
+  params.sequence.total_steps = l.shape.steps, params.sequence.batch = l.shape.batch;
+  params.sequence.resets = l.shape.resets, params.sequence.offsets = memory.offsets;
   params.first_row = first_row, params.rows = rows;
   params.first_step = args.first_step, params.last_step = args.last_step;
   params.cells = l.cell.cells * l.shape.hidden;
   for (int i = 0; i < args.directions; ++i) {
-    params.call.rows[i][kOutputBefore] = moving(l, args.direction[i].output, l.element);
-    params.call.rows[i][kCellsBefore] = moving(l, args.direction[i].cells, l.state);
+    params.sequence.rows[i][StepMatrix::kOutputBefore] = moving(l, args.direction[i].output, l.element);
+    params.sequence.rows[i][StepMatrix::kCellsBefore] = moving(l, args.direction[i].cells, l.state);
     params.h[i] = to[i].h, params.c[i] = to[i].c;
   }
   if (memory.offsets) prepare(l, memory, 0, args.first_step, args.last_step, kernels, stream);
   kernels.states_before(static_cast<int>(l.element), args.directions, params, stream);
 }
 
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run, const StepKernels& kernels,
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run, const Kernels& kernels,
                         const PersistentBuffers& memory, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, false, run);
   if (!partition.refusal.empty()) return false;
-  std::vector<Launch> calls;
+  std::vector<Launch> launches;
   for (int first = 0; first < args.directions; first += partition.directions)
-    calls.push_back(forward_launch(l, args, first, range, partition, run, memory, p));
-  return run_launches(l, calls, partition, run, kernels);
+    launches.push_back(forward_launch(l, args, first, range, partition, run, memory, p));
+  return run_launches(l, launches, partition, run, kernels);
 }
 
-bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const StepKernels& kernels,
+bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const Kernels& kernels,
                          const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, true, run);
   if (!partition.refusal.empty()) return false;
-  std::vector<Launch> calls;
+  std::vector<Launch> launches;
   for (int first = 0; first < args.directions; first += partition.directions)
-    calls.push_back(backward_launch(l, args, first, finish, partition, run, memory, buffers, p));
-  return run_launches(l, calls, partition, run, kernels);
+    launches.push_back(backward_launch(l, args, first, finish, partition, run, memory, buffers, p));
+  return run_launches(l, launches, partition, run, kernels);
 }
 
 }  // namespace fr

@@ -72,7 +72,7 @@ struct PersistentParams {
   StepParams step;                        // direction[i] holds what all steps share
   PersistentPhase phase[2];
   int phases;
-  MovingRows rows[2][kStepMatrices];      // each direction's matrices, in the order of StepDirection
+  MovingRows rows[2][StepMatrix::kCount]; // each direction's matrices
   int first_direction;                    // which direction of the call direction[0] is
   int64_t first_step[2];                  // t of the first step in processing order
   int count;                              // steps to process
@@ -102,13 +102,10 @@ struct PersistentParams {
   int own_offset;                         // of the block's own operand in shared memory
 };
 
-// Indices of the StepDirection matrices that hold the states before a step.
-constexpr int kOutputBefore = 2, kCellsBefore = 5;
-
-// Parameters that gather the states before the rows of a range of steps. `call` is filled only in part: sizes, offsets,
+// Parameters that gather the states before the rows of a range of steps. `sequence` is filled only in part: sizes, offsets,
 // resets, the options in `step`, and the two matrices of states before.
 struct StatesBeforeParams {
-  PersistentParams call;
+  PersistentParams sequence;
   int64_t first_row, rows;  // the range's first row, counted in the sequence; number of its rows
   int64_t first_step, last_step;  // the steps that these rows belong to: [first_step, last_step)
   void* h[2];               // of each direction: [rows, R] in the storage type

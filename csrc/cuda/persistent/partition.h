@@ -188,30 +188,25 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   return p;
 }
 
-// tiles: of the first phase.
-inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
+// "" or why no persistent kernel serves such a layer, whatever its sizes.
+inline std::string layer_refusal(const PersistentRequest& request, const PersistentLimits& limits) {
+  const CellFacts& cell = facts_of(request.cell);
+  if (!cell.multiplies()) return "a recurrence without a product holds no weights on the chip";
+  if (request.type == Type::kFloat64) return "float64 has no persistent kernel";
+  if (limits.sms < request.directions) return "fewer SMs than directions";
+  if (limits.max_cluster > 0 && cell.projects()) return "the projected LSTM has no kernel at cluster scope";
+  if (cell.projects() && request.cell != Cell::kLstmProjected) return "projected.cuh serves the projected LSTM alone";
+  if (!cell.projects() && cell.two_phases() && (cell.phase[0].gates != 2 || cell.phase[1].gates != 1))
+    return "of cells with two products those with 2 gate rows and 1 have a persistent kernel, this one has " +
+           std::to_string(cell.phase[0].gates) + " and " + std::to_string(cell.phase[1].gates);
+  return "";
+}
+
+// Sizes of the products.
+inline void set_products(PersistentPartition& p, const PersistentRequest& request) {
   const CellFacts& cell = facts_of(request.cell);
   const int64_t element = storage_bytes(request.type), hidden = request.hidden;
   const int64_t width = request.projection > 0 ? request.projection : hidden;
-  const bool projects = cell.projects(), tensor = request.type != Type::kFloat32 || request.tf32;
-  PersistentPartition p;
-  p.phases = cell.phases, p.directions = request.directions;
-  p.warps = limits.warps;
-  const auto refuse = [&](std::string why) {
-    p.refusal = std::move(why);
-    return p;
-  };
-  if (!cell.multiplies()) return refuse("a recurrence without a product holds no weights on the chip");
-  if (request.type == Type::kFloat64) return refuse("float64 has no persistent kernel");
-  if (limits.sms < request.directions) return refuse("fewer SMs than directions");
-  p.cluster = limits.max_cluster > 0;
-  if (p.cluster && projects) return refuse("the projected LSTM has no kernel at cluster scope");
-  if (projects && request.cell != Cell::kLstmProjected) return refuse("projected.cuh serves the projected LSTM alone");
-  if (projects) return projected_partition(request, limits);
-  if (cell.two_phases() && (cell.phase[0].gates != 2 || cell.phase[1].gates != 1))
-    return refuse("of cells with two products those with 2 gate rows and 1 have a persistent kernel, this one has " +
-                  std::to_string(cell.phase[0].gates) + " and " + std::to_string(cell.phase[1].gates));
-
   const auto slices = [&](int64_t depth) { return static_cast<int>(divide_up(depth * element, kPersistentSlice)); };
   PhasePartition& first = p.phase[0];
   PhasePartition& second = p.phase[1];
@@ -226,8 +221,11 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     first.units = hidden, first.first_slices = first.slices = slices(width);
     second.units = width, second.first_slices = second.slices = slices(hidden);
   }
+}
 
-  first.tiles = tiles;
+// Spreads the units over blocks and warps. Returns "" or a refusal, as the next two do.
+inline std::string share_units(PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
+  const bool tensor = request.type != Type::kFloat32 || request.tf32;
   // In a cluster the second product takes no more blocks than the first, because each block costs in the exchange.
   // Clusters never wait for each other, so directions may run in sequence: one may need the whole device.
   const int most_blocks = limits.sms / request.directions, most_cluster = std::min(limits.max_cluster, limits.sms);
@@ -237,26 +235,39 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     share_warps(p.phase[i], limits.warps, registers, !p.cluster ? most_blocks : i == 0 ? most_cluster : p.blocks);
     p.blocks = std::max(p.blocks, static_cast<int>(divide_up(p.phase[i].units, p.phase[i].block_units())));
   }
-  while (p.cluster && (p.blocks & (p.blocks - 1))) ++p.blocks;  // a cluster's size is a power of two; the last blocks
-                                                                // may have no units
-  if (p.cluster && p.blocks > most_cluster)
-    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, " +
-                  (limits.max_cluster == 1 ? "the device has no thread-block clusters" : "a cluster has at most " + std::to_string(most_cluster)));
+  // A cluster's size is a power of two; the last blocks may have no units.
+  while (p.cluster && (p.blocks & (p.blocks - 1))) ++p.blocks;
+  const std::string needs = "a copy of the weights takes " + std::to_string(p.blocks) + " blocks, ";
+  if (p.cluster && p.blocks > most_cluster && limits.max_cluster == 1)
+    return needs + "the device has no thread-block clusters";
+  if (p.cluster && p.blocks > most_cluster) return needs + "a cluster has at most " + std::to_string(most_cluster);
   if (!p.cluster && p.blocks > most_blocks)
-    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
-                  std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) + " directions");
+    return needs + "the device has " + std::to_string(limits.sms) + " SMs for " + std::to_string(request.directions) +
+           " directions";
+  return "";
+}
 
-  // As many groups as fit, each of whole tiles of rows, so that each gathers fewer rows. Clusters never wait for each
-  // other, so there may be more of them than fit. Each has at most one band of rows, so that its operand fits shared
-  // memory in any batch.
+// As many groups as fit, each of whole tiles of rows, so that each gathers fewer rows. Clusters never wait for each
+// other, so there may be more of them than fit. Each has at most one band of rows, so that its operand fits shared
+// memory in any batch.
+inline std::string share_rows(PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
+  const bool tensor = request.type != Type::kFloat32 || request.tf32;
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
-  const int64_t most_groups = p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions) : most_blocks / p.blocks;
+  const int64_t most_groups =
+      p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions)
+                : limits.sms / request.directions / p.blocks;
   const int64_t groups = std::min<int64_t>(most_groups, divide_up(batch, tile));
   p.rows_per_group = divide_up(divide_up(batch, groups), tile) * tile;
   if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentBand);
-  if (divide_up(batch, p.rows_per_group) > kMostBlocksY) return refuse("more groups of rows than a grid has");
+  if (divide_up(batch, p.rows_per_group) > kMostBlocksY) return "more groups of rows than a grid has";
   p.groups = static_cast<int>(divide_up(batch, p.rows_per_group));
+  return "";
+}
 
+// Lays out shared memory. Weights take what the operand and the partial sums leave.
+inline std::string share_memory(PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
+  const PhasePartition& first = p.phase[0];
+  const PhasePartition& second = p.phase[1];
   int64_t partial_bytes = 0;
   for (int i = 0; i < p.phases; ++i) {
     const PhasePartition& phase = p.phase[i];
@@ -271,14 +282,14 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
     ring_bytes = p.operand_at[1][0] + (p.phases == 2 ? second.read_slices() * slice_bytes : 0);
   }
   const int64_t working = kPersistentHeader + ring_bytes + partial_bytes;
-  int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared);
   if (limits.shared_per_block < working)
-    return refuse("a block needs " + std::to_string(working) + " bytes of shared memory, the device gives " +
-                  std::to_string(limits.shared_per_block));
-  int64_t offset = kPersistentHeader;
+    return "a block needs " + std::to_string(working) + " bytes of shared memory, the device gives " +
+           std::to_string(limits.shared_per_block);
+  int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared), offset = kPersistentHeader;
   for (int i = 0; i < p.phases; ++i) {
     PhasePartition& phase = p.phase[i];
-    phase.shared_rounds = static_cast<int>(std::min<int64_t>(phase.rounds - phase.register_rounds, room / phase.round_bytes()));
+    phase.shared_rounds =
+        static_cast<int>(std::min<int64_t>(phase.rounds - phase.register_rounds, room / phase.round_bytes()));
     p.weights_offset[i] = offset;
     offset += phase.shared_rounds * phase.round_bytes();
     room -= phase.shared_rounds * phase.round_bytes();
@@ -291,8 +302,26 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   p.partial_offset = offset + ring_bytes;
   p.shared_bytes = p.partial_offset + partial_bytes;
   if (p.streamed_bytes > 0 && (p.cluster || !limits.streaming))
-    return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) + " bytes of weights, it has room for " +
-                  std::to_string(p.resident_bytes));
+    return "a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) +
+           " bytes of weights, it has room for " + std::to_string(p.resident_bytes);
+  return "";
+}
+
+// tiles: of the first phase.
+inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
+  const CellFacts& cell = facts_of(request.cell);
+  PersistentPartition p;
+  p.phases = cell.phases, p.directions = request.directions;
+  p.warps = limits.warps, p.cluster = limits.max_cluster > 0;
+  p.refusal = layer_refusal(request, limits);
+  if (!p.refusal.empty()) return p;
+  if (cell.projects()) return projected_partition(request, limits);
+  set_products(p, request);
+  p.phase[0].tiles = tiles;
+  for (const auto share : {share_units, share_rows, share_memory}) {
+    p.refusal = share(p, request, limits);
+    if (!p.refusal.empty()) break;
+  }
   return p;
 }
 

@@ -378,7 +378,7 @@ struct PersistentProduct {
     if (segment < product.segments && b < end && b < step.rows) {
       if (product.operand_is_state) {
         const RowState row = row_state(step, d.reverse, p.step.lengths, b);
-        if (row.active) from = old_row<Storage>(row, p.step.reset_to_initial, d.output_before, d.h0, p.step.width, b);
+        if (row.active) from = old_row<Storage>(row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
       } else {
         const Matrix operand = rows_of_step(p, phase.operand[direction][segment], step.step);
         from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;

@@ -1,5 +1,5 @@
 // Gathers the state that each row of a range of steps started from, out of what forward wrote. With these states gates
-// can be rebuilt for all rows at once, as if they belonged to a single first step. Launched by run.cpp.
+// can be rebuilt for all rows at once, as if they belonged to a single first step. Launched by launch.cpp.
 //
 // What recompute costs: one more product of forward's size, without its exchanges. LSTM 1024, B = 16, T = 1024 in bf16:
 // 137 GFLOP in tiles of 64 gate rows x 64 rows, 32 FLOP a byte read, 0.8 ms at L2's 5.5 TB/s, beside 5.5 ms predicted
@@ -30,12 +30,12 @@ struct StatesBeforeKernel {
 
   // The step that the row at this position belongs to.
   FR_DEVICE static int64_t step_of(const StatesBeforeParams& p, int64_t position) {
-    const PersistentParams& call = p.call;
-    if (!call.offsets) return position / call.batch;
+    const PersistentParams& sequence = p.sequence;
+    if (!sequence.offsets) return position / sequence.batch;
     int64_t low = p.first_step, high = p.last_step;  // invariant: offsets[low] <= position < offsets[high]
     while (high - low > 1) {
       const int64_t middle = low + (high - low) / 2;
-      if (call.offsets[middle] <= position) low = middle;
+      if (sequence.offsets[middle] <= position) low = middle;
       else high = middle;
     }
     return low;
@@ -47,21 +47,21 @@ struct StatesBeforeKernel {
   }
 
   FR_DEVICE static void run(const StatesBeforeParams& p) {
-    const PersistentParams& call = p.call;
+    const PersistentParams& sequence = p.sequence;
     const int64_t r = static_cast<int64_t>(block_x()) * kRows + thread_index() / 32;
     if (r >= p.rows) return;
-    const StepDirection& d = call.step.direction[block_z()];
+    const StepDirection& d = sequence.step.direction[block_z()];
     const int64_t t = step_of(p, p.first_row + r), before = d.reverse ? t + 1 : t - 1;
-    const int64_t b = p.first_row + r - (call.offsets ? call.offsets[t] : t * call.batch);
-    const RowState row = row_state(step_rows(call, d.reverse, t), d.reverse, call.step.lengths, b);
+    const int64_t b = p.first_row + r - (sequence.offsets ? sequence.offsets[t] : t * sequence.batch);
+    const RowState row = row_state(step_rows(sequence, d.reverse, t), d.reverse, sequence.step.lengths, b);
     const auto from = [&](auto type, int matrix, const void* initial, int64_t width) {
       using T = decltype(type);
-      return row.active ? old_row<T>(row, call.step.reset_to_initial, rows_of_step(call, call.rows[block_z()][matrix], before), initial, width, b)
+      return row.active ? old_row<T>(row, sequence.step.reset_to_initial, rows_of_step(sequence, sequence.rows[block_z()][matrix], before), initial, width, b)
                         : nullptr;
     };
-    copy(static_cast<H*>(p.h[block_z()]) + r * call.step.width, from(H(), kOutputBefore, d.h0, call.step.width), call.step.width);
+    copy(static_cast<H*>(p.h[block_z()]) + r * sequence.step.width, from(H(), StepMatrix::kOutputBefore, d.h0, sequence.step.width), sequence.step.width);
     if (p.c[block_z()])
-      copy(static_cast<C*>(p.c[block_z()]) + r * p.cells, from(C(), kCellsBefore, d.c0, p.cells), p.cells);
+      copy(static_cast<C*>(p.c[block_z()]) + r * p.cells, from(C(), StepMatrix::kCellsBefore, d.c0, p.cells), p.cells);
   }
 };
 

@@ -37,17 +37,17 @@ FR_DEVICE StepDirection* placed_steps() {  // [2][2]: addresses of two consecuti
 // Computes the addresses and active rows of iteration s, for each phase.
 template <bool kBackward>
 FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirection* to, int64_t s, int thread) {
-  if (thread > kStepMatrices + 1) return;  // a third of a warp; what follows would cost the others 50 instructions
+  if (thread > StepMatrix::kCount + 1) return;  // a third of a warp; what follows would cost the others 50 instructions
   const bool reverse = p.step.direction[direction].reverse;
   const int64_t forward = reverse != kBackward ? -1 : 1, t = p.first_step[direction] + s * forward;
   for (int phase = 0; phase < p.phases; ++phase) {
     StepDirection& d = to[phase];
-    if (thread < kStepMatrices) {
-      const bool before = thread == kOutputBefore || thread == kCellsBefore;
-      (&d.input_gates)[thread] = rows_of_step(p, p.rows[direction][thread], before ? (reverse ? t + 1 : t - 1) : t);
-    } else if (thread == kStepMatrices) {
+    if (thread < StepMatrix::kCount) {
+      const bool before = thread == StepMatrix::kOutputBefore || thread == StepMatrix::kCellsBefore;
+      d.matrix[thread] = rows_of_step(p, p.rows[direction][thread], before ? (reverse ? t + 1 : t - 1) : t);
+    } else if (thread == StepMatrix::kCount) {
       d.here = s < p.count ? step_rows(p, reverse, t) : StepRows{};
-    } else if (thread == kStepMatrices + 1) {
+    } else if (thread == StepMatrix::kCount + 1) {
       d.pending = kBackward && s > 0 ? step_rows(p, reverse, t - forward) : StepRows{};
     }
   }
@@ -57,7 +57,7 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
 template <class Math, bool kBackward>
 FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0,
                              int unit_bits, int thread) {
-  const Matrix& matrix = kBackward ? d.gates : d.input_gates;
+  const Matrix& matrix = d.matrix[kBackward ? StepMatrix::kGates : StepMatrix::kInputGates];
   constexpr int kElement = kBackward ? sizeof(typename Math::Storage) : sizeof(typename Math::State), kLine = kPersistentSlice / kElement;
   if (!matrix.data || d.here.step < 0) return;
   constexpr int kLineBits = kLine == 32 ? 5 : 6;

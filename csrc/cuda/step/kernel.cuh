@@ -1,4 +1,4 @@
-// The `step` kernel: one product of one time step, then the pointwise phase, for any shape. run.cpp launches it once
+// The `step` kernel: one product of one time step, then the pointwise phase, for any shape. launch.cpp launches it once
 // or twice a step through launch_step, at the end of this file. Each arithmetic is instantiated in its own inst/*.cu.
 #pragma once
 
@@ -31,7 +31,6 @@ struct StepKernel {
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
-  static constexpr int kPad = 4;  // padding of a row of partial sums: puts an accumulator's rows on different banks
 
   struct Block {
     const StepParams& p;
@@ -94,7 +93,7 @@ struct StepKernel {
           if (segment == 0 && d.product.operand_is_state) {
             const RowState row = row_state(d.here, d.reverse, p.lengths, b);
             const bool drops = d.entering.data;
-            if (row.active) from = old_row<Storage>(row, p.reset_to_initial, drops ? d.entering_before : d.output_before,
+            if (row.active) from = old_row<Storage>(row, p.reset_to_initial, drops ? d.entering_before : d.matrix[StepMatrix::kOutputBefore],
                                                     drops ? d.h0_entering : d.h0, p.width, b);
           } else {
             const Matrix& operand = d.product.operand[segment];
@@ -135,7 +134,7 @@ struct StepKernel {
     Block block{p, d, tile_units, tile_rows, slice_rows, static_cast<int64_t>(block_x()) * tile_units,
                 static_cast<int64_t>(block_y()) * tile_rows, nullptr, nullptr};
     int groups = 0;
-    const int partial_pitch = tile_units + kPad;
+    const int partial_pitch = tile_units + kSumsPad;
     if (d.product.segments > 0) {
       groups = tile.depth_warps;
       block.first_slices = (d.product.depth[0] + kSliceDepth - 1) / kSliceDepth;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../../../csrc/cuda/device.cuh"
-#include "../../../csrc/cuda/run.h"
+#include "../../../csrc/rnn.h"
 #include "../../../csrc/emulation/memory.h"
 
 using Values = std::vector<double>;

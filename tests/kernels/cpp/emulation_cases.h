@@ -191,7 +191,7 @@ Problem make_problem(const Case& c, unsigned seed) {
 std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
   const Case& c = p.c;
   const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, UH = p.cell.unit_weights * H, saved = p.cell.saved * H;
-  const fr::emulation::Registered registered[] = {registered(p.batch_sizes), registered(p.step_offset), registered(p.lengths), registered(p.resets),
+  const fr::emulation::Registered known[] = {registered(p.batch_sizes), registered(p.step_offset), registered(p.lengths), registered(p.resets),
                                       {p.c.noise_options().seed, sizeof(uint64_t)}};
   fr::EmulationOptions options = g_options;
   options.seed = seed, options.tf32 = c.tf32;

@@ -283,7 +283,7 @@ struct Test {
   // The largest difference of any buffer.
   void run(const std::string& strategy) {
     make_rows();
-    const fr::emulation::Registered registered[] = {registered(lengths), registered(batch_sizes), registered(step_offset), registered(resets)};
+    const fr::emulation::Registered known[] = {registered(lengths), registered(batch_sizes), registered(step_offset), registered(resets)};
     const fr::EmulationOptions options{strategy, seed, c.tf32, 0, 0, 99 * 1024};
     std::vector<Direction> core, kernels;
     for (int i = 0; i < c.directions; ++i) core.push_back(make_direction()), kernels.push_back(copy(core[i]));
