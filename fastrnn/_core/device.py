@@ -102,8 +102,8 @@ class Emulated(_Kernels):
 class Cuda(_Kernels):
     """The CUDA kernels on the current stream of ``device``.
 
-    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:no_timeout (or cuda::no_timeout) turns off the
-    timeout of blocks that wait for each other, for tools that slow kernels down a thousandfold (compute-sanitizer).
+    FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:no_timeout (or cuda::no_timeout) turns off
+    the timeout of blocks that wait for each other, for tools that slow kernels down a thousandfold (compute-sanitizer).
     """
 
     def __init__(self, index: int) -> None:

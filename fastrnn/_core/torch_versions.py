@@ -20,7 +20,7 @@ _HAS_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 _SYNCED_BUFFERS = "forward_sync_buffers"
 
 
-def buffers_not_synced() -> dict[str, bool]:
+def buffers_not_synced() -> dict[str, Any]:
     """The option of DistributedDataParallel that leaves buffers alone in forward."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     return {_SYNCED_BUFFERS if _SYNCED_BUFFERS in known else "broadcast_buffers": False}

@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..text_models.files import WeightsError, replacing, require_finite, save_torch
 from .elmo import Elmo
-from .encoder import CharacterEncoder
+from .encoder import CharacterEncoder, bias_of
 from .model import BiLanguageModel
 from .official import read_options
 from .options import BiLMOptions, CharacterOptions
@@ -27,7 +28,7 @@ _MARK = "_token_embedder._char_embedding_weights"
 def load(
     source: str | PathLike[str] | dict[str, Tensor],
     options: str | PathLike[str] | BiLMOptions | None = None,
-    **elmo_arguments,
+    **elmo_arguments: Any,
 ) -> Elmo:
     """Make an Elmo from a state dict that contains an AllenNLP ``Elmo`` (or ``_ElmoBiLm``) under any prefix.
 
@@ -112,12 +113,12 @@ def _sizes(state: dict[str, Tensor], inner: str, name: str, given: BiLMOptions |
 
     convolutions = [shape(f"_token_embedder.char_conv_{index}.weight", 3) for index in range(filters)]
     hidden4, projection = shape("_elmo_lstm.forward_layer_0.input_linearity.weight", 2)
-    found = {
+    found: dict[str, Any] = {
         "hidden": hidden4 // 4,
         "projection": projection,
         "layers": layers,
     }
-    characters = {
+    characters: dict[str, Any] = {
         "embedding_dim": shape(_MARK, 2)[1],
         "filters": tuple((width, count) for count, _, width in convolutions),
         "highways": highways,
@@ -144,7 +145,7 @@ def _entries(model: BiLanguageModel) -> Iterator[tuple[str, Tensor, int]]:
     yield _MARK, encoder.embedding, 1
     for index, convolution in enumerate(encoder.convolutions):
         yield f"_token_embedder.char_conv_{index}.weight", convolution.weight, 1
-        yield f"_token_embedder.char_conv_{index}.bias", convolution.bias, 1
+        yield f"_token_embedder.char_conv_{index}.bias", bias_of(convolution), 1
     for index, highway in enumerate(encoder.highways):
         yield f"_token_embedder._highways._layers.{index}.weight", highway.weight, -1
         yield f"_token_embedder._highways._layers.{index}.bias", highway.bias, -1

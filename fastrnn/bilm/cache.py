@@ -76,7 +76,8 @@ class TokenVectors:
             RuntimeError: vectors should be kept, but the encoder is being trained.
         """
         if not self.capacity:
-            return self.encoder(self._ids(tokens))
+            encoded: Tensor = self.encoder(self._ids(tokens))
+            return encoded
         vectors = self._lookup(tokens)
         kind = vectors.device.type
         if torch.is_autocast_enabled(kind) and vectors.dtype is not torch.float64:
@@ -121,7 +122,8 @@ class TokenVectors:
         """Ordinary vectors, independent of the modes of this call (autocast, inference mode), for all later calls."""
         device = self.encoder.embedding.device.type
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-            return self.encoder(self._ids(tokens))
+            vectors: Tensor = self.encoder(self._ids(tokens))
+        return vectors
 
     def _add(self, kept: _Kept, tokens: Sequence[str], vectors: Tensor | None = None) -> None:
         """Keep the vectors of tokens, computed here if not given, unless another thread is adding."""
@@ -174,7 +176,7 @@ class _Weights:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.stamps = _stamps(parameters)
         # These views also keep the storage alive, so that no other weights can get the same address.
-        self.samples: dict[tuple, list[Tensor]] = {}
+        self.samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for parameter in parameters:
             self.samples.setdefault((parameter.device, parameter.dtype), []).append(_samples(parameter))
         self.values = self._read()

@@ -9,13 +9,14 @@ in place, in memory or in a file. Everything else has the size of a chunk.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..cells import States
 from ..functional import layer
 from ..text_models.files import naming, reserve, write_all
 from .model import BiLanguageModel, State
@@ -108,45 +109,56 @@ def contextualize_in_chunks(
         The state after each row's last step.
     """
     options = model.options
-    clips = {
-        "cell_clip": options.cell_clip if options.cell == "lstm" else 0.0,
-        "proj_clip": options.proj_clip if options.projected else 0.0,
-    }
-    finals = []
+    finals: list[States] = []
     for index in range(options.layers):
-        parameters = model.parameters_of(index)
         current = None if state is None else state[index]
-
-        def run(x, directions, current, lengths, parameters=parameters):
-            return layer(
-                options.recurrent_cell,
-                x,
-                current,
-                tuple(parameters[d] for d in directions),
-                reverse=tuple(d == 1 for d in directions),
-                lengths=lengths,
-                **clips,
-            )
-
-        for ranges in chunk_ranges(steps, chunk_length):
-            ranges = ranges[: len(sequences)]
+        for both in chunk_ranges(steps, chunk_length):
+            ranges = both[: len(sequences)]
             x = tuple(sequence.read(*span) for sequence, span in zip(sequences, ranges, strict=True))
-            if lengths is None:
-                both, current = run(x, range(len(x)), current, None)
-                outputs = model.halves(both)
-            else:
-                outputs, states = [], []
-                for d, (start, stop) in enumerate(ranges):
-                    within = (lengths - start).clamp(0, stop - start)
-                    start_state = None if current is None else tuple(value[d : d + 1] for value in current)
-                    output, final = run((x[d],), (d,), start_state, within)
-                    outputs.append(output)
-                    states.append(final)
-                current = tuple(torch.cat(values) for values in zip(*states, strict=True))
+            outputs, current = _run_chunk(model, index, x, current, lengths, ranges)
             for d, (start, _) in enumerate(ranges):
                 residual = index > 0 and options.skip_connections
                 sequences[d].write(start, outputs[d] + x[d] if residual else outputs[d])
-        finals.append(tuple(current))
+        assert current is not None  # there is at least one chunk
+        finals.append(current)
         for (start, stop), _ in chunk_ranges(steps, chunk_length):
             emit(index + 1, start, stop, torch.cat([s.read(start, stop) for s in sequences], dim=-1))
     return tuple(finals)
+
+
+def _run_chunk(
+    model: BiLanguageModel,
+    index: int,
+    x: tuple[Tensor, ...],
+    current: States | None,
+    lengths: Tensor | None,
+    ranges: Sequence[tuple[int, int]],
+) -> tuple[Sequence[Tensor], States]:
+    """The output of each direction of layer ``index`` for a chunk, and the state after it."""
+    options, parameters = model.options, model.parameters_of(index)
+
+    def run(
+        x: tuple[Tensor, ...], directions: Sequence[int], current: States | None, lengths: Tensor | None
+    ) -> tuple[Tensor, States]:
+        return layer(
+            options.recurrent_cell,
+            x,
+            current,
+            tuple(parameters[d] for d in directions),
+            reverse=tuple(d == 1 for d in directions),
+            lengths=lengths,
+            cell_clip=options.cell_clip if options.cell == "lstm" else 0.0,
+            proj_clip=options.proj_clip if options.projected else 0.0,
+        )[:2]
+
+    if lengths is None:
+        output, final = run(x, range(len(x)), current, None)
+        return model.halves(output), final
+    outputs, states = [], []
+    for d, (start, stop) in enumerate(ranges):
+        within = (lengths - start).clamp(0, stop - start)
+        start_state = None if current is None else tuple(value[d : d + 1] for value in current)
+        output, final = run((x[d],), (d,), start_state, within)
+        outputs.append(output)
+        states.append(final)
+    return outputs, tuple(torch.cat(values) for values in zip(*states, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..cli import refuse_idle
-from ..paths import guard_outputs, overwrite_option
+from ..paths import Argument, guard_outputs, overwrite_option
 from ..text_models.errors import plain_errors
 
 MODEL = click.Path(exists=True, path_type=Path)
@@ -78,6 +78,7 @@ def convert_bilm(
         elif output.suffix in (".th", ".pt", ".bin"):
             allennlp.save(elmo, output)
         else:
+            assert output_options is not None
             official.save(elmo.bilm, output_options, output)
     click.echo(f"{output}: {sum(p.numel() for p in elmo.bilm.parameters()):,} parameters")
 
@@ -103,7 +104,7 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
     from .location import find_model
 
     with plain_errors():
-        reads = [("VOCAB", vocabulary), ("--model", model), ("--options", options)]
+        reads: list[Argument] = [("VOCAB", vocabulary), ("--model", model), ("--options", options)]
         guard_outputs([("OUTPUT", output)], reads, overwrite=overwrite)
         tokens = read_words(vocabulary)
         with find_model(model, options) as files:
@@ -112,7 +113,7 @@ def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | Non
         if bilm.options.characters is None:
             raise ValueError("this biLM reads words: its token vectors are a table already")
         with torch.no_grad():
-            vectors = TokenVectors(bilm.encoder).lookup(tokens).float().numpy()
+            vectors = TokenVectors(bilm.character_encoder).lookup(tokens).float().numpy()
         with replacing(output) as temporary:
             if output.suffix == ".txt":
                 with open(temporary, "w", encoding="utf-8") as file:

@@ -14,7 +14,7 @@ rows after those. So the loop works on whole arrays, and each word is converted 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ def first_occurrences(values: NDArray[Any], scratch: NDArray[np.int64]) -> NDArr
     """
     positions = np.arange(len(values))
     scratch[values[::-1]] = positions[::-1]  # for equal indices the last assignment wins
-    return scratch[values] == positions
+    firsts: NDArray[np.bool_] = scratch[values] == positions
+    return firsts
 
 
 class TokenTable(dict[str, int]):
@@ -72,13 +73,18 @@ class TokenTable(dict[str, int]):
         if self._character_ids is None:
             rows = np.arange(count, dtype=np.int32)
             return np.where(rows < self.vocabulary_size, rows, np.int32(self._unknown)) + np.int32(1)
+        return self._spell(self._character_ids)
+
+    def _spell(self, character_ids: CharacterIds) -> NDArray[np.int16]:
+        """The character ids of all rows; spells the rows that are new."""
+        count = len(self._words)
         if self._spelled < count:
             if len(self._characters) < count:  # grow by half, so that adding single words stays cheap
                 grown = np.zeros((count + count // 2, self._characters.shape[1]), np.int16)
                 grown[: self._spelled] = self._characters[: self._spelled]
                 self._characters = grown
             for row, word in enumerate(self._words[self._spelled :], self._spelled):
-                self._characters[row] = self._character_ids.row(word)
+                self._characters[row] = character_ids.row(word)
             self._spelled = count
         return self._characters[:count]
 
@@ -86,7 +92,7 @@ class TokenTable(dict[str, int]):
         """Looks up words and adds new ones."""
         return np.fromiter(map(self.__getitem__, words), np.int32, count=len(words))
 
-    def words(self, rows: Rows) -> list[str]:
+    def words(self, rows: NDArray[np.integer[Any]]) -> list[str]:
         return [self._words[row] for row in rows]
 
     def targets(self, rows: Rows) -> NDArray[np.int64]:
@@ -106,7 +112,7 @@ class TokenTable(dict[str, int]):
         renumbered = (np.cumsum(used) - 1).astype(np.int32)
         kept = np.flatnonzero(used)
         if self._character_ids is not None:
-            self._characters = self.ids[kept]
+            self._characters = self._spell(self._character_ids)[kept]
         for word in self._words[self.vocabulary_size :]:
             del self[word]
         self._words = self._words[: self.vocabulary_size] + self.words(kept[self.vocabulary_size :])
@@ -141,7 +147,7 @@ class SentenceStream:
         self._random = np.random.default_rng(seed)
         self._waiting: list[int] = []  # shards not yet visited in this round; the next one is the last
         self._shard: int | None = None
-        self._random_before: dict[str, Any] = {}  # random state before the current shard was shuffled
+        self._random_before: Mapping[str, Any] = {}  # random state before the current shard was shuffled
         self.rows = np.zeros(0, np.int32)
         self.loads = 0
         self._starts = np.zeros(1, np.int64)
@@ -302,8 +308,10 @@ class TrainingData:
         new_rows = self.table.keep_only(
             [stream.rows for stream in self._sentences] + [rest for packed in self._packed for rest in packed.rest]
         )
-        for holder in (*self._sentences, *self._packed):
-            holder.renumber(new_rows)
+        for sentences in self._sentences:
+            sentences.renumber(new_rows)
+        for packed in self._packed:
+            packed.renumber(new_rows)
 
     def spell(self, inputs: Rows, targets: Rows) -> Batch:
         """Makes the batch from some rows of a window, both [D, B, T].

@@ -9,10 +9,10 @@ middle way: every sentence starts from one fixed state that has seen text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from .characters import BOS, EOS
 from .chunks import Emit, InMemory, contextualize_in_chunks
 from .mix import LayerNorm, ScalarMix
 from .model import BiLanguageModel, State, detach_state
+from .module_list import ModuleListOf
 from .words import boundary_ids, word_table
 
 Sentences = Iterable[Iterable[str]]
@@ -101,7 +102,7 @@ class CarriedState:
         self.rows[device] = state
 
 
-def _map(function, first: State, second: State) -> State:
+def _map(function: Callable[[Tensor, Tensor], Tensor], first: State, second: State) -> State:
     return tuple(tuple(function(a, b) for a, b in zip(x, y, strict=True)) for x, y in zip(first, second, strict=True))
 
 
@@ -157,7 +158,7 @@ class Elmo(nn.Module):
         if chunk_length is not None and chunk_length < 1:
             raise ValueError(f"chunk_length must be positive, got {chunk_length}")
         self.bilm = bilm.requires_grad_(fine_tune)
-        self.mixes = nn.ModuleList(
+        self.mixes = ModuleListOf(
             ScalarMix(
                 bilm.options.layers + 1,
                 initial=mix_weights,
@@ -173,10 +174,12 @@ class Elmo(nn.Module):
         self.chunk_length = chunk_length
         self.carried = CarriedState()
         self.word_ids = words_of(bilm, vocabulary)
-        self.token_vectors = TokenVectors(bilm.encoder) if bilm.options.characters is not None else None
+        self.token_vectors = TokenVectors(bilm.character_encoder) if bilm.options.characters is not None else None
 
     @classmethod
-    def from_official(cls, options: str | PathLike[str], weights: str | PathLike[str], *args, **kwargs) -> Elmo:
+    def from_official(
+        cls, options: str | PathLike[str], weights: str | PathLike[str], *args: Any, **kwargs: Any
+    ) -> Elmo:
         """Read options.json and the hdf5 weights; further arguments as for :class:`Elmo`.
 
         The vocabulary of a word model determines which rows are <S> and </S>.
@@ -223,7 +226,7 @@ class Elmo(nn.Module):
         """
         if self.token_vectors is None:
             raise ValueError("this biLM reads words: its token vectors are a table already")
-        self.token_vectors = TokenVectors(self.bilm.encoder, tokens, remember)
+        self.token_vectors = TokenVectors(self.bilm.character_encoder, tokens, remember)
 
     def forward(self, inputs: Tensor | Sentences) -> ElmoOutput:
         """ELMo vectors of a batch.
@@ -309,11 +312,12 @@ class Elmo(nn.Module):
         if mixed is not None:
             return mixed
         layers = [torch.cat([token] * directions, dim=-1), *layers]
-        masks = {None: valid, "allennlp": valid, "bilm_tf": inside}
+        masks: dict[LayerNorm | None, Tensor] = {None: valid, "allennlp": valid, "bilm_tf": inside}
         return [mix(layers, masks[mix.layer_norm]) for mix in self.mixes]
 
     def _in_chunks(self, inputs: list[Tensor], lengths: Tensor, state: State | None, emit: Emit) -> State:
         """Run the layers in chunks; ``inputs`` is a copy of the token vectors for each direction and is overwritten."""
+        assert self.chunk_length is not None
         sequences = tuple(map(InMemory, inputs))
         steps = len(inputs[0])
         return contextualize_in_chunks(
@@ -343,7 +347,9 @@ def tokens_of(
     return vectors[places.to(vectors.device)], lengths
 
 
-def words_of(model: BiLanguageModel, vocabulary: Iterable[str] | None, source: str = "the vocabulary") -> dict | None:
+def words_of(
+    model: BiLanguageModel, vocabulary: Iterable[str] | None, source: str = "the vocabulary"
+) -> dict[str, int] | None:
     """Ids of a word model's words, or None without a vocabulary."""
     if vocabulary is None:
         return None

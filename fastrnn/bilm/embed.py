@@ -27,6 +27,7 @@ _REMEMBERED = 65536  # distinct tokens whose vectors are cached: 128 MiB for the
 _WINDOW = 16  # batches of tokens that `iterate` reads ahead to sort by length
 
 Emit = Callable[[int, int, np.ndarray], None]  # (place among the kept layers, first token, rows [n, D*P])
+EmitOne = Callable[[int, int, int, np.ndarray], None]  # the same of a batch: its sentence's index comes first
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ class Embedder:
         self.directory = directory or Path(tempfile.gettempdir())
         self.carried = CarriedState()
         reads_words = bilm.options.characters is None
-        self.token_vectors = None if reads_words else TokenVectors(bilm.encoder, vocabulary or (), _REMEMBERED)
+        self.token_vectors = (
+            None if reads_words else TokenVectors(bilm.character_encoder, vocabulary or (), _REMEMBERED)
+        )
         self.word_ids = words_of(bilm, vocabulary) if reads_words else None
 
     def check(self, tokens: Iterable[str]) -> None:
@@ -176,7 +179,7 @@ class Embedder:
         arrays = [np.zeros(self.shape(len(sentence)), np.float32) for sentence in window]
         for batch in self.plan([len(sentence) for sentence in window]):
 
-            def emit(place: int, layer: int, start: int, rows: np.ndarray, batch=batch) -> None:
+            def emit(place: int, layer: int, start: int, rows: np.ndarray, batch: list[int] = batch) -> None:
                 first = layer * len(window[batch[place]]) + start
                 arrays[batch[place]].reshape(-1, rows.shape[-1])[first : first + len(rows)] = rows
 
@@ -199,7 +202,7 @@ class Embedder:
             tokens_of(self.bilm, sentences, self.token_vectors, self.word_ids)
 
     @torch.no_grad()
-    def embed(self, sentences: Sequence[Sequence[str]], emit: Callable[[int, int, int, np.ndarray], None]) -> None:
+    def embed(self, sentences: Sequence[Sequence[str]], emit: EmitOne) -> None:
         """Embed one batch.
 
         Args:
@@ -213,7 +216,7 @@ class Embedder:
         with self.carried.turn(device) if self.stateful else nullcontext():
             self._embed(sentences, emit)
 
-    def _embed(self, sentences: Sequence[Sequence[str]], emit: Callable[[int, int, int, np.ndarray], None]) -> None:
+    def _embed(self, sentences: Sequence[Sequence[str]], emit: EmitOne) -> None:
         steps = max(map(len, sentences), default=0) + 2
         if steps > self.chunk_length and len(sentences) == 1:
             self._embed_in_chunks(sentences[0], lambda *result: emit(0, *result))
@@ -303,7 +306,7 @@ class Embedder:
         return vectors[1:-1, 0][torch.tensor([places[token] for token in tokens], device=vectors.device)]
 
 
-def _averaging(lengths: Sequence[int], emit: Callable[[int, int, int, np.ndarray], None]) -> Callable:
+def _averaging(lengths: Sequence[int], emit: EmitOne) -> EmitOne:
     """Wraps ``emit``: sums the results of sentences of these lengths and emits each layer's average when complete."""
     sums: dict[tuple[int, int], np.ndarray] = {}
     missing: dict[tuple[int, int], int] = {}

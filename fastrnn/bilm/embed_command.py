@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -23,6 +23,8 @@ from .convert_command import HDF5_ENDINGS, VOCABULARY_HELP, model_options
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 if TYPE_CHECKING:
+    from .embed import Embedder
+    from .embedding_file import EmbeddingFile
     from .location import ModelFiles
 
 _SECONDS_BETWEEN_CHECKPOINTS = 10
@@ -30,7 +32,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TEXT = click.Path(exists=True, dir_okay=False, allow_dash=True)  # a str: Path("./-") would be Path("-")
 
 
-class _Layers(click.ParamType):
+class _Layers(click.ParamType):  # type: ignore[type-arg] # generic, but not in click 8.1
     """Weights of a sum of layers: "w0,w1,w2"."""
 
     name = "w0,w1,..."
@@ -92,7 +94,7 @@ class _Layers(click.ParamType):
     help="Type of weights and activations.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing output, or one that was left unfinished.")
-def embed(sentences: str, output: Path, **settings) -> None:
+def embed(sentences: str, output: Path, **settings: Any) -> None:
     """Write ELMo vectors of SENTENCES to OUTPUT (hdf5).
 
     SENTENCES has one sentence a line, tokens split on blanks; - is standard input. OUTPUT has a dataset for each line,
@@ -133,11 +135,11 @@ def _said_what_to_do() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            error.strerror += ". What is done is kept: make room and give the same command again"
+            error.strerror = f"{error.strerror}. What is done is kept: make room and give the same command again"
         raise
 
 
-def _fingerprint(text: bytes, files: ModelFiles, reads_words: bool, settings: dict) -> dict[str, str]:
+def _fingerprint(text: bytes, files: ModelFiles, reads_words: bool, settings: dict[str, Any]) -> dict[str, str]:
     """For each argument, what determines the numbers and their order: settings, and hashes of files."""
     found = {"SENTENCES": hashlib.sha256(text).hexdigest()}
     paths = [("--model", files.weights), ("--options", files.options)]
@@ -158,7 +160,7 @@ def _fingerprint(text: bytes, files: ModelFiles, reads_words: bool, settings: di
     return found
 
 
-def _run(sentences: str, output: Path, settings: dict) -> None:
+def _run(sentences: str, output: Path, settings: dict[str, Any]) -> None:
     import numpy as np
     import torch
 
@@ -219,7 +221,9 @@ def _run(sentences: str, output: Path, settings: dict) -> None:
         file.finish()
 
 
-def _embed_batches(embedder, file, tokens: Sequence[Sequence[str]], batches: list[list[int]]) -> None:
+def _embed_batches(
+    embedder: Embedder, file: EmbeddingFile, tokens: Sequence[Sequence[str]], batches: list[list[int]]
+) -> None:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..text_models.files import WeightsError, naming, reserve, save_tensors, write_all
 from .elmo import CarriedState
@@ -165,7 +166,7 @@ class EmbeddingFile:
         if hasattr(self, "_file"):
             with naming(self.partial):
                 os.fsync(self._file.fileno())
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         if carried is not None:
             for state in carried.rows.values():
                 for index, values in enumerate(state):

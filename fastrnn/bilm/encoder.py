@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .characters import PADDING
+from .module_list import ModuleListOf
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
 _TOKENS_AT_ONCE = 2048  # bounds the channels x tokens buffers of the highway layers
@@ -33,7 +34,8 @@ def unique_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     rows = ids[first]
     if torch.equal(rows[inverse], ids):
         return rows, inverse
-    return ids.unique(dim=0, return_inverse=True)
+    rows, inverse = ids.unique(dim=0, return_inverse=True)
+    return rows, inverse
 
 
 def _matrix(weight: Tensor) -> Tensor:
@@ -41,6 +43,12 @@ def _matrix(weight: Tensor) -> Tensor:
     if weight.shape[2] == 1:  # its gradient then has the strides that DistributedDataParallel expects without a warning
         return weight.squeeze(2).t()
     return weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
+
+
+def bias_of(convolution: nn.Conv1d) -> Tensor:
+    """The bias of a convolution that has one, as all of the encoder have."""
+    assert convolution.bias is not None
+    return convolution.bias
 
 
 class CharacterEncoder(nn.Module):
@@ -56,8 +64,8 @@ class CharacterEncoder(nn.Module):
         self.width = width
         channels = options.channels
         self.embedding = nn.Parameter(torch.empty(CHARACTER_ROWS, options.embedding_dim))
-        self.convolutions = nn.ModuleList(nn.Conv1d(options.embedding_dim, n, w) for w, n in options.filters)
-        self.highways = nn.ModuleList(nn.Linear(channels, 2 * channels) for _ in range(options.highways))
+        self.convolutions = ModuleListOf(nn.Conv1d(options.embedding_dim, n, w) for w, n in options.filters)
+        self.highways = ModuleListOf(nn.Linear(channels, 2 * channels) for _ in range(options.highways))
         self.projection = nn.Linear(channels, width) if options.projected else None
         self.init_parameters()
 
@@ -72,7 +80,7 @@ class CharacterEncoder(nn.Module):
                 convolution.weight.uniform_(-0.05, 0.05)
             else:
                 convolution.weight.normal_(0, math.sqrt(1 / (width * options.embedding_dim)))
-            convolution.bias.zero_()
+            bias_of(convolution).zero_()
         deviation = math.sqrt(1 / options.channels)
         for highway in self.highways:
             highway.weight.normal_(0, deviation)
@@ -119,7 +127,9 @@ class CharacterEncoder(nn.Module):
         """Vectors [N, P] of rows [N, C], sorted by ascending ``lengths`` (without padding)."""
         filters = [_matrix(c.weight) for c in self.convolutions]
         x = torch.cat([self._maxima(rows[i:j], lengths[j - 1], filters) for i, j in self._groups(rows, lengths)])
-        x = x + torch.cat([c.bias for c in self.convolutions])  # exact after the maximum, since rounding is monotone
+        x = x + torch.cat(
+            [bias_of(c) for c in self.convolutions]
+        )  # exact after the maximum, since rounding is monotone
         x = x.relu() if self.options.activation == "relu" else x.tanh()
         for highway in self.highways:
             transformed, gate = highway(x).chunk(2, dim=1)

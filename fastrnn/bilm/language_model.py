@@ -40,30 +40,30 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._marks: dict[str, list[torch.cuda.Event | float]] = {}
+        self._events: dict[str, list[torch.cuda.Event]] = {}
+        self._times: dict[str, list[float]] = {}
 
     def mark(self, name: str) -> None:
-        now: torch.cuda.Event | float
         if self._cuda:
-            now = torch.cuda.Event(enable_timing=True)
-            now.record()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.setdefault(name, []).append(event)
         else:
-            now = time.perf_counter()
-        self._marks.setdefault(name, []).append(now)
+            self._times.setdefault(name, []).append(time.perf_counter())
 
     def seconds(self, start: str, end: str) -> float:
         """Time between the two points, summed over their repetitions since the last reset."""
         total = 0.0
-        for first, last in zip(self._marks.get(start, ()), self._marks.get(end, ()), strict=True):
-            if self._cuda:
-                last.synchronize()
-                total += first.elapsed_time(last) / 1000
-            else:
-                total += last - first
+        for first, last in zip(self._events.get(start, ()), self._events.get(end, ()), strict=True):
+            last.synchronize()
+            total += first.elapsed_time(last) / 1000
+        for begin, stop in zip(self._times.get(start, ()), self._times.get(end, ()), strict=True):
+            total += stop - begin
         return total
 
     def reset(self) -> None:
-        self._marks.clear()
+        self._events.clear()
+        self._times.clear()
 
 
 class LanguageModel(nn.Module):
@@ -159,7 +159,7 @@ class LanguageModel(nn.Module):
         top = functional.dropout(layers[-1], dropout) if dropout else layers[-1]
         losses = torch.stack(
             [
-                self.head.loss(half, targets[direction], negatives and negatives[direction])
+                self.head.loss(half, targets[direction], None if negatives is None else negatives[direction])
                 for direction, half in enumerate(self.bilm.halves(top))
             ]
         )
@@ -211,11 +211,14 @@ class LanguageModel(nn.Module):
         extra = head_tensors(files, bilm)
         if f"{START}0.0" in extra:
             wanted = bilm.zero_state(1)
-            found = [[extra.get(f"{START}{i}.{j}") for j in range(len(layer))] for i, layer in enumerate(wanted)]
-            for layer, values in zip(wanted, found, strict=True):
-                if any(value is None or value.shape != zero.shape for value, zero in zip(values, layer, strict=True)):
+            found = []
+            for i, layer in enumerate(wanted):
+                names = (f"{START}{i}.{j}" for j in range(len(layer)))
+                values = [extra[name].float() for name in names if name in extra]
+                if [value.shape for value in values] != [zero.shape for zero in layer]:
                     raise ValueError(f"{files.weights} is damaged: its start state does not fit the model")
-            model.start = tuple(tuple(value.float() for value in layer) for layer in found)
+                found.append(tuple(values))
+            model.start = tuple(found)
         return model
 
 

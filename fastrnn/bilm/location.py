@@ -73,10 +73,10 @@ class ModelFiles:
         if self.weights.suffix == ".safetensors":
             elmo = native.load_elmo(self.weights)
             if elmo.bilm.options.characters is None and self.vocabulary is not None:
-                words = words_of(elmo.bilm, read_words(self.vocabulary), str(self.vocabulary))
-                if elmo.word_ids not in (None, words):
+                known = words_of(elmo.bilm, read_words(self.vocabulary), str(self.vocabulary))
+                if elmo.word_ids not in (None, known):
                     raise VocabularyError(f"{self.vocabulary} has other words than the vocabulary in {self.weights}")
-                elmo.word_ids = words
+                elmo.word_ids = known
             return elmo
         if self.options is None:
             names = " or ".join(_names_of_options(self.weights.name))
@@ -138,8 +138,8 @@ def find_model(
                     error.args = (str(error).replace(folder, str(place)),)
                 raise
     elif place.suffix in (".hdf5", ".safetensors", ".index", *_ALLENNLP):
-        names = (*_names_of_options(place.name), _VOCABULARY, _PACKED_VOCABULARY[1])
-        with _unpacked(_files(place, place, [n for n in names if (place.parent / n).is_file()])) as found:
+        usual = (*_names_of_options(place.name), _VOCABULARY, _PACKED_VOCABULARY[1])
+        with _unpacked(_files(place, place, [n for n in usual if (place.parent / n).is_file()])) as found:
             yield completed(found)
     else:
         raise WeightsError(
@@ -194,8 +194,8 @@ def _weights_among(names: Iterable[str]) -> list[str]:
 
 def _newest(names: list[str]) -> list[str]:
     """The checkpoint of the last step, if all names are checkpoints model.ckpt-STEP.index; else all names."""
-    steps = {name: re.search(r"-(\d+)\.index$", name) for name in names}
-    return [max(names, key=lambda name: int(steps[name][1]))] if all(steps.values()) else names
+    steps = {name: int(step[1]) for name in names if (step := re.search(r"-(\d+)\.index$", name))}
+    return [max(names, key=steps.__getitem__)] if len(steps) == len(names) else names
 
 
 def _in_folder(place: Path, folder: Path, names: list[str]) -> ModelFiles:

@@ -71,10 +71,11 @@ class ScalarMix(nn.Module):
         coefficients = self.coefficients()
         if len(layers) != len(coefficients):
             raise ValueError(f"this mix has weights for {len(coefficients)} layers, got {len(layers)}")
-        total = None
+        total: Tensor | None = None
         for coefficient, layer in zip(coefficients, layers, strict=True):
             term = coefficient.to(layer.dtype) * (layer if self.layer_norm is None else normalize(layer, mask))
             total = term if total is None else total + term
+        assert total is not None  # a mix has layers
         return total
 
     def extra_repr(self) -> str:

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from ..cells import CELLS, Parameters
 from ..functional import layer
 from .characters import BEGIN_SENTENCE, BEGIN_WORD, END_SENTENCE, END_WORD, PADDING
-from .encoder import make_encoder
+from .encoder import CharacterEncoder, make_encoder
+from .module_list import ModuleListOf
 from .options import BiLMOptions
 
 State = tuple[tuple[Tensor, ...], ...]  # a layer: (h [D, B, P], c [D, B, H]), or (h,) for a GRU
@@ -104,9 +105,9 @@ class BiLanguageModel(nn.Module):
         super().__init__()
         self.options = options
         self.encoder = make_encoder(options)
-        self.forward_layers = nn.ModuleList(RecurrentParameters(options) for _ in range(options.layers))
+        self.forward_layers = ModuleListOf(RecurrentParameters(options) for _ in range(options.layers))
         backward = options.layers if options.bidirectional else 0
-        self.backward_layers = nn.ModuleList(RecurrentParameters(options) for _ in range(backward))
+        self.backward_layers = ModuleListOf(RecurrentParameters(options) for _ in range(backward))
 
     @property
     def width(self) -> int:
@@ -114,14 +115,22 @@ class BiLanguageModel(nn.Module):
         return self.options.projection
 
     @property
-    def stacks(self) -> tuple[nn.ModuleList, ...]:
+    def character_encoder(self) -> CharacterEncoder:
+        """The token encoder of a model that reads characters."""
+        assert isinstance(self.encoder, CharacterEncoder)
+        return self.encoder
+
+    @property
+    def stacks(self) -> tuple[ModuleListOf[RecurrentParameters], ...]:
         """The layers of each direction, forward first."""
         return (self.forward_layers, self.backward_layers)[: self.options.directions]
 
     def init_parameters(self) -> None:
         """Initialise all parameters, as bilm-tf does."""
-        for module in (self.encoder, *self.forward_layers, *self.backward_layers):
-            module.init_parameters()
+        self.encoder.init_parameters()
+        for stack in self.stacks:
+            for cell in stack:
+                cell.init_parameters()
 
     def parameters_of(self, index: int) -> tuple[Parameters, ...]:
         """Weights of each direction of layer ``index``."""
@@ -129,7 +138,8 @@ class BiLanguageModel(nn.Module):
 
     def halves(self, layer: Tensor) -> tuple[Tensor, ...]:
         """The part [..., P] of each direction of a layer [..., D*P]."""
-        return layer.split(self.width, dim=-1)
+        halves: tuple[Tensor, ...] = layer.split(self.width, dim=-1)
+        return halves
 
     def zero_state(self, batch: int) -> State:
         """The state before any text, for ``batch`` rows."""
@@ -140,7 +150,8 @@ class BiLanguageModel(nn.Module):
 
     def encode(self, ids: Tensor) -> Tensor:
         """Context-free vectors [..., P] of ids [..., C] (characters) or [...] (words), zero for "no token"."""
-        return self.encoder(ids)
+        vectors: Tensor = self.encoder(ids)
+        return vectors
 
     def contextualize(
         self,
@@ -190,7 +201,7 @@ class BiLanguageModel(nn.Module):
                 reset_to_initial=reset_to_initial,
                 cell_clip=options.cell_clip if options.cell == "lstm" else 0.0,
                 proj_clip=options.proj_clip if options.projected else 0.0,
-            )
+            )[:2]
             if index and options.skip_connections:
                 output = output + below if output.requires_grad else output.add_(below)
             outputs.append(output)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ def save_elmo(
     save(path, elmo.bilm, {**mixes, **(extra or {})}, {**(metadata or {}), _ELMO: json.dumps(settings)})
 
 
-def load_elmo(path: str | PathLike[str], **changes) -> Elmo:
+def load_elmo(path: str | PathLike[str], **changes: Any) -> Elmo:
     """Read the Elmo in a file; if the file holds only a biLM, the mixes are untrained.
 
     Args:

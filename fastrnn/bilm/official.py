@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..text_models.files import WeightsError, naming, replacing, require_finite, save_hdf5
-from .encoder import CharacterEncoder
+from .encoder import CharacterEncoder, bias_of
 from .model import BiLanguageModel, RecurrentParameters
 from .options import CHARACTER_ROWS, BiLMOptions, CharacterOptions
 
@@ -55,7 +55,7 @@ def read_json(path: str | PathLike[str]) -> dict[str, Any]:
 def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
     """Like :func:`read_options`, from parsed JSON; ``name`` is used in messages."""
 
-    def get(section: dict, key: str, kind: type, default: Any = ...) -> Any:
+    def get(section: dict[str, Any], key: str, kind: type, default: Any = ...) -> Any:
         label = key if section is data else ("lstm." if section is lstm else "char_cnn.") + key
         value = section.get(key)
         if value is None:
@@ -67,7 +67,7 @@ def parse_options(data: dict[str, Any], name: str) -> BiLMOptions:
             raise WeightsError(f"{name}: {label} must be of type {kind.__name__}, found {value!r}")
         return value
 
-    lstm: dict = {}
+    lstm: dict[str, Any] = {}
     lstm = get(data, "lstm", dict)
     cnn = get(data, "char_cnn", dict, None)
     characters = None
@@ -144,8 +144,11 @@ class Weights:
         return self._dataset(name, shape)
 
     def check_shape(self, name: str, shape: tuple[int, ...], found: tuple[int, ...] | None) -> None:
-        fits = found is not None and len(found) == len(shape)
-        if not fits or any(e not in (-1, f) for e, f in zip(shape, found, strict=True)):
+        if (
+            found is None
+            or len(found) != len(shape)
+            or any(e not in (-1, f) for e, f in zip(shape, found, strict=True))
+        ):
             raise WeightsError(f"{self.path}: dataset {name} should have shape {shape}, found {found}")
 
     def check_type(self, name: str, dtype: Any) -> None:
@@ -207,8 +210,9 @@ def load(
             words = file.read("embedding", -1, described.projection)
         if words is not None:
             changes = {"characters": None, "vocabulary_size": len(words), "boundary_ids": boundary_ids}
-        elif described.characters.channels == described.projection and not _has_token_projection(file, described):
-            changes = {"characters": {**vars(described.characters), "projected": False}}
+        elif (characters := described.characters) is not None and characters.channels == described.projection:
+            if not _has_token_projection(file, described):
+                changes = {"characters": {**vars(characters), "projected": False}}
         if described.hidden == described.projection:
             changes["projected"] = _has_projection(file, described)
         found = BiLMOptions.from_json({**described.to_json(), **changes})
@@ -252,7 +256,9 @@ _PARTS = {"kernel": "W_0", "bias": "B", "projection": "W_P_0"}
 _TF_PARTS = {"kernel": "kernel", "bias": "bias", "projection": "projection/kernel"}  # if dump_weights keeps the names
 
 
-def _cell_names(options: BiLMOptions, file: Weights | None = None, layers: int | None = None) -> list[list[dict]]:
+def _cell_names(
+    options: BiLMOptions, file: Weights | None = None, layers: int | None = None
+) -> list[list[dict[str, str]]]:
     """For each direction and layer, the names of its datasets by part.
 
     Args:
@@ -279,7 +285,7 @@ def _fill(model: BiLanguageModel, file: Weights, words: Tensor | None) -> None:
     if words is not None:
         model.encoder.embedding[1:] = words
     else:
-        _fill_characters(model.encoder, file)
+        _fill_characters(model.character_encoder, file)
     width, hidden = options.projection, options.hidden
     for stack, names in zip(model.stacks, _cell_names(options, file), strict=True):
         for cell, name in zip(stack, names, strict=True):
@@ -301,7 +307,7 @@ def _fill_characters(encoder: CharacterEncoder, file: Weights) -> None:
     for index, ((width, count), convolution) in enumerate(zip(options.filters, encoder.convolutions, strict=True)):
         kernel = file.read(f"CNN/W_cnn_{index}", 1, width, options.embedding_dim, count)
         convolution.weight.copy_(kernel[0].permute(2, 1, 0))
-        convolution.bias.copy_(file.read(f"CNN/b_cnn_{index}", count))
+        bias_of(convolution).copy_(file.read(f"CNN/b_cnn_{index}", count))
     file.refuse(f"CNN/W_cnn_{len(options.filters)}", f"options.json has {len(options.filters)} filters")
     for index, highway in enumerate(encoder.highways):
         for place, part in enumerate(("transform", "carry")):
@@ -380,7 +386,7 @@ def _write_characters(encoder: CharacterEncoder, write: Callable[[str, Tensor], 
     write("char_embed", encoder.embedding[1:])
     for index, convolution in enumerate(encoder.convolutions):
         write(f"CNN/W_cnn_{index}", convolution.weight.permute(2, 1, 0)[None])
-        write(f"CNN/b_cnn_{index}", convolution.bias)
+        write(f"CNN/b_cnn_{index}", bias_of(convolution))
     for index, highway in enumerate(encoder.highways):
         for place, part in enumerate(("transform", "carry")):
             rows = slice(place * n, (place + 1) * n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def make_optimizer(
         sparse: parameters with sparse gradients, only for Adagrad.
     """
     rate = OPTIMIZERS[name] if learning_rate is None else learning_rate
-    groups = [{"params": list(parameters), "fused": True}, {"params": list(sparse)}]
+    groups: list[dict[str, Any]] = [{"params": list(parameters), "fused": True}, {"params": list(sparse)}]
     groups = [group for group in groups if group["params"]]
     if name == "adagrad":
         return torch.optim.Adagrad(groups, lr=rate, initial_accumulator_value=1.0)
@@ -49,7 +50,7 @@ def clip_by_global_norm(parameters: Iterable[Parameter], bound: float) -> Tensor
             values.append(parameter.grad._values())
         else:
             values.append(parameter.grad)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
     if bound < math.inf:
         torch._foreach_mul_(values, bound / norm.clamp(min=bound))
     return norm

@@ -42,6 +42,10 @@ from .start import Beginning, begin, take_over
 from .training import StepResult, Trainer, TrainingOptions, World, sparse_gradients
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Run:
     """What to train on, for how long, and where to save it.
@@ -156,7 +160,7 @@ def _train(
         console=console,
     )  # fmt: skip
     # Processes of a group would stop at different steps, so they end at once and resume from their last checkpoint.
-    stopping = contextlib.nullcontext(lambda: False) if world.size > 1 else stop_requests()
+    stopping = contextlib.nullcontext(_never) if world.size > 1 else stop_requests()
     with progress, stopping as stop_requested:
         timer = StepTimer()
         while trainer.done < total:

@@ -68,7 +68,7 @@ class LogUniformSampler:
                 return Negatives(torch.from_numpy(draws[firsts]), tries=int(firsts[-1]) + 1)
 
     def state(self) -> dict[str, Any]:
-        return self._random.bit_generator.state
+        return dict(self._random.bit_generator.state)
 
     def restore(self, state: dict[str, Any]) -> None:
         self._random.bit_generator.state = state
@@ -140,7 +140,8 @@ class SoftmaxHead(nn.Module):
         """
         hidden, targets = hidden.reshape(-1, self.width), targets.reshape(-1)
         if self.adaptive is not None:
-            return self.adaptive(hidden, targets).loss
+            loss: Tensor = self.adaptive(hidden, targets).loss
+            return loss
         if negatives is not None:
             return self._sampled_loss(hidden, targets, negatives)
         return linear_cross_entropy(hidden, self.table, targets, linear_bias=self.bias[:, 0])

@@ -6,6 +6,8 @@ training batch. With ``resets=`` the layer runs the batch in one call.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from sb3_contrib.common.recurrent import policies
 from torch import Tensor
@@ -25,10 +27,13 @@ __all__ = [
 ]
 
 
-class _WholeSequences:
+_Module = torch.nn.Module if TYPE_CHECKING else object
+
+
+class _WholeSequences(_Module):
     """The difference from sb3-contrib's policies; an LSTM that is not fastrnn's runs as in sb3-contrib."""
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         swap(self)
 
@@ -48,7 +53,10 @@ class _WholeSequences:
             Output [B*T, H] and the states after the last step.
         """
         if not isinstance(lstm, Recurrent):
-            return policies.RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
+            base: type[Any] = policies.RecurrentActorCriticPolicy
+            result: tuple[Tensor, tuple[Tensor, Tensor]]
+            result = base._process_sequence(features, lstm_states, episode_starts, lstm)
+            return result
         rows = lstm_states[0].shape[1]
         x = features.reshape(rows, -1, lstm.input_size).transpose(0, 1)
         resets = episode_starts.reshape(rows, -1).transpose(0, 1) != 0
@@ -56,15 +64,18 @@ class _WholeSequences:
         return output.transpose(0, 1).flatten(0, 1), states
 
 
-class RecurrentActorCriticPolicy(_WholeSequences, policies.RecurrentActorCriticPolicy):
+# sb3-contrib is not seen by mypy: its classes count as Any.
+class RecurrentActorCriticPolicy(_WholeSequences, policies.RecurrentActorCriticPolicy):  # type: ignore[misc]
     """sb3-contrib's policy with fastrnn.LSTM; the same arguments and results."""
 
 
-class RecurrentActorCriticCnnPolicy(_WholeSequences, policies.RecurrentActorCriticCnnPolicy):
+class RecurrentActorCriticCnnPolicy(_WholeSequences, policies.RecurrentActorCriticCnnPolicy):  # type: ignore[misc]
     """sb3-contrib's policy for images with fastrnn.LSTM; the same arguments and results."""
 
 
-class RecurrentMultiInputActorCriticPolicy(_WholeSequences, policies.RecurrentMultiInputActorCriticPolicy):
+class RecurrentMultiInputActorCriticPolicy(  # type: ignore[misc]
+    _WholeSequences, policies.RecurrentMultiInputActorCriticPolicy
+):
     """sb3-contrib's policy for dictionaries with fastrnn.LSTM; the same arguments and results."""
 
 
@@ -73,7 +84,7 @@ MlpLstmPolicy = RecurrentActorCriticPolicy
 CnnLstmPolicy = RecurrentActorCriticCnnPolicy
 MultiInputLstmPolicy = RecurrentMultiInputActorCriticPolicy
 
-_ADAPTERS = {
+_ADAPTERS: dict[type[torch.nn.Module], type[_WholeSequences]] = {
     policies.RecurrentActorCriticPolicy: RecurrentActorCriticPolicy,
     policies.RecurrentActorCriticCnnPolicy: RecurrentActorCriticCnnPolicy,
     policies.RecurrentMultiInputActorCriticPolicy: RecurrentMultiInputActorCriticPolicy,

@@ -8,7 +8,7 @@ trajectory's end, and these are the final states of a PackedSequence, for every 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torchrl.modules
@@ -24,12 +24,30 @@ from ..conversion import Report
 __all__ = ["GRUModule", "LSTMModule", "convert"]
 
 
-class _Packing:
+if TYPE_CHECKING:
+
+    class _Module(torch.nn.Module):
+        """What torchrl's two modules share."""
+
+        in_keys: list[str]
+        out_keys: list[str]
+        recurrent_mode: bool
+        recurrent_recompute: str
+
+        def make_cudnn_based(self) -> None: ...
+
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            raise NotImplementedError
+else:
+    _Module = object
+
+
+class _Packing(_Module):
     """The difference from torchrl's modules; a layer that is not fastrnn's runs as in torchrl."""
 
     _layer: str  # torchrl's name for the attribute with the layer
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._adopt()
 
@@ -41,7 +59,7 @@ class _Packing:
         if isinstance(layer, Recurrent) and self.recurrent_recompute == "full":
             layer.recompute = True
 
-    @dispatch
+    @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Run the layer as torchrl's module does: one step, or in recurrent mode whole rollouts.
 
@@ -59,20 +77,17 @@ class _Packing:
         shape = tensordict.shape
         x, is_init = tensordict.get(self.in_keys[0]), tensordict.get("is_init").squeeze(-1)
         state_keys = [key for key in self.in_keys[1:] if key != "is_init"]
-        states = [tensordict.get(key, None) for key in state_keys]
-        if any(state is None for state in states):
-            if any(state is not None for state in states):
-                raise RuntimeError(f"expected all of the states {state_keys} or none, got some of them")
-            states = None
-        else:
-            states = [state.reshape(-1, *state.shape[len(shape) :]) for state in states]
+        found = [tensordict.get(key, None) for key in state_keys]
+        if any(state is None for state in found) and any(state is not None for state in found):
+            raise RuntimeError(f"expected all of the states {state_keys} or none, got some of them")
+        states = [state.reshape(-1, *state.shape[len(shape) :]) for state in found if state is not None] or None
         results = _run(layer, x.reshape(-1, *x.shape[len(shape) :]), states, is_init.reshape(-1, shape[-1]))
         for key, result in zip(self.out_keys, results, strict=True):
             tensordict.set(key, result.reshape(*shape, *result.shape[1:]))
         return tensordict
 
 
-class LSTMModule(_Packing, torchrl.modules.LSTMModule):
+class LSTMModule(_Packing, torchrl.modules.LSTMModule):  # type: ignore[misc] # torchrl is not seen here
     """torchrl.modules.LSTMModule with fastrnn.LSTM as its layer; the same arguments, keys and results.
 
     ``recurrent_backend`` has no effect; ``recurrent_recompute="full"`` sets the layer's ``recompute``.
@@ -81,7 +96,7 @@ class LSTMModule(_Packing, torchrl.modules.LSTMModule):
     _layer = "lstm"
 
 
-class GRUModule(_Packing, torchrl.modules.GRUModule):
+class GRUModule(_Packing, torchrl.modules.GRUModule):  # type: ignore[misc] # as above
     """torchrl.modules.GRUModule with fastrnn.GRU as its layer; the same arguments, keys and results.
 
     ``recurrent_backend`` has no effect; ``recurrent_recompute="full"`` sets the layer's ``recompute``.
@@ -90,7 +105,10 @@ class GRUModule(_Packing, torchrl.modules.GRUModule):
     _layer = "gru"
 
 
-_ADAPTERS = {torchrl.modules.LSTMModule: LSTMModule, torchrl.modules.GRUModule: GRUModule}
+_ADAPTERS: dict[type[torch.nn.Module], type[_Packing]] = {
+    torchrl.modules.LSTMModule: LSTMModule,
+    torchrl.modules.GRUModule: GRUModule,
+}
 
 
 def convert(model: torch.nn.Module) -> Report:
@@ -111,8 +129,9 @@ def convert(model: torch.nn.Module) -> Report:
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         adapter = _ADAPTERS.get(type(module))
         if adapter is not None:
-            module.make_cudnn_based()
             module.__class__ = adapter
+            assert isinstance(module, _Packing)
+            module.make_cudnn_based()
     report = swap(model)
     for module in model.modules():
         if isinstance(module, _Packing):
@@ -123,7 +142,7 @@ def convert(model: torch.nn.Module) -> Report:
 class _Packed(NamedTuple):
     """The layout of the N trajectories of B rows and T steps in a PackedSequence of all B*T steps."""
 
-    index: Tensor  # [B*T], the index in the batch of each packed step
+    source: Tensor  # [B*T], the index in the batch of each packed step
     batch_sizes: Tensor  # [longest trajectory], on the CPU
     first: Tensor  # [N], indices of the first steps, the longest trajectory first
     last: Tensor  # likewise of the last steps
@@ -141,11 +160,11 @@ def _pack(is_init: Tensor) -> _Packed:
     rank[order] = torch.arange(len(order), device=order.device)
     trajectory = starts.cumsum(0) - 1
     step = places - first[trajectory]
-    index = (step * len(first) + rank[trajectory]).argsort()
-    return _Packed(index, step.bincount().cpu(), first[order], (first + lengths - 1)[order])
+    source = (step * len(first) + rank[trajectory]).argsort()
+    return _Packed(source, step.bincount().cpu(), first[order], (first + lengths - 1)[order])
 
 
-@torch.compiler.disable  # sizes depend on the data (the number of trajectories); torchrl disables it too
+@torch.compiler.disable  # type: ignore[untyped-decorator] # sizes depend on the data (the number of trajectories); torchrl disables it too
 def _run(layer: Recurrent, x: Tensor, states: list[Tensor] | None, is_init: Tensor) -> list[Tensor]:
     """Run all trajectories of a batch.
 
@@ -159,14 +178,15 @@ def _run(layer: Recurrent, x: Tensor, states: list[Tensor] | None, is_init: Tens
         Output [B*T, D*R] and the states, each [B*T, L*D, R].
     """
     packed = _pack(is_init)
+    initial: tuple[Tensor, ...] | Tensor | None = None
     if states is not None:
-        states = [state.index_select(0, packed.first).transpose(0, 1) for state in states]
-        states = tuple(states) if len(states) > 1 else states[0]
-    sequence = PackedSequence(x.index_select(0, packed.index), packed.batch_sizes)
-    output, final = layer(sequence, states)
+        initial = tuple(state.index_select(0, packed.first).transpose(0, 1) for state in states)
+        initial = initial if len(initial) > 1 else initial[0]
+    sequence = PackedSequence(x.index_select(0, packed.source), packed.batch_sizes)
+    output, final = layer(sequence, initial)
     final = final if isinstance(final, tuple) else (final,)
     return [
-        _scatter(output.data, packed.index, len(x)),
+        _scatter(output.data, packed.source, len(x)),
         *(_scatter(state.transpose(0, 1), packed.last, len(x)) for state in final),
     ]
 
