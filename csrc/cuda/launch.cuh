@@ -1,6 +1,6 @@
-// The one place where kernels are launched. A kernel is a type with kName, kMaxThreads, kCooperative, Params and
-// run(Params); its launch is plain data. On CUDA every launch result is checked; on the host emulation::run takes the
-// launch.
+// The one place where kernels are launched. A kernel is a type with kName, kMaxThreads, kCooperative, Params,
+// run(Params) and FR_ENTRY; its launch is plain data. On CUDA every launch result is checked; on the host
+// emulation::run takes the launch.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,27 @@
 #include "device.cuh"
 #include "kernels.h"
 
+// FR_GLOBAL(name) defines the __global__ function under which profilers list a template's kernels; FR_ENTRY(name) inside
+// such a kernel makes launch() call it.
+#if defined(__CUDACC__)
+#define FR_GLOBAL(name)                                                                                             \
+  template <class Kernel>                                                                                           \
+  __global__ void __launch_bounds__(Kernel::kMaxThreads, 1) name(const __grid_constant__ typename Kernel::Params p) { \
+    Kernel::run(p);                                                                                                 \
+  }
+#define FR_ENTRY(name)                  \
+  template <class Kernel>               \
+  static auto entry() {                 \
+    return &name<Kernel>;               \
+  }
+#else
+#define FR_GLOBAL(name)
+#define FR_ENTRY(name)
+#endif
+
 namespace fr::FR_TARGET {
 
 #if defined(__CUDACC__)
-
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kMaxThreads, 1) entry(const __grid_constant__ typename Kernel::Params params) {
-  Kernel::run(params);
-}
 
 // Throws std::runtime_error unless the result is success. Defined in rnn_cuda.cpp: what nvcc's host compiler makes holds no types of
 // its C++ library, so that the binary can be linked with another one (tools/wheel.sh).
@@ -45,7 +58,7 @@ Outcome ask_for_limits(const LaunchShape& shape) {
   if (device < kDevices && granted[clusters][device].load(std::memory_order_relaxed)) return {};
   if (const auto result = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); result != cudaSuccess)
     return {result, "cudaDeviceGetAttribute"};
-  const void* const kernel = reinterpret_cast<const void*>(&entry<Kernel>);
+  const void* const kernel = reinterpret_cast<const void*>(Kernel::template entry<Kernel>());
   auto result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
   if (result == cudaSuccess && clusters) result = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (result != cudaSuccess) return {result, "cudaFuncSetAttribute"};
@@ -77,14 +90,14 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
     cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
     cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   }
-  check_launch(cudaLaunchKernelEx(&config, entry<Kernel>, params), "launch", Kernel::kName, shape);
+  check_launch(cudaLaunchKernelEx(&config, Kernel::template entry<Kernel>(), params), "launch", Kernel::kName, shape);
 }
 
 // Whether this binary has code for the current device.
 template <class Kernel>
 bool has_code() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&entry<Kernel>)) == cudaSuccess) return true;
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(Kernel::template entry<Kernel>())) == cudaSuccess) return true;
   (void)cudaGetLastError();
   return false;
 }
@@ -110,7 +123,7 @@ int active_clusters(int blocks) {
   config.gridDim = dim3(blocks), config.blockDim = dim3(Kernel::kMaxThreads);
   config.dynamicSmemBytes = static_cast<size_t>(most);
   config.attrs = &cluster, config.numAttrs = 1;
-  if (cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<const void*>(&entry<Kernel>), &config) == cudaSuccess) return clusters;
+  if (cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<const void*>(Kernel::template entry<Kernel>()), &config) == cudaSuccess) return clusters;
   (void)cudaGetLastError();
   return 0;
 }

@@ -6,12 +6,15 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(transpose_kernel)
+
 // work    grid (column tiles, row tiles): a block of 256 threads moves a tile of 32 x 32, 4 elements a thread.
 // memory  shared: 32 rows of 33 elements; the odd pitch puts the elements of a column on different banks.
 // sync    one block_sync, after the tile is written and before its columns are read.
 template <class T>
 struct TransposeKernel {
   static constexpr const char* kName = "transpose_kernel";
+  FR_ENTRY(transpose_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
   static constexpr int kTile = 32, kPitch = kTile + 1;

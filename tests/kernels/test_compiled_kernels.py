@@ -63,7 +63,7 @@ def planned_registers(name: str, kernel: str) -> int:
     if name in REGISTER_BUDGET:
         return REGISTER_BUDGET[name]
     plain = subprocess.run(["c++filt", kernel], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"entry<fr::gpu::(\w+)Kernel<fr::gpu::(\w+)Math, (\d*)([^>]*)>", plain)
+    found = re.search(r"_kernel<fr::gpu::(\w+)Kernel<fr::gpu::(\w+)Math, (\d*)([^>]*)>", plain)
     assert found, f"what kernel is this? {plain}"
     strategy, math, gates, others = found.groups()
     dtype, tf32 = MATHS[math]

@@ -10,6 +10,8 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(elementwise_kernel)
+
 // work    grid (elements / 256, 1, directions); an element is a unit of a batch row, and the units of a row are
 //         neighbours.
 // memory  shared: two copies of StepDirection. global: what the phase reads and writes; in forward the input part of
@@ -20,6 +22,7 @@ namespace fr::FR_TARGET {
 template <class Math, bool kBackward>
 struct ElementwiseKernel {
   static constexpr const char* kName = "elementwise_kernel";
+  FR_ENTRY(elementwise_kernel)
   static constexpr int kMaxThreads = kElementThreads;
   static constexpr bool kCooperative = false;
   using Params = BlockParams;

@@ -11,6 +11,8 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(block_kernel)
+
 // work    grid (row tiles of 8, 1, directions). Warp w computes kGates gate rows of units [16 w, 16 w + 16) for 8 rows:
 //         in each step kGates * 4 mma a slice of 128 bytes of depth, then the pointwise phase for 4 elements a lane.
 //         Forward: the depth is the state (2 slices), kGates the cell's. Backward: the depth is all gate gradients (up
@@ -29,6 +31,7 @@ namespace fr::FR_TARGET {
 template <class Math, int kGates, int kSlices, bool kBackward>
 struct BlockKernel {
   static constexpr const char* kName = "block_kernel";
+  FR_ENTRY(block_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
   static constexpr int kRows = kBlockRows, kPitch = kWarpUnits + kSumsPad, kSteps = kRowPieces / 2;  // kSteps: mma a slice

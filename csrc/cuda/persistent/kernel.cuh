@@ -11,6 +11,8 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(persistent_kernel)
+
 // work    grid (blocks of a group, groups, directions), all resident together except for clusters. A step has one or
 //         two phases, each a product and its pointwise part. A block computes `gates` gate rows of U * unit_warps units
 //         for its group's rows, 16 rows at a time (a band). The depth is cut in slices of 128 bytes; depth_warps warps
@@ -41,6 +43,7 @@ namespace fr::FR_TARGET {
 template <class Math, int kGates, bool kBackward>
 struct PersistentKernel {
   static constexpr const char* kName = "persistent_kernel";
+  FR_ENTRY(persistent_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = true;  // except for clusters: launch.cuh
   // Backward has one gate row. Its kGates counts tiles of units instead; two tiles are for cells with one product only.

@@ -8,9 +8,12 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(prepare_kernel)
+
 // work    one block, whose threads take flags and values in turn. memory: global only. sync: none.
 struct PrepareKernel {
   static constexpr const char* kName = "prepare_kernel";
+  FR_ENTRY(prepare_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
   using Params = PrepareParams;

@@ -18,6 +18,8 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(projected_kernel)
+
 // The product of which a block computes a part of the depth: its own units (backward: their four gates), times the
 // weights of all R results. Its operand lies in shared memory, kBand rows of 128 bytes a slice. A warp takes every
 // warps()-th tile of results, over the block's whole depth. An item is one slice of one tile. The weights of the first
@@ -164,6 +166,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 template <class Math, bool kBackward>
 struct ProjectedKernel {
   static constexpr const char* kName = "projected_kernel";
+  FR_ENTRY(projected_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = true;
   // phase numbers in the order of PersistentParams

@@ -17,12 +17,15 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(states_before_kernel)
+
 // work    grid (rows / 8, 1, directions): a warp copies a row's old states h and c, or zeros if the row is inactive.
 // memory  global only: R + kCells*H elements read and written a row. sync: none.
 // H, C: unsigned integers as wide as an element of storage and of state; bits are copied.
 template <class H, class C>
 struct StatesBeforeKernel {
   static constexpr const char* kName = "states_before_kernel";
+  FR_ENTRY(states_before_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
   static constexpr int kRows = kMaxThreads / 32;

@@ -8,6 +8,8 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(step_kernel)
+
 // work    grid (unit tiles, row tiles, directions). A block computes kGates gate rows of 16 * unit_warps units for 32 *
 //         row_warps rows over the whole depth. depth_warps groups of warps take the slices (128 bytes of depth) in
 //         turn; their sums are added in the order of the groups. Then every thread runs the pointwise phase for its
@@ -25,6 +27,7 @@ namespace fr::FR_TARGET {
 template <class Math, int kGates>
 struct StepKernel {
   static constexpr const char* kName = "step_kernel";
+  FR_ENTRY(step_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
   using Params = StepParams;

@@ -10,6 +10,10 @@
 
 namespace fr::FR_TARGET {
 
+FR_GLOBAL(mma_kernel)
+FR_GLOBAL(matrix_kernel)
+FR_GLOBAL(round_kernel)
+
 struct MmaParams {
   const float* a;  // [16][depth]
   const float* b;  // [depth][8]
@@ -18,6 +22,7 @@ struct MmaParams {
 };
 struct MmaKernel {
   static constexpr const char* kName = "mma_kernel";
+  FR_ENTRY(mma_kernel)
   static constexpr int kMaxThreads = 32;
   static constexpr bool kCooperative = false;
   using Params = MmaParams;
@@ -60,6 +65,7 @@ struct MmaKernel {
 struct MatrixParams { uint32_t* got; };  // [32][4]
 struct MatrixKernel {
   static constexpr const char* kName = "matrix_kernel";
+  FR_ENTRY(matrix_kernel)
   static constexpr int kMaxThreads = 32, kSharedBytes = 16 * kRowBytes;
   static constexpr bool kCooperative = false;
   using Params = MatrixParams;
@@ -84,6 +90,7 @@ struct RoundParams {
 };
 struct RoundKernel {
   static constexpr const char* kName = "round_kernel";
+  FR_ENTRY(round_kernel)
   static constexpr int kMaxThreads = 32;
   static constexpr bool kCooperative = false;
   using Params = RoundParams;

@@ -68,8 +68,8 @@ std::vector<Counts>& counted() {
 }
 
 Registered::Registered(const char* mangled, emulation::Entry run, size_t param_bytes, int max_threads, int blocks) {
-  const std::string name = demangled(mangled);  // void fr::gpu::entry<KERNEL >(KERNEL::Params)
-  const size_t first = name.find("entry<") + 6;
+  const std::string name = demangled(mangled);  // void fr::gpu::NAME<KERNEL >(KERNEL::Params)
+  const size_t first = name.find('<') + 1;
   size_t last = name.find(">(", first);
   while (name[last - 1] == ' ') --last;
   kernels()[name.substr(first, last - first)] = {run, param_bytes, max_threads, blocks, mangled};
