@@ -23,6 +23,8 @@ from .convert_command import HDF5_ENDINGS, VOCABULARY_HELP, model_options
 from .options import CHUNK_LENGTH, STATEFUL_BATCH, TOKENS_PER_BATCH
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .embed import Embedder
     from .embedding_file import EmbeddingFile
     from .location import ModelFiles
@@ -249,10 +251,11 @@ def _embed_batches(
         task = bar.add_task("", total=sum(counts), completed=sum(counts[:done]), speed="")
         try:
             for batch in batches[done:]:
-                embedder.embed(
-                    [tokens[number] for number in batch],
-                    lambda place, layer, start, rows, batch=batch: file.write(batch[place], layer, start, rows),
-                )
+
+                def write(place: int, layer: int, start: int, rows: np.ndarray, batch: list[int] = batch) -> None:
+                    file.write(batch[place], layer, start, rows)
+
+                embedder.embed([tokens[number] for number in batch], write)
                 done += 1
                 now = time.monotonic()
                 speed = sum(counts[file.done : done]) / max(now - begin, 1e-9)

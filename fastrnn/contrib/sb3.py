@@ -27,7 +27,10 @@ __all__ = [
 ]
 
 
-_Module = torch.nn.Module if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Module = torch.nn.Module
+else:
+    _Module = object
 
 
 class _WholeSequences(_Module):
@@ -73,8 +76,9 @@ class RecurrentActorCriticCnnPolicy(_WholeSequences, policies.RecurrentActorCrit
     """sb3-contrib's policy for images with fastrnn.LSTM; the same arguments and results."""
 
 
-class RecurrentMultiInputActorCriticPolicy(  # type: ignore[misc]
-    _WholeSequences, policies.RecurrentMultiInputActorCriticPolicy
+class RecurrentMultiInputActorCriticPolicy(
+    _WholeSequences,
+    policies.RecurrentMultiInputActorCriticPolicy,  # type: ignore[misc]
 ):
     """sb3-contrib's policy for dictionaries with fastrnn.LSTM; the same arguments and results."""
 
