@@ -1,7 +1,7 @@
 // Vectors of the CPU backend: GCC/Clang vector extensions behind one small type, tagged by instruction set, so that
 // code compiled for one is never linked into another. Every function here is a template over a tagged vector type, or
 // takes one. Included only by files that are compiled for one instruction set (isa.h). Accuracies are stated at the
-// functions, and tested by tests/kernels/cpp/cpu_test.cpp.
+// functions, and tested by tests/kernels/cpp/simd_test.cpp.
 #pragma once
 
 #include <cstdint>
