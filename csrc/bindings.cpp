@@ -71,11 +71,8 @@ py::class_<Args> arguments(py::module_& m, const char* name) {
   return type;
 }
 
-}  // namespace
-
-PYBIND11_MODULE(_C, m) {
-  m.doc() = "fastrnn's compiled core; see csrc/rnn.h";
-
+// The argument structs of forward and backward.
+void bind_arguments(py::module_& m) {
   py::class_<fr::ForwardDirection> forward(m, "ForwardDirection");
   forward.def(py::init([] { return fr::ForwardDirection{}; }));
   forward.def_readwrite("reverse", &fr::ForwardDirection::reverse);
@@ -111,7 +108,9 @@ PYBIND11_MODULE(_C, m) {
   backward_args.def_readwrite("last_step", &fr::BackwardArgs::last_step);
   backward_args.def_readwrite("first_direction", &fr::BackwardArgs::first_direction);
   address(backward_args, "stream", &fr::BackwardArgs::stream);
+}
 
+void bind_cross_entropy(py::module_& m) {
   py::class_<fr::CrossEntropyArgs> cross_entropy(m, "CrossEntropyArgs");
   cross_entropy.def(py::init([] { return fr::CrossEntropyArgs{}; }));
   cross_entropy.def_property(
@@ -134,7 +133,9 @@ PYBIND11_MODULE(_C, m) {
   address(cross_entropy, "target", &fr::CrossEntropyArgs::target);
   cross_entropy.def_readwrite("mean", &fr::CrossEntropyArgs::mean).def_readwrite("threads", &fr::CrossEntropyArgs::threads);
   m.def("cpu_cross_entropy", &fr::cpu_cross_entropy, py::call_guard<py::gil_scoped_release>());
+}
 
+void bind_layer_norm(py::module_& m) {
   py::class_<fr::LayerNormArgs> layer_norm(m, "LayerNormArgs");
   layer_norm.def(py::init([](int type, bool gru, int64_t rows, int64_t hidden, double cell_clip, int threads) {
     fr::LayerNormArgs args{};
@@ -156,7 +157,9 @@ PYBIND11_MODULE(_C, m) {
     address(layer_norm, name, field);
   m.def("cpu_layer_norm", &fr::cpu_layer_norm, py::call_guard<py::gil_scoped_release>());
   m.def("cpu_layer_norm_gradients", &fr::cpu_layer_norm_gradients, py::call_guard<py::gil_scoped_release>());
+}
 
+void bind_cells(py::module_& m) {
   m.def("cells", [] {
     py::list cells;
     for (const fr::CellFacts& cell : fr::kCells) {
@@ -169,6 +172,16 @@ PYBIND11_MODULE(_C, m) {
     }
     return cells;
   }, "What csrc/cells/cells.h says of each cell.");
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "fastrnn's compiled core; see csrc/rnn.h";
+  bind_arguments(m);
+  bind_cross_entropy(m);
+  bind_layer_norm(m);
+  bind_cells(m);
   fr::bind_cuda(m);
   fr::bind_layer(m);
   m.def("cpu_choose_instruction_set", &fr::cpu_choose_instruction_set);
