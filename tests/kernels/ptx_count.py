@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kernel_programs import CSRC, CUDA, LAUNCHERS, TESTS, Programs, compile_all, link, objects
 from ptx.translate import Kernel, translate
-from ptx_programs import FLAGS, PtxPrograms, make_ptx
+from ptx_programs import FLAGS, PtxPrograms, instantiation, make_ptx
 
 STEPS = (4, 5)  # of the two runs: the first and last steps of a sequence are not those of its middle (phases.cuh)
 PASSES = ("forward", "backward")
@@ -95,10 +95,8 @@ class Count:
 def source_of(folder: Path, kernel: str) -> Path:
     """A .cu file that instantiates one kernel."""
     header = "projected.cuh" if kernel.startswith("Projected") else "kernel.cuh"
-    asked = f"template __global__ void entry<{kernel}>(const __grid_constant__ {kernel}::Params);"
-    lines = [f'#include "{CUDA / "persistent" / header}"', "namespace fr::gpu {", asked, "}", ""]
     path = folder / (re.sub(r"\W+", "_", kernel).strip("_") + ".cu")
-    path.write_text("\n".join(lines))
+    path.write_text(instantiation(str(CUDA / "persistent" / header), kernel))
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import re
 import shutil
 import subprocess
 import threading
@@ -29,12 +30,19 @@ def make_ptx(source: Path, architecture: str) -> str:
     return done.stdout
 
 
+def instantiation(header: str, *kernels: str) -> str:
+    """A .cu file with only these kernels; StepKernel is instantiated through step_kernel (FR_ENTRY in launch.cuh)."""
+    lines = [f'#include "{header}"', "namespace fr::gpu {"]
+    for kernel in kernels:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kernel.partition("<")[0]).lower()
+        lines.append(f"template __global__ void {name}<{kernel}>(const __grid_constant__ {kernel}::Params);")
+    return "\n".join([*lines, "}", ""])
+
+
 def some_kernels(names: tuple[str, ...], header: Path, architecture: str) -> tuple[Kernel, ...]:
     """Only these kernels, such as StepKernel<Bf16Math, 1> of step/kernel.cuh, which takes seconds."""
     source = header.with_name(f"some_of_{header.stem}.cu")
-    asked = [f"template __global__ void entry<{name}>(const __grid_constant__ {name}::Params);" for name in names]
-    lines = [f'#include "{header.name}"', "namespace fr::gpu {", *asked, "}", ""]
-    source.write_text("\n".join(lines))
+    source.write_text(instantiation(header.name, *names))
     return tuple(translate(make_ptx(source, architecture), f"{source.stem}.ptx"))
 
 
