@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .structs import Extent
 
 
-class Kernels(Protocol):
+class KernelBackend(Protocol):
     """The interface of the backends that run the kernels of csrc/cuda, as raw.py and backward.py use it."""
 
     # Whether the core computes the time-parallel products. Here the caller computes them: it fills ``input_gates`` with
@@ -82,7 +82,7 @@ def _cuda(index: int) -> Cuda:
     return Cuda(index)
 
 
-def select(device: torch.device) -> Cpu | Kernels:
+def select(device: torch.device) -> Cpu | KernelBackend:
     """The backend for tensors on ``device``."""
     if device.type == "cpu":
         return _CPU

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..cells import state_dtype
-from .backends import Cpu, Kernels, select
+from .backends import Cpu, KernelBackend, select
 from .config import Config, Segments, reference_gradients
 from .extension import _C
 from .heads import heads_as_directions, put_gradients, take_cells, take_needs, take_operands, take_states
@@ -171,7 +171,7 @@ class _InRanges:
 
     def __init__(
         self,
-        backend: Kernels,
+        backend: KernelBackend,
         config: Config,
         operands: Sequence[Tensor],
         segments: Segments,

@@ -29,7 +29,7 @@ _LEAST_ROWS = 16
 _TIMEOUT_NS = 300 * 10**9
 
 
-class _Kernels:
+class _KernelBackend:
     """The common part of both backends."""
 
     computes_input_gates: Literal[False] = False  # raw.py fills ``input_gates`` with `input_product`
@@ -51,7 +51,7 @@ class _Kernels:
         raise NotImplementedError
 
 
-class Emulated(_Kernels):
+class Emulated(_KernelBackend):
     """The CUDA kernels on host fibers, for CPU tensors: FASTRNN_PLAN=emulate:STRATEGY[:SEED][:tf32].
 
     FASTRNN_PLAN=ptx:STRATEGY[:sm_80][:SEED][:tf32] does the same if FASTRNN_EMULATION names a library that runs nvcc's
@@ -99,7 +99,7 @@ class Emulated(_Kernels):
         emulation.backward(args, self.stall, status=self._status.data_ptr(), **self._options)
 
 
-class Cuda(_Kernels):
+class Cuda(_KernelBackend):
     """The CUDA kernels on the current stream of ``device``.
 
     FASTRNN_PLAN=cuda:STRATEGY forces a strategy. FASTRNN_PLAN=cuda:STRATEGY:no_timeout (or cuda::no_timeout) turns off

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cells import state_dtype
-from .backends import Kernels, select
+from .backends import KernelBackend, select
 from .config import Config, Segments, call_reference
 from .extension import _C
 from .heads import heads_as_directions, put_cells, put_states, take_operands
@@ -54,7 +54,7 @@ INPUT_RANGE_BYTES = 64 << 20
 
 
 def _forward_in_ranges(
-    backend: Kernels,
+    backend: KernelBackend,
     args: _C.ForwardArgs,
     config: Config,
     sizes: Sizes,

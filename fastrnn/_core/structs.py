@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cells import state_dtype
 from ..reference import storage_bound
-from .backends import Kernels
+from .backends import KernelBackend
 from .config import Config, Segments
 from .noise import rows_of_packed, state_masks
 
@@ -157,7 +157,7 @@ def entering_initial(config: Config, extent: Extent, operands: Sequence[Tensor])
 
 
 def input_gates(
-    backend: Kernels,
+    backend: KernelBackend,
     config: Config,
     sizes: Sizes,
     operands: Sequence[Tensor],
