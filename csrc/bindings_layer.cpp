@@ -154,9 +154,11 @@ struct Extent {
   py::handle batch_sizes, step_offset, lengths, resets, seed, state_mask;
 
   explicit Extent(const py::tuple& of) {
-    if (of.size() != 9) throw py::value_error("extent: expected 9 values");
-    steps = of[0].cast<int64_t>(), batch = of[1].cast<int64_t>(), proj_clip = of[2].cast<double>();
-    batch_sizes = of[3], step_offset = of[4], lengths = of[5], resets = of[6], seed = of[7], state_mask = of[8];
+    enum { kSteps, kBatch, kProjClip, kBatchSizes, kStepOffset, kLengths, kResets, kSeed, kStateMask, kCount };
+    if (of.size() != kCount) throw py::value_error("extent: expected 9 values");
+    steps = of[kSteps].cast<int64_t>(), batch = of[kBatch].cast<int64_t>(), proj_clip = of[kProjClip].cast<double>();
+    batch_sizes = of[kBatchSizes], step_offset = of[kStepOffset], lengths = of[kLengths], resets = of[kResets];
+    seed = of[kSeed], state_mask = of[kStateMask];
   }
   template <class Args>
   void fill(Args& args) const {
