@@ -39,6 +39,9 @@ class Case:
     projection: int = 0
     directions: int = 1
 
+    def __str__(self) -> str:
+        return self.name
+
     def arguments(self, steps: int) -> list[str]:
         sizes = (steps, self.batch, self.hidden, self.projection, self.directions)
         return [self.strategy, self.cell, *map(str, sizes)]
@@ -103,8 +106,9 @@ def source_of(folder: Path, kernel: str) -> Path:
 class PtxCounter:
     """The program of tests/ptx/count.cpp with the PTX for sm_90 of the kernels of some cases."""
 
-    def __init__(self, folder: Path, cases: tuple[Case, ...] = CASES) -> None:
-        names = sorted({kernel for case in cases for kernel in case.kernels})
+    def __init__(self, folder: Path, cases: tuple[Case, ...] = CASES, passes: tuple[str, ...] = PASSES) -> None:
+        self._passes = passes
+        names = sorted({case.kernels[PASSES.index(kind)] for case in cases for kind in passes})
         with ThreadPoolExecutor(2) as pool:
             texts = list(pool.map(lambda name: make_ptx(source_of(folder, name), "sm_90"), names))
         self.kernels: dict[str, Kernel] = {}
@@ -117,10 +121,11 @@ class PtxCounter:
         self._program = link("plain", [*parts, *compile_all(folder, jobs)], folder / "count")
 
     def counts(self, case: Case) -> list[Count]:
-        """Of the case's kernels, forward and backward."""
+        """Of the case's kernels, in the order of the passes."""
         return [
             self._count(name, *(self._run(case, name, kind, steps) for steps in STEPS))
             for name, kind in zip(case.kernels, PASSES, strict=True)
+            if kind in self._passes
         ]
 
     def _run(self, case: Case, name: str, kind: str, steps: int) -> list[list[int]]:

@@ -6,6 +6,7 @@ generates. tests/kernels/ptx has the translator and the checks of every access.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from kernel_programs import CXX, INSTANCES, ROOT, Programs, execute
 from ptx.translate import NotUnderstood, translate
+from ptx_count import CASES, PASSES, Case, PtxCounter
 from ptx_programs import NVCC, PtxPrograms, some_kernels
 
 pytestmark = pytest.mark.skipif(NVCC is None or CXX is None, reason="no nvcc, or no C++ compiler")
@@ -175,3 +177,24 @@ def test_what_is_not_understood_is_named():
     with pytest.raises(NotUnderstood) as raised:
         translate(text, "k.ptx")
     assert str(raised.value) == "k.ptx:8: not understood: popc.b32\nk.ptx:9: not understood: register %r7"
+
+
+COUNTS = ROOT / "benchmarks" / "results" / "instructions_sm90.json"
+_ORDINARY = ("LSTM 256, cluster", "forward")  # half a minute; the others: as much, and minutes for LSTM 4096 / 512
+
+
+@pytest.mark.parametrize(
+    ("case", "direction"),
+    [
+        pytest.param(case, direction, marks=() if (case.name, direction) == _ORDINARY else pytest.mark.ptx_all)
+        for case in CASES
+        for direction in PASSES
+    ],
+    ids=str,
+)
+def test_instructions_of_a_step_stay_within_budget(tmp_path: Path, case: Case, direction: str):
+    """Recorded, and 5 % more. A change that needs more records it: python -m benchmarks.gpu.instructions."""
+    recorded = json.loads(COUNTS.read_text())["counts"]
+    (budget,) = (row["largest"] for row in recorded if (row["case"], row["pass"]) == (case.name, direction))
+    (count,) = PtxCounter(tmp_path, (case,), (direction,)).counts(case)
+    assert count.largest <= 1.05 * budget, f"{count.largest:.0f} instructions, recorded: {budget:.0f}; {count.kinds}"
