@@ -188,38 +188,59 @@ Problem make_problem(const Case& c, unsigned seed) {
   return p;
 }
 
-std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
-  const Case& c = p.c;
-  const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, UH = p.cell.unit_weights * H, saved = p.cell.saved * H;
-  const fr::emulation::Registered known[] = {registered(p.batch_sizes), registered(p.step_offset), registered(p.lengths), registered(p.resets),
-                                      {p.c.noise_options().seed, sizeof(uint64_t)}};
-  fr::EmulationOptions options = g_options;
-  options.seed = seed, options.tf32 = c.tf32;
-  const auto options_of = [&](Pass pass) {
-    fr::EmulationOptions own = options;
-    if (pass != g_stalled && g_stalled != Pass::kBoth) own.stall_after = -1, own.status = nullptr;
-    return own;
-  };
-  const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset); };
-  const auto plain = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
-  const auto state = [&](int64_t rows, int64_t columns, int64_t pad = 0) { return Buffer(c.type, Kind::kState, rows, columns, pad); };
+// One forward call of the kernels, and the backward calls after it, as a caller makes them.
+class KernelRun {
+ public:
+  KernelRun(Problem& problem, uint64_t seed) : p(problem), seed_(seed) {
+    for (int d = 0; d < c.directions; ++d) allocate(d);
+    for (int d = 0; d < c.directions; ++d) set_forward(d);
+  }
+
+  std::vector<Got> run() {
+    if (g_only != Only::kBackward) fr::emulated_forward(forward, options_of(Pass::kForward));
+    for (int d = 0; d < c.directions; ++d) take_forward(d);
+    if (c.inference || g_stalled == Pass::kForward || g_only == Only::kForward) return got;
+    for (Got& direction : got) {
+      Inputs& g = direction.gradient;
+      g.gates = Values(p.N * GH, 0.0), g.hh = Values(GH * R, 0.0), g.hr = Values(c.projection * H, 0.0);
+      g.bias = Values(GH, 0.0);
+    }
+    // Both directions run together if the whole is one range. With ranges each runs in its own calls, last range in
+    // processing order first.
+    const int together = c.range ? 1 : c.directions;
+    const int64_t length = c.range ? c.range : c.steps;
+    for (int first = 0; first < c.directions; first += together)
+      for (int64_t done = 0; done < c.steps; done += length) run_range(first, together, done, std::min(length, c.steps - done));
+    for (int d = 0; d < c.directions; ++d) take_states(d);
+    return got;
+  }
+
+ private:
   struct Direction {
     Buffer gates, hh, hr, bias, h0, c0, output, h_n, c_n, kept, cells, d_output, d_h, d_c, d_h0r, d_c0r, unit, d_unit;
   };
-  std::vector<Direction> all;
-  fr::ForwardArgs forward{};
-  fr::BackwardArgs backward{};
-  forward.shape = {c.cell, c.type, c.steps, c.batch, 0, H, c.projection, c.packed ? p.batch_sizes.data() : nullptr,
-                   c.packed ? p.step_offset.data() : nullptr, c.lengths ? p.lengths.data() : nullptr,
-                   c.resets ? p.resets.data() : nullptr};
-  forward.options = {c.cell_clip, c.proj_clip, c.to_initial, c.noise_options()};
-  forward.directions = c.directions;
-  forward.direction.resize(c.directions);
-  for (int d = 0; d < c.directions; ++d) {
+  struct Range { Buffer gates, d_gates, d_recurrent, h_prev, inner, d_projected; };
+
+  Buffer storage(int64_t rows, int64_t columns) const {
+    return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset);
+  }
+  Buffer plain(int64_t rows, int64_t columns) const { return Buffer(c.type, Kind::kStorage, rows, columns); }
+  Buffer state(int64_t rows, int64_t columns, int64_t pad = 0) const {
+    return Buffer(c.type, Kind::kState, rows, columns, pad);
+  }
+  fr::EmulationOptions options_of(Pass pass) const {
+    fr::EmulationOptions options = g_options;
+    options.seed = seed_, options.tf32 = c.tf32;
+    if (pass != g_stalled && g_stalled != Pass::kBoth) options.stall_after = -1, options.status = nullptr;
+    return options;
+  }
+
+  void allocate(int d) {
     Inputs& in = p.inputs[d];
     all.push_back({state(p.N, GH, c.pad), storage(GH, R), storage(c.projection, H), plain(1, GH), plain(c.batch, R),
-                   state(c.batch, CH), storage(p.N, R), plain(c.batch, R), state(c.batch, CH), plain(p.N, saved), state(p.N, CH, c.pad),
-                   storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R), state(c.batch, CH), plain(1, UH), state(c.batch, UH)});
+                   state(c.batch, CH), storage(p.N, R), plain(c.batch, R), state(c.batch, CH), plain(p.N, saved),
+                   state(p.N, CH, c.pad), storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R),
+                   state(c.batch, CH), plain(1, UH), state(c.batch, UH)});
     Direction& x = all.back();
     x.gates.put(in.gates), x.hh.put(in.hh), x.bias.put(in.bias), x.h0.put(in.h0), x.c0.put(in.c0), x.unit.put(in.unit);
     if (c.projection) x.hr.put(in.hr);
@@ -227,11 +248,21 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     Values zero_h(c.batch * R, 0.0), zero_c(c.batch * CH, 0.0), zero_unit(c.batch * UH, 0.0);
     x.d_h0r.put(zero_h), x.d_c0r.put(zero_c), x.d_unit.put(zero_unit);
   }
-  for (int d = 0; d < c.directions; ++d) {
+
+  void set_forward(int d) {
+    if (d == 0) {
+      forward.shape = {c.cell, c.type, c.steps, c.batch, 0, H, c.projection, c.packed ? p.batch_sizes.data() : nullptr,
+                       c.packed ? p.step_offset.data() : nullptr, c.lengths ? p.lengths.data() : nullptr,
+                       c.resets ? p.resets.data() : nullptr};
+      forward.options = {c.cell_clip, c.proj_clip, c.to_initial, c.noise_options()};
+      forward.directions = c.directions;
+      forward.direction.resize(c.directions);
+    }
     Direction& x = all[d];
     fr::ForwardDirection& f = forward.direction[d];
     f.reverse = p.reverse(d);
-    f.weights = {nullptr, x.hh.data, c.projection ? x.hr.data : nullptr, nullptr, c.bias ? x.bias.data : nullptr, 0, x.hh.stride, x.hr.stride, x.unit.data};
+    f.weights = {nullptr, x.hh.data, c.projection ? x.hr.data : nullptr, nullptr, c.bias ? x.bias.data : nullptr, 0,
+                 x.hh.stride, x.hr.stride, x.unit.data};
     f.input_gates = x.gates.as_rows(c.batch);
     f.output = x.output.as_rows(c.batch);
     if (c.initial) f.h0 = x.h0.data, f.c0 = x.c0.data;
@@ -239,84 +270,87 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     if (!c.inference && p.cell.cells) f.cells = x.cells.as_rows(c.batch);
     if (!c.inference && !c.recompute && p.cell.saved) f.gates = x.kept.as_rows(c.batch);
   }
-  if (g_only != Only::kBackward) fr::emulated_forward(forward, options_of(Pass::kForward));
-  std::vector<Got> got(c.directions);
-  for (int d = 0; d < c.directions; ++d)
-    got[d].output = all[d].output.take(), got[d].h_n = all[d].h_n.take(), got[d].c_n = all[d].c_n.take();
-  if (g_stalled == Pass::kForward)
-    for (int d = 0; d < c.directions; ++d) got[d].kept = all[d].kept.take(), got[d].cells = all[d].cells.take();
-  if (c.inference || g_stalled == Pass::kForward || g_only == Only::kForward) return got;
 
-  backward.shape = forward.shape, backward.options = forward.options, backward.directions = 1;
-  for (int d = 0; d < c.directions; ++d) {
-    Inputs& g = got[d].gradient;
-    g.gates = Values(p.N * GH, 0.0), g.hh = Values(GH * R, 0.0), g.hr = Values(c.projection * H, 0.0), g.bias = Values(GH, 0.0);
+  void take_forward(int d) {
+    got[d].output = all[d].output.take(), got[d].h_n = all[d].h_n.take(), got[d].c_n = all[d].c_n.take();
+    if (g_stalled == Pass::kForward) got[d].kept = all[d].kept.take(), got[d].cells = all[d].cells.take();
   }
-  // Both directions run together if the whole is one range. With ranges each runs in its own calls, last range in
-  // processing order first.
-  const int together = c.range ? 1 : c.directions;
-  const int64_t length = c.range ? c.range : c.steps;
-  for (int first = 0; first < c.directions; first += together)
-    for (int64_t done = 0; done < c.steps; done += length) {
-      const int64_t count = std::min(length, c.steps - done);
-      backward.first_step = p.reverse(first) && c.range ? done : c.steps - done - count;
-      if (!c.range) backward.first_step = 0;
-      backward.last_step = backward.first_step + count;
-      backward.directions = together;
-      const int64_t row0 = p.row(backward.first_step, 0);
-      const int64_t rows = p.row(backward.last_step - 1, 0) + p.batch_at(backward.last_step - 1) - row0;
-      struct Range { Buffer gates, d_gates, d_recurrent, h_prev, inner, d_projected; };
-      std::vector<Range> ranges;
-      for (int i = 0; i < together; ++i) {
-        ranges.push_back({state(rows, GH), storage(rows, GH), storage(rows, H), plain(rows, R), plain(rows, H), plain(rows, c.projection)});
-        Direction& x = all[first + i];
-        Range& r = ranges.back();
-        Values part(p.inputs[first + i].gates.begin() + row0 * GH, p.inputs[first + i].gates.begin() + (row0 + rows) * GH);
-        r.gates.put(part);
-        fr::BackwardDirection& b = backward.direction[i];
-        b = {};
-        b.reverse = p.reverse(first + i);
-        b.wants_initial = !c.discard || done + count < c.steps;
-        b.weights = forward.direction[first + i].weights;
-        if (c.recompute) b.input_gates = r.gates.as_rows(c.batch);
-        b.output = x.output.as_rows(c.batch);
-        b.h0 = forward.direction[first + i].h0, b.c0 = forward.direction[first + i].c0;
-        b.gates = forward.direction[first + i].gates, b.cells = forward.direction[first + i].cells;
-        b.d_output = x.d_output.as_rows(c.batch);
-        b.d_h = x.d_h.data, b.d_c = x.d_c.data, b.d_unit = x.d_unit.data;
-        if (c.to_initial) b.d_h0_reset = x.d_h0r.data, b.d_c0_reset = x.d_c0r.data;
-        b.d_gates = r.d_gates.as_rows(c.batch);
-        if (p.cell.split_gate >= 0) b.d_recurrent = r.d_recurrent.as_rows(c.batch);
-        b.h_prev = r.h_prev.as_rows(c.batch);
-        if (p.cell.two_phases()) b.inner = r.inner.as_rows(c.batch);
-        if (c.projection) b.d_projected = r.d_projected.as_rows(c.batch);
-      }
-      fr::emulated_backward(backward, options_of(Pass::kBackward));
-      for (int i = 0; i < together; ++i) {  // the time-parallel products, which are the caller's
-        Inputs& g = got[first + i].gradient;
-        Range& r = ranges[i];
-        for (int64_t n = 0; n < rows; ++n)
-          for (int64_t j = 0; j < GH && g_only == Only::kAll; ++j) {
-            const int gate = int(j / H);
-            const double d_input = r.d_gates.get(n, j);
-            const double d_recurrent = gate == p.cell.split_gate ? r.d_recurrent.get(n, j % H) : d_input;
-            g.gates[(row0 + n) * GH + j] = d_input;
-            g.bias[j] += d_recurrent;
-            const bool second = gate >= p.cell.phase[0].gates;
-            for (int64_t k = 0; k < R; ++k) g.hh[j * R + k] += d_recurrent * (second ? r.inner.get(n, k) : r.h_prev.get(n, k));
-          }
-        for (int64_t n = 0; n < rows && c.projection && g_only == Only::kAll; ++n)
-          for (int64_t q = 0; q < R; ++q)
-            for (int64_t k = 0; k < H; ++k) g.hr[q * H + k] += r.d_projected.get(n, q) * r.inner.get(n, k);
-        for (int64_t t = backward.first_step; t < backward.last_step; ++t)
-          for (int64_t b = 0; b < p.batch_at(t); ++b)
-            if (!p.active(t, b)) {
-              for (int64_t j = 0; j < GH; ++j) got[first + i].zero_where_inactive &= r.d_gates.get(p.row(t, b) - row0, j) == 0;
-              for (int64_t k = 0; k < R; ++k) got[first + i].zero_where_inactive &= r.h_prev.get(p.row(t, b) - row0, k) == 0;
-            }
-      }
+
+  // Backward over `count` steps of `together` directions, after `done` steps.
+  void run_range(int first, int together, int64_t done, int64_t count) {
+    fr::BackwardArgs backward{};
+    backward.shape = forward.shape, backward.options = forward.options, backward.directions = together;
+    backward.first_step = !c.range ? 0 : p.reverse(first) ? done : c.steps - done - count;
+    backward.last_step = backward.first_step + count;
+    const int64_t row0 = p.row(backward.first_step, 0);
+    const int64_t rows = p.row(backward.last_step - 1, 0) + p.batch_at(backward.last_step - 1) - row0;
+    std::vector<Range> ranges;
+    for (int i = 0; i < together; ++i) {
+      ranges.push_back({state(rows, GH), storage(rows, GH), storage(rows, H), plain(rows, R), plain(rows, H),
+                        plain(rows, c.projection)});
+      const Values& gates = p.inputs[first + i].gates;
+      Values part(gates.begin() + row0 * GH, gates.begin() + (row0 + rows) * GH);
+      ranges.back().gates.put(part);
     }
-  for (int d = 0; d < c.directions; ++d) {
+    for (int i = 0; i < together; ++i) set_backward(backward.direction[i], first + i, ranges[i], done + count < c.steps);
+    fr::emulated_backward(backward, options_of(Pass::kBackward));
+    for (int i = 0; i < together; ++i) {
+      if (g_only == Only::kAll) add_products(first + i, ranges[i], row0, rows);
+      check_inactive(first + i, ranges[i], row0, backward.first_step, backward.last_step);
+    }
+  }
+
+  // more: other ranges follow.
+  void set_backward(fr::BackwardDirection& b, int d, Range& r, bool more) {
+    Direction& x = all[d];
+    b = {};
+    b.reverse = p.reverse(d);
+    b.wants_initial = !c.discard || more;
+    b.weights = forward.direction[d].weights;
+    if (c.recompute) b.input_gates = r.gates.as_rows(c.batch);
+    b.output = x.output.as_rows(c.batch);
+    b.h0 = forward.direction[d].h0, b.c0 = forward.direction[d].c0;
+    b.gates = forward.direction[d].gates, b.cells = forward.direction[d].cells;
+    b.d_output = x.d_output.as_rows(c.batch);
+    b.d_h = x.d_h.data, b.d_c = x.d_c.data, b.d_unit = x.d_unit.data;
+    if (c.to_initial) b.d_h0_reset = x.d_h0r.data, b.d_c0_reset = x.d_c0r.data;
+    b.d_gates = r.d_gates.as_rows(c.batch);
+    if (p.cell.split_gate >= 0) b.d_recurrent = r.d_recurrent.as_rows(c.batch);
+    b.h_prev = r.h_prev.as_rows(c.batch);
+    if (p.cell.two_phases()) b.inner = r.inner.as_rows(c.batch);
+    if (c.projection) b.d_projected = r.d_projected.as_rows(c.batch);
+  }
+
+  // The time-parallel products, which are the caller's.
+  void add_products(int d, Range& r, int64_t row0, int64_t rows) {
+    Inputs& g = got[d].gradient;
+    for (int64_t n = 0; n < rows; ++n)
+      for (int64_t j = 0; j < GH; ++j) {
+        const int gate = int(j / H);
+        const double d_input = r.d_gates.get(n, j);
+        const double d_recurrent = gate == p.cell.split_gate ? r.d_recurrent.get(n, j % H) : d_input;
+        g.gates[(row0 + n) * GH + j] = d_input;
+        g.bias[j] += d_recurrent;
+        const bool second = gate >= p.cell.phase[0].gates;
+        for (int64_t k = 0; k < R; ++k) g.hh[j * R + k] += d_recurrent * (second ? r.inner.get(n, k) : r.h_prev.get(n, k));
+      }
+    for (int64_t n = 0; n < rows && c.projection; ++n)
+      for (int64_t q = 0; q < R; ++q)
+        for (int64_t k = 0; k < H; ++k) g.hr[q * H + k] += r.d_projected.get(n, q) * r.inner.get(n, k);
+  }
+
+  void check_inactive(int d, Range& r, int64_t row0, int64_t first_step, int64_t last_step) {
+    bool& zero = got[d].zero_where_inactive;
+    for (int64_t t = first_step; t < last_step; ++t)
+      for (int64_t b = 0; b < p.batch_at(t); ++b)
+        if (!p.active(t, b)) {
+          for (int64_t j = 0; j < GH; ++j) zero &= r.d_gates.get(p.row(t, b) - row0, j) == 0;
+          for (int64_t k = 0; k < R; ++k) zero &= r.h_prev.get(p.row(t, b) - row0, k) == 0;
+        }
+  }
+
+  // The gradients of initial states and unit weights.
+  void take_states(int d) {
     Inputs& g = got[d].gradient;
     g.h0 = all[d].d_h.take(), g.c0 = all[d].d_c.take();
     const Values d_unit = all[d].d_unit.take();
@@ -326,8 +360,20 @@ std::vector<Got> run_kernels(Problem& p, uint64_t seed) {
     for (size_t i = 0; i < g.h0.size(); ++i) g.h0[i] += h0r[i];
     for (size_t i = 0; i < g.c0.size(); ++i) g.c0[i] += c0r[i];
   }
-  return got;
-}
+
+  Problem& p;
+  const Case& c = p.c;
+  const uint64_t seed_;
+  const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, UH = p.cell.unit_weights * H,
+                saved = p.cell.saved * H;
+  const fr::emulation::Registered known[5] = {registered(p.batch_sizes), registered(p.step_offset), registered(p.lengths),
+                                              registered(p.resets), {p.c.noise_options().seed, sizeof(uint64_t)}};
+  std::vector<Direction> all;
+  fr::ForwardArgs forward{};
+  std::vector<Got> got = std::vector<Got>(c.directions);
+};
+
+std::vector<Got> run_kernels(Problem& p, uint64_t seed) { return KernelRun(p, seed).run(); }
 
 double distance(const Values& got, const Values& want) {  // largest difference over the largest value; NaN counts as
                                                           // infinite
