@@ -79,9 +79,10 @@ class Compiled:
 
     def __init__(self, name: str, architectures: tuple[str, ...], folder: Path) -> None:
         # As in CMake.
-        codes = [f"-gencode=arch=compute_{80 if a == '80' else 90},code=sm_{a}" for a in architectures]
+        newer = 90 if name.startswith("persistent") else 80
+        codes = [f"-gencode=arch=compute_{80 if a == '80' else newer},code=sm_{a}" for a in architectures]
         if "120" in architectures:
-            codes.append("-gencode=arch=compute_90,code=compute_90")
+            codes.append(f"-gencode=arch=compute_{newer},code=compute_{newer}")
         self.path, source = folder / f"{name}_{architectures[0]}.o", CUDA / "inst" / f"{name}.cu"
         options = ["--threads=2", "-std=c++17", "-O3", *codes, "-Xptxas", "-v"]
         done = subprocess.run(

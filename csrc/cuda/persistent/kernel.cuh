@@ -77,7 +77,8 @@ struct PersistentKernel {
     switch (cell) {  // cells that project have their own kernel: projected.cuh
 #define FR_CELL(name, Type)                                                                                             \
   case Cell::name:                                                                                                      \
-    if constexpr (Numbers<Type>::kProjects || !Numbers<Type>::kMultiplies) break;                                                                      \
+    if constexpr (Numbers<Type>::kProjects || !Numbers<Type>::kMultiplies) break;                                       \
+    else if constexpr (kUnitTiles && Numbers<Type>::kTwoPhases) break;                                                  \
     else if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>();                               \
     else if constexpr (kBackward && Numbers<Type>::kTwoPhases) element.template backward_second<Type>();                \
     else if constexpr (!kBackward && kPhase == 0 && Numbers<Type>::kFirstGates == kGates) element.template forward_first<Type>(); \
