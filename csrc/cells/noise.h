@@ -8,10 +8,10 @@
 //   factor that a unit of a row keeps for all steps. The caller (fastrnn/_core/noise.py) draws these factors into
 //   memory (rnn.h: state_mask). If h enters a product, the backends multiply by them; elsewhere (IndRNN, r*h of GRU
 //   reset-before) this file does.
-// Every other decision is a word of Philox, keyed by the call's seed. Backward, another thread or another device draws
-// the same word again, so no mask is stored. Two neighbouring units share the four words of the counter (unit / 2, row,
-// step, stream): the even unit has the first two. Streams are the zoneout of each direction and, with the highest bit
-// set, its candidate. A head counts as a direction here too: head k of direction d draws as direction d * heads + k.
+// Every decision is a word of Philox, keyed by the call's seed. Backward, another thread or another device draws the
+// same word again, so no mask but that of the state is stored. Four neighbouring units share the words of the counter
+// (unit / 4, row, step, stream). Each kind of decision in each direction has a stream of its own. A head counts as a
+// direction here too: head k of direction d draws as direction d * heads + k.
 #pragma once
 
 #include "philox.h"
@@ -48,28 +48,46 @@ struct NoiseParams {
   static uint32_t below(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 };
 
+// What a word decides: zoneout of h or of the cell states, or dropout of the candidate; 3, which no kernel draws, is
+// dropout of the state.
+enum NoiseKind : uint32_t { kOfH, kOfCells, kOfCandidate, kKindsInKernels };
+FR_HD constexpr uint32_t noise_stream(NoiseKind kind, uint32_t direction) { return direction | kind << 30; }
+
 // Which unit of which row at which step; direction counts within the call.
 struct NoisePlace {
   uint32_t unit, row, step, direction;
 };
 
-// The two random words of each unit of V; zero by default.
-//   V if_below(int word, uint32_t bound, V yes, V no)
+// A random word for each unit of V; zero by default.
+//   V if_below(uint32_t bound, V yes, V no)
 template <class V>
 struct Draws;
-
-constexpr uint32_t kCandidateStream = 0x80000000u;
 
 // Where the words of V's units come from. Here they are drawn when needed; the CPU draws those of several vectors
 // beforehand (cpu/draws.h).
 template <class V>
 struct NoiseSource {
   NoisePlace place;
-  FR_HD Draws<V> states(uint64_t seed) const { return Draws<V>(seed, place, place.direction); }
-  FR_HD Draws<V> candidates(uint64_t seed) const { return Draws<V>(seed, place, place.direction | kCandidateStream); }
+  FR_HD Draws<V> draw(NoiseKind kind, uint64_t seed) const { return Draws<V>(kind, seed, place); }
 };
 
-enum NoiseWord : int { kWordOfH = 0, kWordOfCells = 1, kWordOfCandidate = 0 };
+// Zoneout of one state of V's units.
+template <class V>
+struct Zoneout {
+  const bool drawn;
+  const uint32_t below;
+  const double p;
+  const Draws<V> words;
+
+  FR_HD static V value(double x) { return V(static_cast<typename V::Lane>(x)); }
+  // The kept or the new state, or their expectation.
+  FR_HD V state(V kept, V made) const {
+    return drawn ? words.if_below(below, kept, made) : made + value(p) * (kept - made);
+  }
+  // The part of a state's gradient that goes to the new state; to_kept gives the rest.
+  FR_HD V to_made(V gradient) const { return drawn ? words.if_below(below, V(0), gradient) : value(1 - p) * gradient; }
+  FR_HD V to_kept(V gradient) const { return drawn ? words.if_below(below, gradient, V(0)) : value(p) * gradient; }
+};
 
 // The noise of V's units in one phase. Its functions wrap the cell's own, so that noise is applied in one place;
 // without noise they only call the cell.
@@ -79,30 +97,21 @@ struct UnitNoise {
   const NoiseSource<V> source;
   const bool drawn;
   const V entering;  // factor on h_prev where it enters the recurrence
-  Draws<V> draws;
 
   FR_HD UnitNoise(const NoiseParams& p, const NoiseSource<V>& words, V factor)
-      : params(p), source(words), drawn(p.on && p.seed != nullptr), entering(factor) {
-    if (drawn && (p.below_h > 0 || p.below_c > 0)) draws = source.states(*p.seed);
-  }
+      : params(p), source(words), drawn(p.on && p.seed != nullptr), entering(factor) {}
 
-  FR_HD static V value(double x) { return V(static_cast<typename V::Lane>(x)); }
-
-  // The kept or the new state, or their expectation.
-  FR_HD V state(NoiseWord word, uint32_t below, double p, V kept, V made) const {
-    return drawn ? draws.if_below(word, below, kept, made) : made + value(p) * (kept - made);
+  FR_HD Draws<V> draw(NoiseKind kind, uint32_t below) const {
+    return drawn && below > 0 ? source.draw(kind, *params.seed) : Draws<V>();
   }
-  // The part of a state's gradient that goes to the new state; to_kept gives the rest.
-  FR_HD V to_made(NoiseWord word, uint32_t below, double p, V gradient) const {
-    return drawn ? draws.if_below(word, below, V(0), gradient) : value(1 - p) * gradient;
-  }
-  FR_HD V to_kept(NoiseWord word, uint32_t below, double p, V gradient) const {
-    return drawn ? draws.if_below(word, below, gradient, V(0)) : value(p) * gradient;
+  FR_HD Zoneout<V> of_h() const { return {drawn, params.below_h, params.zoneout_h, draw(kOfH, params.below_h)}; }
+  FR_HD Zoneout<V> of_cells() const {
+    return {drawn, params.below_c, params.zoneout_c, draw(kOfCells, params.below_c)};
   }
   FR_HD V candidate() const {
     if (!drawn || params.below_candidate == 0) return V(1);
-    const Draws<V> words = source.candidates(*params.seed);
-    return words.if_below(kWordOfCandidate, params.below_candidate, V(0), value(params.scale));
+    const V scale = V(static_cast<typename V::Lane>(params.scale));
+    return draw(kOfCandidate, params.below_candidate).if_below(params.below_candidate, V(0), scale);
   }
 
   // Whether `entering` is applied here, because h enters outside a product.
@@ -123,15 +132,17 @@ struct UnitNoise {
     }
     if constexpr (N::kSecondGates > 0) u.inner = u.inner * entering;
     if (!params.on) return;
-    if constexpr (Cell::kZonesCells)
-      for (int i = 0; i < Cell::kCells; ++i) u.c[i] = state(kWordOfCells, params.below_c, params.zoneout_c, u.c_prev[i], u.c[i]);
-    if constexpr (!N::kTwoPhases) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
+    if constexpr (Cell::kZonesCells) {
+      const Zoneout<V> zoneout = of_cells();
+      for (int i = 0; i < Cell::kCells; ++i) u.c[i] = zoneout.state(u.c_prev[i], u.c[i]);
+    }
+    if constexpr (!N::kTwoPhases) u.h = of_h().state(u.h_prev, u.h);
   }
   template <class Cell>
   FR_HD void forward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
     if constexpr (Cell::kDropsCandidate) u.candidate = candidate();
     Cell::forward1(u, clips);
-    if (params.on) u.h = state(kWordOfH, params.below_h, params.zoneout_h, u.h_prev, u.h);
+    if (params.on) u.h = of_h().state(u.h_prev, u.h);
   }
   template <class Cell>
   FR_HD void backward1(Unit<V, Cell>& u, const Clips<V>& clips) const {
@@ -169,8 +180,9 @@ struct UnitNoise {
   template <class Cell>
   FR_HD V keep_h(Unit<V, Cell>& u) const {
     if (!params.on) return V(0);
-    const V kept = to_kept(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
-    u.d_h = to_made(kWordOfH, params.below_h, params.zoneout_h, u.d_h);
+    const Zoneout<V> zoneout = of_h();
+    const V kept = zoneout.to_kept(u.d_h);
+    u.d_h = zoneout.to_made(u.d_h);
     return kept;
   }
   // The same for cell states. Where the old state was kept, the stored one is the old one; the formulas need the new
@@ -182,11 +194,12 @@ struct UnitNoise {
     V stored[Cell::kCells];
     for (int i = 0; i < Cell::kCells; ++i) stored[i] = u.c[i];
     Cell::cells_again(u, clips);
+    const Zoneout<V> zoneout = of_cells();
     for (int i = 0; i < Cell::kCells; ++i) {
-      if (drawn) u.c[i] = draws.if_below(kWordOfCells, params.below_c, u.c[i], stored[i]);
-      else if (params.zoneout_c == 0) u.c[i] = stored[i];
-      kept[i] = to_kept(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
-      u.d_c[i] = to_made(kWordOfCells, params.below_c, params.zoneout_c, u.d_c[i]);
+      if (drawn) u.c[i] = zoneout.words.if_below(zoneout.below, u.c[i], stored[i]);
+      else if (zoneout.p == 0) u.c[i] = stored[i];
+      kept[i] = zoneout.to_kept(u.d_c[i]);
+      u.d_c[i] = zoneout.to_made(u.d_c[i]);
     }
   }
 };

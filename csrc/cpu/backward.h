@@ -59,7 +59,7 @@ struct Backward {
                        call.options.proj_clip > 0};
   // If the mask acts only on a product's operand, the pointwise part needs no noise code for it.
   const NoiseParams noise{call.options.noise, N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell> ? nullptr : direction.weights.state_mask};
-  const Drawer<V> drawer{noise, Cell::kDropsCandidate};
+  const Drawer<V> drawer{noise};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool clips_gradient = call.options.gradient_clip <= std::numeric_limits<double>::max();
   const bool cuts_gradient = call.options.gradient_clip == 0;

@@ -1,6 +1,6 @@
 // The random words of noise (contract in cells/noise.h) for vectors of units, drawn a few vectors at a time before the
-// pointwise code that uses them. The rounds of Philox depend on each other, so one vector alone would leave the
-// processor waiting; two keep it busy.
+// pointwise code that uses them. The rounds of Philox depend on each other, so the counters of one register alone would
+// leave the processor waiting; those of two keep it busy.
 #pragma once
 
 #include "../cells/noise.h"
@@ -8,9 +8,9 @@
 
 namespace fr::cpu {
 
-// Counters of two vectors, one in each 64-bit lane, as the multiply instructions need them.
+// Counters in the 64-bit lanes of two registers, as the multiply instructions need them.
 template <class Isa>
-struct TwoVectors {
+struct TwoRegisters {
   using Raw = typename RawVector<uint64_t, Isa::kBytes>::type;
   struct Word {
     Raw of[2];
@@ -36,6 +36,22 @@ struct TwoVectors {
     return (a & 0xFFFFFFFFu) * by;
 #endif
   }
+  // Turns the lanes a0 a1 a2 a3 and b0 b1 b2 b3 into a0 b0 a2 b2 and a1 b1 a3 b3.
+  static void interleave(Raw& a, Raw& b) {
+#if defined(__AVX512F__)
+    const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b);
+    a = reinterpret_cast<Raw>(_mm512_unpacklo_epi64(x, y)), b = reinterpret_cast<Raw>(_mm512_unpackhi_epi64(x, y));
+#elif defined(__AVX2__)
+    const __m256i x = reinterpret_cast<__m256i>(a), y = reinterpret_cast<__m256i>(b);
+    a = reinterpret_cast<Raw>(_mm256_unpacklo_epi64(x, y)), b = reinterpret_cast<Raw>(_mm256_unpackhi_epi64(x, y));
+#elif defined(__SSE2__)
+    const __m128i x = reinterpret_cast<__m128i>(a), y = reinterpret_cast<__m128i>(b);
+    a = reinterpret_cast<Raw>(_mm_unpacklo_epi64(x, y)), b = reinterpret_cast<Raw>(_mm_unpackhi_epi64(x, y));
+#else
+    const Raw x = a, y = b;
+    for (size_t lane = 0; lane < sizeof(Raw) / 8; lane += 2) a[lane + 1] = y[lane], b[lane] = x[lane + 1];
+#endif
+  }
 };
 
 }  // namespace fr::cpu
@@ -47,19 +63,18 @@ struct Draws<cpu::Vec<T, Isa>> {
   using V = cpu::Vec<T, Isa>;
   using Integer = typename V::Integer;
 
-  typename V::RawInteger word[2]{};
+  typename V::RawInteger word{};
 
-  V if_below(int i, uint32_t bound, V yes, V no) const {
-    if constexpr (sizeof(T) == 8) return {word[i] < static_cast<Integer>(bound) ? yes.raw : no.raw};
-    else return {(word[i] ^ INT32_MIN) < static_cast<Integer>(bound ^ 0x80000000u) ? yes.raw : no.raw};
+  V if_below(uint32_t bound, V yes, V no) const {
+    if constexpr (sizeof(T) == 8) return {word < static_cast<Integer>(bound) ? yes.raw : no.raw};
+    else return {(word ^ INT32_MIN) < static_cast<Integer>(bound ^ 0x80000000u) ? yes.raw : no.raw};
   }
 };
 
 template <class T, class Isa>
 struct NoiseSource<cpu::Vec<T, Isa>> {
-  Draws<cpu::Vec<T, Isa>> of_states, of_candidates;
-  const Draws<cpu::Vec<T, Isa>>& states(uint64_t) const { return of_states; }
-  const Draws<cpu::Vec<T, Isa>>& candidates(uint64_t) const { return of_candidates; }
+  Draws<cpu::Vec<T, Isa>> of[kKindsInKernels];
+  const Draws<cpu::Vec<T, Isa>>& draw(NoiseKind kind, uint64_t) const { return of[kind]; }
 };
 
 }  // namespace fr
@@ -69,24 +84,25 @@ namespace fr::cpu {
 template <class V>
 class Drawer {
  public:
-  Drawer(const NoiseParams& noise, bool has_candidate)
-      : states_(noise.on && noise.seed && (noise.below_h > 0 || noise.below_c > 0)),
-        candidates_(noise.on && noise.seed && has_candidate && noise.below_candidate > 0) {
-    if (!states_ && !candidates_) return;
+  explicit Drawer(const NoiseParams& noise)
+      : draws_{noise.below_h > 0, noise.below_c > 0, noise.below_candidate > 0},
+        draws_any_(noise.on && noise.seed && (draws_[kOfH] || draws_[kOfCells] || draws_[kOfCandidate])) {
+    if (!draws_any_) return;
     PhiloxKeys keys{static_cast<uint32_t>(*noise.seed), static_cast<uint32_t>(*noise.seed >> 32)};
     for (uint64_t* to = keys_; to < keys_ + 20; to += 2, keys.next()) to[0] = keys.first, to[1] = keys.second;
   }
 
-  // Calls each(i, its words) for i in [0, count). place(i): of the first of the i-th vector's units, which is even.
+  // Calls each(i, its words) for i in [0, count). place(i): of the first unit of the i-th vector, a multiple of the
+  // lanes; step and direction are the same for all.
   template <class Place, class Each>
   void for_each(int64_t count, Place place, Each each) const {
     NoiseSource<V> words[kAtOnce];
     NoisePlace places[kAtOnce];
     for (int64_t first = 0; first < count; first += kAtOnce) {
       const int n = count - first < kAtOnce ? static_cast<int>(count - first) : kAtOnce;
-      if (states_ || candidates_) {
+      if (draws_any_) {
         for (int i = 0; i < n; ++i) places[i] = place(first + i);
-        for (int i = n; i % 2; ++i) places[i] = places[n - 1];
+        for (int i = n; i % kTogether; ++i) places[i] = places[n - 1];
         draw(places, n, words);
       }
       for (int i = 0; i < n; ++i) each(first + i, words[i]);
@@ -94,14 +110,15 @@ class Drawer {
   }
 
  private:
-  using Raw = typename TwoVectors<typename V::IsaTag>::Raw;
-  static constexpr int kAtOnce = 8, kCounters = sizeof(Raw) / 8;
-  // In float the two units of a counter share its 64-bit lane; in double they are neighbouring lanes, with a copy of
-  // the counter each.
-  static constexpr bool kShared = sizeof(typename V::Lane) == 4;
+  using Registers = TwoRegisters<typename V::IsaTag>;
+  using Raw = typename Registers::Raw;
+  // In float the words of a register's counters fill two vectors: its even lanes serve the first, its odd ones the
+  // second. In double they serve one vector, and each lane has the counter of its unit, whose other words are lost.
+  static constexpr bool kFloat = sizeof(typename V::Lane) == 4;
+  static constexpr int kAtOnce = 8, kTogether = kFloat ? 4 : 2, kCounters = sizeof(Raw) / 8;
 
   uint64_t keys_[22];  // of the ten rounds; the last two are read, but not used
-  const bool states_, candidates_;
+  const bool draws_[kKindsInKernels], draws_any_;
 
   struct StoredKeys {
     const uint64_t* at;
@@ -126,29 +143,46 @@ class Drawer {
   }
 
   __attribute__((noinline)) void draw(const NoisePlace* places, int count, NoiseSource<V>* words) const {
-    for (int i = 0; i < count; i += 2) {
-      if (states_) draw_two(places + i, 0, words[i].of_states, words[i + 1].of_states);
-      if (candidates_) draw_two(places + i, kCandidateStream, words[i].of_candidates, words[i + 1].of_candidates);
-    }
+    for (int i = 0; i < count; i += kTogether)
+      for (const NoiseKind kind : {kOfH, kOfCells, kOfCandidate})
+        if (draws_[kind]) draw_together(places + i, kind, words + i);
   }
-  void draw_two(const NoisePlace* places, uint32_t stream, Draws<V>& first, Draws<V>& second) const {
-    static constexpr auto offset = lanes([](uint64_t lane) { return kShared ? lane : lane / 2; });
+  void draw_together(const NoisePlace* places, NoiseKind kind, NoiseSource<V>* words) const {
+    [[maybe_unused]] static constexpr auto numbers = lanes([](uint64_t lane) { return lane; });
+    [[maybe_unused]] static constexpr auto halves = lanes([](uint64_t lane) { return lane / 2; });
     [[maybe_unused]] static constexpr auto odd_lanes = lanes([](uint64_t lane) { return lane % 2 ? ~uint64_t{0} : 0; });
-    const Raw zero{}, odd = raw(odd_lanes);
-    typename TwoVectors<typename V::IsaTag>::Word counter[4];
+    const Raw zero{}, low = zero + 0xFFFFFFFFu;
+    [[maybe_unused]] const auto of_two = [&](uint32_t even, uint32_t odd) {
+      return (zero + even) ^ ((zero + (even ^ odd)) & raw(odd_lanes));
+    };
+    typename Registers::Word counter[4];
     for (int i = 0; i < 2; ++i) {
-      counter[0].of[i] = raw(offset) + places[i].unit / 2;
-      counter[1].of[i] = zero + places[i].row;
-      counter[2].of[i] = zero + places[i].step;
-      counter[3].of[i] = zero + (places[i].direction | stream);
-    }
-    philox<TwoVectors<typename V::IsaTag>>(counter, StoredKeys{keys_});
-    for (int i = 0; i < 2; ++i)
-      for (int word = 0; word < 2; ++word) {
-        const Raw even_unit = counter[word].of[i], odd_unit = counter[2 + word].of[i], low = zero + 0xFFFFFFFFu;
-        const Raw both = kShared ? (even_unit & low) | odd_unit << 32 : ((even_unit & ~odd) | (odd_unit & odd)) & low;
-        (i ? second : first).word[word] = reinterpret_cast<typename V::RawInteger>(both);
+      if constexpr (kFloat) {
+        const NoisePlace &even = places[2 * i], &odd = places[2 * i + 1];
+        counter[0].of[i] = of_two(even.unit / 4, odd.unit / 4) + raw(halves);
+        counter[1].of[i] = of_two(even.row, odd.row);
+      } else {
+        counter[0].of[i] = (raw(numbers) + places[i].unit) >> 2;
+        counter[1].of[i] = zero + places[i].row;
       }
+      counter[2].of[i] = zero + places[0].step;
+      counter[3].of[i] = zero + noise_stream(kind, places[0].direction);
+    }
+    philox<Registers>(counter, StoredKeys{keys_});
+    for (int i = 0; i < 2; ++i) {
+      const auto word = [&](int which) { return counter[which].of[i] & low; };
+      const auto keep = [&](int vector, Raw found) {
+        words[vector].of[kind].word = reinterpret_cast<typename V::RawInteger>(found);
+      };
+      if constexpr (kFloat) {
+        Raw first = word(0) | word(1) << 32, second = word(2) | word(3) << 32;
+        Registers::interleave(first, second);
+        keep(2 * i, first), keep(2 * i + 1, second);
+      } else {
+        const Raw number = (raw(numbers) + places[i].unit) & 3;
+        keep(i, number < 2 ? (number == 0 ? word(0) : word(1)) : (number == 2 ? word(2) : word(3)));
+      }
+    }
   }
 };
 

@@ -87,7 +87,7 @@ struct Forward {
   // Rebuilt gates depend on noise only through the states, which are already stored.
   const NoiseParams noise =
       gates_only ? NoiseParams{} : NoiseParams(call.options.noise, kDropsInProduct ? nullptr : direction.weights.state_mask);
-  const Drawer<V> drawer{noise, Cell::kDropsCandidate};
+  const Drawer<V> drawer{noise};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool drops_state = N::kMultiplies && mask;
 

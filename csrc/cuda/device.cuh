@@ -309,17 +309,17 @@ namespace fr {
 
 template <class T, bool kFast>
 struct Draws<FR_TARGET::Scalar<T, kFast>> {
-  uint32_t word[2] = {};
+  uint32_t word = 0;
   Draws() = default;
-  FR_HD Draws(uint64_t seed, const NoisePlace& place, uint32_t stream) {
-    uint32_t counter[4] = {place.unit / 2, place.row, place.step, stream};
+  FR_HD Draws(NoiseKind kind, uint64_t seed, const NoisePlace& place) {
+    uint32_t counter[4] = {place.unit / 4, place.row, place.step, noise_stream(kind, place.direction)};
     philox<OneCounter>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    for (int i = 0; i < 2; ++i) word[i] = place.unit % 2 ? counter[2 + i] : counter[i];
+    // Not counter[unit % 4], which would put it into local memory.
+    const uint32_t even = place.unit & 2 ? counter[2] : counter[0], odd = place.unit & 2 ? counter[3] : counter[1];
+    word = place.unit % 2 ? odd : even;
   }
   using V = FR_TARGET::Scalar<T, kFast>;
-  FR_HD V if_below(int i, uint32_t bound, V yes, V no) const {
-    return word[i] < bound ? yes : no;
-  }
+  FR_HD V if_below(uint32_t bound, V yes, V no) const { return word < bound ? yes : no; }
 };
 
 }  // namespace fr

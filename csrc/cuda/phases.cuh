@@ -2,7 +2,7 @@
 // phase, call the cell, store the results. All strategies share them.
 //
 // Noise in the state (cells/noise.h) is a branch here, the same for all threads, so every strategy has it without
-// kernels of its own. A unit draws one Philox block in each phase; the seed is read from memory. Dropout of the state
+// kernels of its own. A unit draws a Philox block for each decision; the seed is read from memory. Dropout of the state
 // is different: what enters the product is then not the output but a masked copy, which forward writes beside the
 // output (`entering`), and backward multiplies the product and h_prev by the mask. Only `step` and
 // block/elementwise.cuh have that code (kDropsState), which leaves the other kernels their registers.

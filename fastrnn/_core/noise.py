@@ -12,6 +12,7 @@ the fly; this file computes the same masks in torch operations for the step loop
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -71,23 +72,50 @@ def _key(seed: Tensor) -> tuple[Tensor, Tensor]:
     return seed & _LOW, seed >> 32 & _LOW
 
 
+class Kind(IntEnum):
+    """What a random word decides, as numbered in csrc/cells/noise.h."""
+
+    H = 0
+    CELLS = 1
+    CANDIDATE = 2
+    STATE_MASK = 3
+
+
+def words_of_units(
+    kind: Kind, seed: Tensor, streams: range, steps: int, batch: int, units: int, device: torch.device
+) -> Tensor:
+    """A random word for each unit, int64 [streams, T, B, units] below 2^32.
+
+    Unit u's word is number u % 4 of those of the counter (u / 4, row, step, stream), with the kind in the two highest
+    bits of the stream.
+
+    Args:
+        kind: what the words decide.
+        seed: int64 [1].
+        streams: one for each direction, or with heads one for each head of each direction (see `StateNoise`).
+        steps: T.
+        batch: B.
+        units: number of units, with heads those of one head.
+        device: where to draw.
+    """
+    fours, row, step = (torch.arange(n, device=device) for n in (-(-units // 4), batch, steps))
+    stream = torch.arange(streams.start, streams.stop, device=device) | kind << 30
+    counter = [fours, row.view(-1, 1), step.view(-1, 1, 1), stream.view(-1, 1, 1, 1)]
+    return torch.stack(philox(counter, *_key(seed)), -1).flatten(3)[..., :units]
+
+
 def state_masks(p: float, seed: Tensor, streams: range, batch: int, units: int, like: Tensor) -> Tensor:
     """Factors of h where it enters the recurrence, [streams, B, units]: 0 or 1 / (1 - p), the same at all steps.
-
-    Each unit's word is one of the four of the counter (unit / 4, row, 0, stream with the second highest bit set).
 
     Args:
         p: probability of 0.
         seed: int64 [1].
-        streams: one for each direction, or with heads one for each head of each direction (see `StateNoise`).
+        streams: see `words_of_units`.
         batch: B.
         units: R, with heads that of one head.
         like: gives type and device.
     """
-    fours, rows = (torch.arange(n, device=like.device) for n in (-(-units // 4), batch))
-    stream = torch.arange(streams.start, streams.stop, device=like.device).view(-1, 1, 1) | 1 << 30
-    words_of_fours = philox([fours, rows.view(-1, 1), torch.zeros_like(fours), stream], *_key(seed))
-    words = torch.stack([w.expand(len(streams), batch, len(fours)) for w in words_of_fours], -1).flatten(2)[..., :units]
+    words = words_of_units(Kind.STATE_MASK, seed, streams, 1, batch, units, like.device)[:, 0]
     return (words >= int(p * 2**32)).to(like.dtype) / (1 - p)
 
 
@@ -127,25 +155,22 @@ class StateNoise:
             return
         h, c, candidate = (int(p * 2**32) for p in (*self.zoneout, self.candidate_dropout))
         if h:
-            self.kept = (self._words(steps, batch, width, like.device)[0] < h, None)
+            self.kept = (self._words(Kind.H, steps, batch, width, like.device) < h, None)
         if c:
-            self.kept = (self.kept[0], self._words(steps, batch, hidden, like.device)[1] < c)
+            self.kept = (self.kept[0], self._words(Kind.CELLS, steps, batch, hidden, like.device) < c)
         if candidate:
-            words = self._words(steps, batch, hidden, like.device, 1 << 31)[0]
+            words = self._words(Kind.CANDIDATE, steps, batch, hidden, like.device)
             self.scale = (words >= candidate).to(like.dtype) / (1 - self.candidate_dropout)
         if self.state_dropout:
             masks = state_masks(self.state_dropout, self.seed, self.streams, batch, width // len(self.streams), like)
             self.entering = masks.movedim(0, 1).flatten(1)
 
-    def _words(self, steps: int, batch: int, units: int, device: torch.device, kind: int = 0) -> tuple[Tensor, Tensor]:
-        """Two random words for each unit, [T, B, units]; two neighbouring units share the four words of a counter."""
-        each = units // len(self.streams)
-        count = [torch.arange(n, device=device) for n in (steps, batch, each)]
-        step, row, unit = count[0].view(-1, 1, 1), count[1].view(-1, 1), count[2].repeat(len(self.streams))
-        stream = torch.tensor(self.streams, device=device).repeat_interleave(each) | kind
+    def _words(self, kind: Kind, steps: int, batch: int, units: int, device: torch.device) -> Tensor:
+        """A random word for each unit of all heads, [T, B, units]."""
         assert self.seed is not None
-        words = philox([unit // 2, row, step, stream], *_key(self.seed))
-        return torch.where(unit % 2 == 0, words[0], words[2]), torch.where(unit % 2 == 0, words[1], words[3])
+        each = units // len(self.streams)
+        words = words_of_units(kind, self.seed, self.streams, steps, batch, each, device)
+        return words.movedim(0, 2).flatten(2)
 
     def clips(self, clips: Clips, step: int, rows: int) -> Clips:
         """``clips`` with the masks of candidate and state at a step added."""

@@ -521,11 +521,14 @@ MUTANTS = {
         runs=(("all", "lstm_peephole float64 T"),),
     ),
     "noise: the candidate draws what the state draws": Mutant(
-        "../cells/noise.h", "place.direction | kCandidateStream", "place.direction", "plain", "FAIL", runs=_NOISY
+        "../cells/noise.h", "draw(kOfCandidate,", "draw(kOfH,", "plain", "FAIL", runs=_NOISY
+    ),
+    "noise: cell states draw what h draws": Mutant(
+        "../cells/noise.h", "draw(kOfCells,", "draw(kOfH,", "plain", "FAIL", runs=_NOISY
     ),
     "noise: a cell that was kept is taken for the new one": Mutant(
         "../cells/noise.h",
-        "draws.if_below(kWordOfCells, params.below_c, u.c[i], stored[i]);",
+        "zoneout.words.if_below(zoneout.below, u.c[i], stored[i]);",
         "stored[i];",
         "plain",
         "FAIL",
@@ -543,7 +546,7 @@ MUTANTS = {
         runs=_NOISY,
     ),
     "noise: neighbouring units draw the same": Mutant(
-        "device.cuh", "place.unit % 2 ? counter[2 + i] : counter[i]", "counter[i]", "plain", "FAIL", runs=_NOISY
+        "device.cuh", "word = place.unit % 2 ? odd : even;", "word = even;", "plain", "FAIL", runs=_NOISY
     ),
     "noise: both launches draw the first direction's": Mutant(
         "phases.cuh",

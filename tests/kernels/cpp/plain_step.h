@@ -23,10 +23,10 @@ struct PlainNoise {
   double zoneout_h = 0, zoneout_c = 0, candidate = 0;
   uint64_t seed = 0;
   uint32_t row = 0, step = 0, direction = 0;
-  bool hits(double p, int word, int64_t unit, bool of_candidate = false) const {
-    uint32_t counter[4] = {static_cast<uint32_t>(unit / 2), row, step, of_candidate ? direction | 0x80000000u : direction};
+  bool hits(double p, uint32_t kind, int64_t unit) const {
+    uint32_t counter[4] = {static_cast<uint32_t>(unit / 4), row, step, direction + kind * 0x40000000u};
     fr::philox<fr::OneCounter>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    return counter[unit % 2 * 2 + word] < p * 4294967296.0;
+    return counter[unit % 4] < p * 4294967296.0;
   }
 };
 
@@ -72,7 +72,7 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = V(c[i * H + j]);
     if constexpr (Cell::kDropsCandidate)
-      if (noise.candidate > 0) u.candidate = V(noise.hits(noise.candidate, 0, j, true) ? 0 : 1 / (1 - noise.candidate));
+      if (noise.candidate > 0) u.candidate = V(noise.hits(noise.candidate, 2, j) ? 0 : 1 / (1 - noise.candidate));
     Cell::forward0(u, clips);
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i)
@@ -93,7 +93,7 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
           for (int i = 0; i < N::kCarried; ++i) u.carried[i] = first[j].carried[i];
       }
       if constexpr (Cell::kDropsCandidate && !N::kProjects)
-        if (noise.candidate > 0) u.candidate = V(noise.hits(noise.candidate, 0, j, true) ? 0 : 1 / (1 - noise.candidate));
+        if (noise.candidate > 0) u.candidate = V(noise.hits(noise.candidate, 2, j) ? 0 : 1 / (1 - noise.candidate));
       Cell::forward1(u, clips);
       next[j] = noise.hits(noise.zoneout_h, 0, j) ? h[j] : u.h.value;
     }

@@ -107,7 +107,7 @@ constexpr uint32_t kKnown[3][10] = {
     {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu},
     {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}};
 
-// The words that if_below compares: each is below its successor, and not below itself. Two units share a counter.
+// The words that if_below compares: each is below its successor, and not below itself. Four units share a counter.
 template <class T>
 void random_words() {
   using V = Vec<T, Isa>;
@@ -116,28 +116,25 @@ void random_words() {
     philox<OneCounter>(words, known[0], known[1]);
     for (int i = 0; i < 4; ++i) CHECK(words[i] == known[6 + i], "word %d of the known answer %x is %x", i, known[6 + i], words[i]);
     const uint64_t seed = static_cast<uint64_t>(known[1]) << 32 | known[0];
-    const Drawer<V> drawer(NoiseParams({0.5, 0, 0.5, &seed}, nullptr), true);
+    const Drawer<V> drawer(NoiseParams({0.5, 0.5, 0.5, &seed}, nullptr));
     int64_t seen = 0;
     const auto place = [&](int64_t i) -> NoisePlace {
       const auto vector = static_cast<uint32_t>(i);
-      return {known[2] / 4 * 2 + vector * V::kLanes, known[3] + vector / 2, known[4], known[5]};
+      return {known[2] / 16 * 8 + vector * V::kLanes, known[3] + vector / 3, known[4], known[5] & 0x3fffffffu};
     };
     drawer.for_each(11, place, [&](int64_t i, const NoiseSource<V>& drawn) {  // more than are drawn at once, and odd
       CHECK(i == seen++, "vector %d is out of turn", static_cast<int>(i));
-      for (const bool candidate : {false, true})
+      for (const uint32_t kind : {0u, 1u, 2u})
         for (int lane = 0; lane < V::kLanes; ++lane) {
           const NoisePlace here = place(i);
-          const uint32_t stream = candidate ? here.direction | 0x80000000u : here.direction;
-          uint32_t word[4] = {here.unit / 2 + static_cast<uint32_t>(lane / 2), here.row, here.step, stream};
+          const uint32_t unit = here.unit + static_cast<uint32_t>(lane);
+          uint32_t word[4] = {unit / 4, here.row, here.step, here.direction + kind * 0x40000000u};
           philox<OneCounter>(word, known[0], known[1]);
-          for (int which = 0; which < 2; ++which) {
-            const uint32_t wanted = word[2 * (lane % 2) + which];
-            const Draws<V>& draws = candidate ? drawn.candidates(seed) : drawn.states(seed);
-            T above[V::kLanes], same[V::kLanes];
-            store_full(above, draws.if_below(which, wanted + 1, V(1), V(0)));
-            store_full(same, draws.if_below(which, wanted, V(1), V(0)));
-            CHECK(above[lane] == 1 && same[lane] == 0, "word %d of lane %d is not %x", which, lane, wanted);
-          }
+          const Draws<V>& draws = drawn.draw(static_cast<NoiseKind>(kind), seed);
+          T above[V::kLanes], same[V::kLanes];
+          store_full(above, draws.if_below(word[unit % 4] + 1, V(1), V(0)));
+          store_full(same, draws.if_below(word[unit % 4], V(1), V(0)));
+          CHECK(above[lane] == 1 && same[lane] == 0, "kind %u of lane %d is not %x", kind, lane, word[unit % 4]);
         }
     });
     CHECK(seen == 11, "%d vectors", static_cast<int>(seen));
