@@ -224,7 +224,7 @@ struct Backward {
       second_phase(row, unit, tile + i * kLanes, &words);
     });
   }
-  [[gnu::noinline]] void noisy_row(int64_t t, const Place& row) {
+  [[gnu::noinline, gnu::flatten]] void noisy_row(int64_t t, const Place& row) {
     const auto unit_of = [&](int64_t i) { return out_units.begin + i * kLanes; };
     const auto place = [&](int64_t i) { return noise_place(t, row.b, unit_of(i)); };
     drawer.for_each((out_units.end - out_units.begin + kLanes - 1) / kLanes, place, [&](int64_t i, const Words& words) {

@@ -233,8 +233,7 @@ struct Forward {
           noisy_row(t, rows[row], gates + row * own);
           continue;
         }
-        for (int64_t unit = units.begin; unit < units.end; unit += kLanes)
-          first_phase(t, rows[row], unit, 0, nullptr, gates + row * own);
+        plain_row(t, rows[row], gates + row * own);
       }
     }
     if constexpr (N::kTwoPhases) {
@@ -306,6 +305,11 @@ struct Forward {
     }
   }
 
+  // Flattened, because a call for each vector would cost more than the formulas.
+  [[gnu::noinline, gnu::flatten]] void plain_row(int64_t t, int64_t b, T* input) {
+    for (int64_t unit = units.begin; unit < units.end; unit += kLanes) first_phase(t, b, unit, 0, nullptr, input);
+  }
+
   // Tiles and rows with noise. Not inlined, so that the code without noise stays as it is.
   using Words = NoiseSource<V>;
   [[gnu::noinline]] void noisy_first_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, T* gates) {
@@ -328,7 +332,7 @@ struct Forward {
       if (unit_of(i) < end) pointwise(i / P::kGroups, unit_of(i), static_cast<int>(i % P::kGroups), words);
     });
   }
-  [[gnu::noinline]] void noisy_row(int64_t t, int64_t b, T* input) {
+  [[gnu::noinline, gnu::flatten]] void noisy_row(int64_t t, int64_t b, T* input) {
     const auto unit_of = [&](int64_t i) { return units.begin + i * kLanes; };
     const auto place = [&](int64_t i) { return noise_place(t, b, unit_of(i)); };
     drawer.for_each((units.end - units.begin + kLanes - 1) / kLanes, place, [&](int64_t i, const Words& words) {
