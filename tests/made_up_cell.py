@@ -87,7 +87,8 @@ class Leaky(Recurrent):
         super().__init__(None, False, input_size, hidden_size, num_layers, True, False, 0.0, bidirectional)
 
     def forward(self, input: Tensor, hx: States | None = None) -> tuple[Tensor, States]:
-        return self._run(input, hx, None, None, False)
+        output, states, _ = self._run(input, hx, None, None, False)
+        return output, states
 '''
 
 MODULE_TEST = """\

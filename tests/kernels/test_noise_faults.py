@@ -16,7 +16,7 @@ from kernel_programs import _EMULATED, CSRC, CXX, compile_all, library, link, ob
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(CXX is None, reason="no C++ compiler")]
 
-_CLIP = "if (p.clips_gradients) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));"
+_CLIP = "if (!kPlain && p.clips_gradients) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));"
 _OF_SECOND = "if constexpr (N::kSecondGates > 0) u.inner = u.inner * entering;"
 FAULTS = {
     "the output enters undropped": ("cuda/phases.cuh", "load(d.output, j) * mask());", "load(d.output, j));"),
