@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(CXX is None, reason="no C++ c
 _CLIP = "if (!kPlain && p.clips_gradients) gradient = clipped(gradient, V(static_cast<State>(p.gradient_clip)));"
 _OF_SECOND = "if constexpr (N::kSecondGates > 0) u.inner = u.inner * entering;"
 FAULTS = {
-    "the output enters undropped": ("cuda/phases.cuh", "load(d.output, j) * mask());", "load(d.output, j));"),
+    "the output enters undropped": ("cuda/phases.cuh", "[M::kOutput], j) * mask());", "[M::kOutput], j));"),
     "the gradient comes undropped": ("cuda/phases.cuh", "product = (V(product) * mask()).value;", ";"),
     "the weights' gradient is of h undropped": ("cuda/phases.cuh", "h_prev(row) * mask()", "h_prev(row)"),
     "both directions drop alike": ("cuda/phases.cuh", "p.state_mask[block_z()]", "p.state_mask[0]"),
