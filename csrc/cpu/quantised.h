@@ -9,8 +9,8 @@
 //   8-bit weights of the slice's registers, with the two of a lane side by side. Loading widens them to 16 bits.
 #pragma once
 
-#include <cfloat>
 #include <cmath>
+#include <limits>
 
 #include "product.h"
 
@@ -144,9 +144,10 @@ struct QuantisedProduct {
     int32_t largest = 0;
     for (int lane = 0; lane < kLanes; ++lane) largest = most_bits[lane] > largest ? most_bits[lane] : largest;
     const float size = float_from_bits(static_cast<uint32_t>(largest));
-    if (!(size <= FLT_MAX) || size < 0x1p-100f) {
+    constexpr float kMost = std::numeric_limits<float>::max();
+    if (!(size <= kMost) || size < 0x1p-100f) {
       std::memset(to, 0, padded(depth) * sizeof(int16_t));
-      return size <= FLT_MAX ? 0.0f : std::nanf("");
+      return size <= kMost ? 0.0f : std::nanf("");
     }
     const int64_t most = INT32_MAX / (127 * depth);
     const float limit = static_cast<float>(most < 32767 ? most : 32767), inverse = limit / size;

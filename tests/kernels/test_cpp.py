@@ -5,6 +5,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -85,6 +86,20 @@ def test_clang_understands_the_core(target: str) -> None:
             flags = [flag for name, flag in CLANG_FLAGS if name in source.stem]
             run = subprocess.run([*command, *flags, "-I", ROOT / "csrc", source], capture_output=True, text=True)
             assert run.returncode == 0, run.stderr[-4000:]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["aarch64-macos", "x86_64-macos"])
+def test_clang_compiles_the_core_for_macos(target: str, tmp_path: Path) -> None:
+    """With the headers of macOS and of its C++ library, which PyPI's ziglang contains. Nothing is linked or run."""
+    pytest.importorskip("ziglang")
+    command = [sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++20", "-O0", "-Wall", "-Wextra"]
+    command += ["-Werror", "-I", ROOT / "csrc", "-o", tmp_path / "object.o", "-c"]
+    for source in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")):
+        if "avx" not in source.stem:
+            run = subprocess.run([*command, source], capture_output=True, text=True)
+            assert run.returncode == 0, run.stderr[-4000:]
+            assert (tmp_path / "object.o").read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bit
 
 
 def test_avx512_compiles_anywhere(tmp_path: Path) -> None:
