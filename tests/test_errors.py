@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 
@@ -274,3 +276,10 @@ def test_batch_sizes_of_the_wrong_kind(sizes):
     x = call.inputs[0].flatten(0, 1)[:6]
     with pytest.raises((TypeError, ValueError), match=r"batch_sizes must be (a tensor|int64 of shape \(T,\) on)"):
         functional.layer("gru", x, None, call.parameters, batch_sizes=sizes)
+
+
+def test_a_torch_below_the_floor():
+    program = "import torch; torch.__version__ = type(torch.__version__)('2.5.1'); import fastrnn; fastrnn.LSTM"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    sentence = "ImportError: fastrnn needs torch 2.6 or newer, found torch 2.5.1: pip install --upgrade torch"
+    assert found.stderr.strip().endswith(sentence)
