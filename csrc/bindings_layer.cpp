@@ -104,9 +104,9 @@ struct Tensor : private Description {
 
 struct Parameter {
   const char* name;
-  const void* Weights::* data;
-  int64_t Weights::* stride;  // null: not a matrix
-  void* GradientDirection::* gradient;
+  const void* Weights::*data;
+  int64_t Weights::*stride;  // null: not a matrix
+  void* GradientDirection::*gradient;
 };
 constexpr Parameter kParameters[] = {
     {"weight_ih", &Weights::ih, &Weights::ih_stride, &GradientDirection::d_weight_ih},
@@ -141,7 +141,8 @@ struct Items {
   int64_t count;
 
   explicit Items(py::handle sequence) {
-    if (!PyList_Check(sequence.ptr()) && !PyTuple_Check(sequence.ptr())) throw py::type_error("expected a list or tuple");
+    if (!PyList_Check(sequence.ptr()) && !PyTuple_Check(sequence.ptr()))
+      throw py::type_error("expected a list or tuple");
     first = PySequence_Fast_ITEMS(sequence.ptr()), count = PySequence_Fast_GET_SIZE(sequence.ptr());
   }
 };
@@ -177,11 +178,13 @@ struct Extent {
 // same options.
 class Layer {
  public:
-  Layer(int cell, std::vector<bool> reverse, int inputs, bool has_initial, const std::vector<std::string>& parameters, bool all_states,
-        double cell_clip, bool reset_to_initial, double zoneout_h, double zoneout_c, double candidate, double gradient_clip)
+  Layer(int cell, std::vector<bool> reverse, int inputs, bool has_initial, const std::vector<std::string>& parameters,
+      bool all_states, double cell_clip, bool reset_to_initial, double zoneout_h, double zoneout_c, double candidate,
+      double gradient_clip)
       : cell_(facts_of(static_cast<Cell>(cell))), reverse_(std::move(reverse)), inputs_(inputs),
         states_(has_initial ? cell_.states() : 0), all_states_(all_states) {
-    options_.cell_clip = cell_clip, options_.reset_to_initial = reset_to_initial, options_.gradient_clip = gradient_clip;
+    options_.cell_clip = cell_clip, options_.reset_to_initial = reset_to_initial,
+    options_.gradient_clip = gradient_clip;
     options_.noise.zoneout_h = zoneout_h, options_.noise.zoneout_c = zoneout_c, options_.noise.candidate = candidate;
     for (const std::string& name : parameters)
       for (const Parameter& parameter : kParameters)
@@ -248,8 +251,8 @@ class Layer {
   }
 
   // input: the core computes the input part of the gates itself.
-  ForwardArgs forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n, py::handle gates,
-                      py::handle cells, bool input) const {
+  ForwardArgs forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n,
+      py::handle gates, py::handle cells, bool input) const {
     const std::vector<Tensor> all = tensors(operands);
     ForwardArgs args{};
     const Extent of_call(extent);
@@ -273,8 +276,8 @@ class Layer {
   }
 
   // Returns false, and does nothing, if an operand cannot be read in place.
-  bool cpu_forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n, py::handle gates,
-                   py::handle cells, int threads) const {
+  bool cpu_forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n,
+      py::handle gates, py::handle cells, int threads) const {
     if (!reads(operands)) return false;
     ForwardArgs args = forward(operands, extent, output, h_n, c_n, gates, cells, true);
     args.threads = threads;
@@ -286,8 +289,8 @@ class Layer {
   // found: where the gradients of the operands go; None for those not wanted. Returns false, and does nothing, if a
   // tensor cannot be read or written in place.
   bool cpu_backward(py::handle operands, const py::tuple& extent, py::handle output, py::handle gates, py::handle cells,
-                    py::handle entering, py::handle h0_entering, py::handle d_output, py::handle d_h_n, py::handle d_c_n,
-                    py::handle d_cells, py::handle found, int64_t range_bytes, int threads) const {
+      py::handle entering, py::handle h0_entering, py::handle d_output, py::handle d_h_n, py::handle d_c_n,
+      py::handle d_cells, py::handle found, int64_t range_bytes, int threads) const {
     const std::vector<Tensor> all = tensors(operands), to_all = tensors(found);
     GradientArgs args{};
     const Extent of_call(extent);
@@ -295,7 +298,8 @@ class Layer {
     args.range_bytes = range_bytes, args.threads = threads;
     const int64_t batch = args.shape.batch;
     const Tensor entering_rows(entering), entering_h0(h0_entering);
-    const Tensor out(output), kept(gates), states(cells), d_out(d_output), d_last_h(d_h_n), d_last_c(d_c_n), d_states(d_cells);
+    const Tensor out(output), kept(gates), states(cells), d_out(d_output), d_last_h(d_h_n), d_last_c(d_c_n),
+        d_states(d_cells);
     bool lies = reads_all(all) && (!d_out || d_out.has_dense_last());
     for (const Tensor* t : {&out, &kept, &states, &d_last_h, &d_last_c, &d_states}) lies = lies && t->is_dense();
     for (const Tensor& t : to_all) lies = lies && t.is_dense();
@@ -351,7 +355,10 @@ class Layer {
   bool reads_all(const std::vector<Tensor>& all) const {
     for (size_t i = 0; i < all.size(); ++i) {
       const Tensor& t = all[i];
-      if (i < static_cast<size_t>(inputs_) ? !t.has_dense_last() : i < first_weight() ? !t.is_dense() : !reads_parameter(t, i)) return false;
+      if (i < static_cast<size_t>(inputs_) ? !t.has_dense_last()
+          : i < first_weight()             ? !t.is_dense()
+                                           : !reads_parameter(t, i))
+        return false;
     }
     return states_ < 2 || all[inputs_ + 1].bytes() == (all[0].bytes() == 8 ? 8 : 4);
   }
@@ -379,12 +386,16 @@ class Layer {
 
   template <class Args>
   void begin(Args& args, const std::vector<Tensor>& all, const Extent& extent) const {
-    if (all.size() != first_of(static_cast<int>(reverse_.size()))) throw py::value_error("operands: not as many as the layer has");
+    if (all.size() != first_of(static_cast<int>(reverse_.size())))
+      throw py::value_error("operands: not as many as the layer has");
     Shape& s = args.shape;
     const Tensor &x = all[0], &ih = all[first_weight()], &hh = all[first_weight() + (cell_.multiplies() ? 1 : 0)];
     const bool is_bfloat = x.of.type_code == 4;
     s.cell = cell_.code;
-    s.type = is_bfloat ? Type::kBFloat16 : x.of.type_bits == 64 ? Type::kFloat64 : x.of.type_bits == 32 ? Type::kFloat32 : Type::kFloat16;
+    s.type = is_bfloat              ? Type::kBFloat16
+             : x.of.type_bits == 64 ? Type::kFloat64
+             : x.of.type_bits == 32 ? Type::kFloat32
+                                    : Type::kFloat16;
     s.input = ih.size(0), s.hidden = hh.size(1) / cell_.gates;
     if (cell_.projects()) s.projection = hh.size(0);
     args.options = options_;
@@ -407,19 +418,20 @@ class Frozen {
 
   // prepared: of all layers, and of each layer's directions. input: [T, B, I] or [N, I]; states: [L*D, B, X]. All are
   // float32 and, except for the input, contiguous. The final states may overwrite the initial ones.
-  bool forward(py::handle prepared, const py::tuple& extent, bool reset_to_initial, py::handle input, py::handle h0, py::handle c0,
-               py::handle output, py::handle h_n, py::handle c_n, int threads) const {
+  bool forward(py::handle prepared, const py::tuple& extent, bool reset_to_initial, py::handle input, py::handle h0,
+      py::handle c0, py::handle output, py::handle h_n, py::handle c_n, int threads) const {
     ForwardArgs args{};
     args.options = options_;
     Extent(extent).fill(args);
-    args.options.proj_clip = options_.proj_clip, args.options.reset_to_initial = reset_to_initial, args.threads = threads;
+    args.options.proj_clip = options_.proj_clip, args.options.reset_to_initial = reset_to_initial,
+    args.threads = threads;
     return run(args, prepared, Tensor(input), Tensor(h0), Tensor(c0), Tensor(output), Tensor(h_n), Tensor(c_n));
   }
 
   // A sequence [T, B, I] without lengths, resets or packing. Returns false also if a tensor is not an ordinary one of
   // float32 on the CPU.
   bool sequence(py::handle prepared, py::handle input, py::handle h0, py::handle c0, py::handle output, py::handle h_n,
-                py::handle c_n, int threads) const {
+      py::handle c_n, int threads) const {
     Description x, h, c;
     if (!reads(x, input, 3) || !(x.of.shape[2] == 1 || x.of.strides[2] == 1)) return false;
     if ((!h0.is_none() && !reads(h, h0, 3)) || (!c0.is_none() && !reads(c, c0, 3))) return false;
@@ -434,7 +446,7 @@ class Frozen {
   // One step for the rows of `input` [B, I], or of its part of the first layer's gates [B, G*H]; updates the states h and
   // c in place.
   bool step(py::handle prepared, py::handle input, bool is_gates, py::handle h, py::handle c, py::handle output,
-            int threads) const {
+      int threads) const {
     Description x, y;
     const Tensor states(h);
     const auto fits = [&](Description& t, py::handle object) {
@@ -460,8 +472,8 @@ class Frozen {
            t.of.dimensions == dimensions;
   }
 
-  bool run(ForwardArgs& args, py::handle prepared, const Tensor& input, const Tensor& h0, const Tensor& c0, const Tensor& output,
-           const Tensor& h_n, const Tensor& c_n, bool is_gates = false) const {
+  bool run(ForwardArgs& args, py::handle prepared, const Tensor& input, const Tensor& h0, const Tensor& c0,
+      const Tensor& output, const Tensor& h_n, const Tensor& c_n, bool is_gates = false) const {
     const Items items(prepared);
     std::vector<const Prepared*> weights;
     for (int64_t i = 0; i < items.count; ++i) {
@@ -521,7 +533,8 @@ class Frozen {
 
 Shape prepared_shape(int cell, int64_t input, int64_t hidden, int64_t projection) {
   Shape shape{};
-  shape.cell = facts_of(static_cast<Cell>(cell)).code, shape.input = input, shape.hidden = hidden, shape.projection = projection;
+  shape.cell = facts_of(static_cast<Cell>(cell)).code, shape.input = input, shape.hidden = hidden,
+  shape.projection = projection;
   return shape;
 }
 
@@ -533,8 +546,10 @@ void prepare(int cell, int form, int64_t projection, py::handle tensors, py::han
   for (int64_t i = 0; i < items.count; ++i) t.emplace_back(py::handle(items.first[i]));
   const Tensor out(to);
   if (t.size() != 8) throw py::value_error("tensors: expected 8");
-  const Shape shape = prepared_shape(cell, t[0].size(0), t[1].size(1) / facts_of(static_cast<Cell>(cell)).gates, projection);
-  if (out.size(0) != cpu_prepared_bytes(shape, static_cast<Form>(form))) throw py::value_error("to: expected prepared_bytes");
+  const Shape shape =
+      prepared_shape(cell, t[0].size(0), t[1].size(1) / facts_of(static_cast<Cell>(cell)).gates, projection);
+  if (out.size(0) != cpu_prepared_bytes(shape, static_cast<Form>(form)))
+    throw py::value_error("to: expected prepared_bytes");
   Weights weights{};
   weights.ih = t[0].of.data, weights.hh = t[1].of.data, weights.bias_ih = t[2].of.data, weights.bias_hh = t[3].of.data;
   weights.hr = t[4].of.data;
@@ -552,14 +567,17 @@ void bind_layer(py::module_& m) {
     const py::object capsule = py::getattr(tensor, "__dlpack_c_exchange_api__", py::none());
     exchange = nullptr;
     if (!capsule.is_none()) {
-      const auto* const found = static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      const auto* const found =
+          static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
       if (!found) throw py::error_already_set();
       if (found->major == 1) exchange = found;
     }
-    tensor_type = tensor.inc_ref().ptr(), parameter_type = parameter.inc_ref().ptr(), to_capsule = capsule_of.inc_ref().ptr();
+    tensor_type = tensor.inc_ref().ptr(), parameter_type = parameter.inc_ref().ptr(),
+    to_capsule = capsule_of.inc_ref().ptr();
   });
   py::class_<Layer>(m, "Layer")
-      .def(py::init<int, std::vector<bool>, int, bool, std::vector<std::string>, bool, double, bool, double, double, double, double>())
+      .def(py::init<int, std::vector<bool>, int, bool, std::vector<std::string>, bool, double, bool, double, double,
+          double, double>())
       .def("known_batch", &Layer::known_batch)
       .def("remember", &Layer::remember)
       .def("reads", &Layer::reads)

@@ -15,10 +15,10 @@ namespace fr {
 // Rows are contiguous; G is 4 or 3. Results do not depend on the number of threads, and a row's result does not depend
 // on other rows.
 struct LayerNormArgs {
-  Type type;            // float32 or float64
-  bool gru;             // else LSTM
+  Type type;  // float32 or float64
+  bool gru;   // else LSTM
   int64_t rows, hidden;
-  double cell_clip;     // LSTM; 0: off
+  double cell_clip;  // LSTM; 0: off
   int threads;
   const void* input;      // [B][G*H]
   void* product;          // [B][G*H]: forward replaces it by N(product)
@@ -32,14 +32,14 @@ struct LayerNormArgs {
   void* c;                // [B][H] LSTM
   void* h;                // [B][H]
   // backward
-  const void* d_h;        // [B][H]
-  const void* d_c;        // [B][H] LSTM
-  void* d_input;          // [B][G*H]
-  void* d_product;        // [B][G*H]
-  void* d_state;          // [B][H]
-  void* d_units;          // as `units`
-  void* d_shift;          // [G*H]
-  void* scratch;          // [B][H]
+  const void* d_h;  // [B][H]
+  const void* d_c;  // [B][H] LSTM
+  void* d_input;    // [B][G*H]
+  void* d_product;  // [B][G*H]
+  void* d_state;    // [B][H]
+  void* d_units;    // as `units`
+  void* d_shift;    // [G*H]
+  void* scratch;    // [B][H]
 };
 
 void cpu_layer_norm(const LayerNormArgs& args);

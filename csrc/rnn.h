@@ -39,11 +39,11 @@ constexpr int64_t state_bytes(Type type) { return type == Type::kFloat64 ? 8 : 4
 struct Shape {
   Cell cell;
   Type type;
-  int64_t steps;       // T
-  int64_t batch;       // B, the largest batch_at
-  int64_t input;       // I
-  int64_t hidden;      // H
-  int64_t projection;  // P, 0 if the cell has none
+  int64_t steps;               // T
+  int64_t batch;               // B, the largest batch_at
+  int64_t input;               // I
+  int64_t hidden;              // H
+  int64_t projection;          // P, 0 if the cell has none
   const int64_t* batch_sizes;  // [T] on the host; null: padded
   const int64_t* step_offset;  // [T] on the host, exclusive sums of batch_sizes; null: padded
   const int64_t* lengths;      // [B] or null: a row's state stops at its length; its outputs beyond are zero
@@ -79,13 +79,13 @@ struct Weights {
   const void* bias_hh;  // [G*H] storage, or null. Both biases or none, but a cell without a product has neither hh nor
                         // bias_hh
   int64_t ih_stride, hh_stride, hr_stride;
-  const void* unit;     // [kUnitWeights*H] storage, or null
+  const void* unit;        // [kUnitWeights*H] storage, or null
   const void* state_mask;  // [B, R] state type, or null. Dropout of the state: h times this enters the recurrence, at
                            // all steps
   const void* prepared;    // what cpu_prepare wrote, or null. CPU, forward, float32: read in place of all matrices and
                            // biases
-  int64_t ih_gate_rows;  // rows of ih, and values of bias_ih, from one gate of a unit to the next; 0: H. Other values
-                         // only in the CPU's forward
+  int64_t ih_gate_rows;    // rows of ih, and values of bias_ih, from one gate of a unit to the next; 0: H. Other values
+                           // only in the CPU's forward
 };
 
 // One direction, forward. In inference `gates` and `cells` may be null: nothing is kept.
@@ -109,11 +109,11 @@ struct ForwardDirection {
 struct ForwardArgs {
   Shape shape;
   Options options;
-  int directions;  // CPU: any number; CUDA: 1 or 2
+  int directions;                           // CPU: any number; CUDA: 1 or 2
   std::vector<ForwardDirection> direction;  // [directions]
-  int threads;     // CPU: at most this many; the result does not depend on it
-  void* stream;    // CUDA: the stream to run on
-  int first_direction = 0;  // CUDA: index of direction[0] in the layer, which has its noise drawn by it
+  int threads;                              // CPU: at most this many; the result does not depend on it
+  void* stream;                             // CUDA: the stream to run on
+  int first_direction = 0;                  // CUDA: index of direction[0] in the layer, which has its noise drawn by it
 };
 
 // One direction, backward over steps [first_step, last_step), for the kernels. The caller may cut the sequence into
@@ -133,8 +133,8 @@ struct BackwardDirection {
   Rows d_cells;      // [N, kCells*H] state type, likewise: of the cell states after each step
   bool wants_initial;  // d_h is wanted. False skips one product when h0 needs no gradient; only for the range processed
                        // last
-  void* d_h;         // [B, R] state type; in: gradient of the state after the range; out: of the state before it
-  void* d_c;         // [B, kCells*H] state type, likewise
+  void* d_h;           // [B, R] state type; in: gradient of the state after the range; out: of the state before it
+  void* d_c;           // [B, kCells*H] state type, likewise
   void* d_h0_reset;  // [B, R] state type: accumulates what reaches the initial state through resets (reset_to_initial);
                      // or null
   void* d_c0_reset;  // [B, kCells*H] likewise
@@ -163,22 +163,22 @@ struct BackwardArgs {
 struct GradientDirection {
   bool reverse;
   Weights weights;
-  Rows input;          // [N, I] storage
-  Rows output;         // [N, R] storage: what forward wrote
-  const void* h0;      // as in forward
-  const void* c0;      // as in forward
-  Rows gates;          // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
-  Rows cells;          // [N, kCells*H] state type: what forward wrote
-  Rows d_output;       // [N, R] storage, or null: zero
-  Rows d_cells;        // [N, kCells*H] state type, likewise: of the cell states after each step
-  Rows entering;       // [N, R] storage: the output times the mask, with a state_mask and a product; else null
+  Rows input;      // [N, I] storage
+  Rows output;     // [N, R] storage: what forward wrote
+  const void* h0;  // as in forward
+  const void* c0;  // as in forward
+  Rows gates;      // [N, kSaved*H] storage as forward wrote it; null data: rebuild from input, output and cells
+  Rows cells;      // [N, kCells*H] state type: what forward wrote
+  Rows d_output;   // [N, R] storage, or null: zero
+  Rows d_cells;    // [N, kCells*H] state type, likewise: of the cell states after each step
+  Rows entering;   // [N, R] storage: the output times the mask, with a state_mask and a product; else null
   const void* h0_entering;  // [B, R] storage, likewise: h0 times the mask; null: zero
-  const void* d_h_n;   // [B, R] storage, contiguous, or null: zero
-  const void* d_c_n;   // [B, kCells*H] storage, likewise
-  void* d_input;       // [N, I]; directions with the same address add up
-  void* d_h0;          // [B, R]
-  void* d_c0;          // [B, kCells*H]
-  void* d_weight_ih;   // shapes as in Weights, contiguous
+  const void* d_h_n;        // [B, R] storage, contiguous, or null: zero
+  const void* d_c_n;        // [B, kCells*H] storage, likewise
+  void* d_input;            // [N, I]; directions with the same address add up
+  void* d_h0;               // [B, R]
+  void* d_c0;               // [B, kCells*H]
+  void* d_weight_ih;        // shapes as in Weights, contiguous
   void* d_weight_hh;
   void* d_weight_hr;
   void* d_bias_ih;
@@ -192,7 +192,7 @@ struct GradientArgs {
   int64_t range_bytes;  // most bytes for the gradients of gates: the sequence is cut into ranges of steps to keep to it
   int directions;       // any number; those of the other way may share a d_input only with the first one
   std::vector<GradientDirection> direction;  // [directions]
-  int threads;          // at most this many; the result does not depend on it
+  int threads;                               // at most this many; the result does not depend on it
 };
 
 // Both throw std::invalid_argument for a broken contract, before anything is written.

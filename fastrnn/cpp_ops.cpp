@@ -126,7 +126,8 @@ struct Kept {
 Kept set_shape(fr::ForwardArgs& args, const Given& given, const fr::CellFacts& cell, const Operands& operands) {
   const at::Tensor& x = operands.all[0];
   const at::Tensor& weight_ih = operands.all[operands.first_weight()];
-  Kept kept{given.optional("lengths"), given.optional("resets"), given.optional("seed"), given.optional("batch_sizes"), {}};
+  Kept kept{
+      given.optional("lengths"), given.optional("resets"), given.optional("seed"), given.optional("batch_sizes"), {}};
   fr::Shape& s = args.shape;
   s.cell = cell.code, s.type = type_of(x.scalar_type());
   s.batch = given["batch"].toInt(), s.input = weight_ih.size(1), s.hidden = weight_ih.size(0) / cell.gates;
@@ -147,7 +148,7 @@ void set_options(fr::Options& options, const Given& given, const at::Tensor& x, 
   options.proj_clip = at::scalar_tensor(given["proj_clip"].toDouble(), x.options()).item<double>();
   options.reset_to_initial = given["reset_to_initial"].toBool();
   options.noise = {given["zoneout_h"].toDouble(), given["zoneout_c"].toDouble(), given["candidate_dropout"].toDouble(),
-                   seed.defined() ? static_cast<const uint64_t*>(seed.const_data_ptr()) : nullptr};
+      seed.defined() ? static_cast<const uint64_t*>(seed.const_data_ptr()) : nullptr};
 }
 
 void set_weights(fr::Weights& w, const Operands& operands, size_t place) {
@@ -180,7 +181,7 @@ Results allocate(const fr::Shape& s, int64_t directions, int64_t of_cells, bool 
 }
 
 void set_directions(fr::ForwardArgs& args, const Operands& operands, const c10::List<bool>& reverse, int64_t heads,
-                    int64_t of_cells, const Results& results) {
+    int64_t of_cells, const Results& results) {
   const fr::Shape& s = args.shape;
   const auto rows = [&](const at::Tensor& t, int64_t from) {
     const int64_t columns = t.size(-1);
@@ -217,9 +218,9 @@ void join_heads(Results& results, const fr::CellFacts& cell, int64_t heads, int6
 void layer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Given given{op.schema().arguments(), *stack};
   TORCH_CHECK(!given["save"].toBool(),
-              "fastrnn::layer without Python makes no gradients: export the model under torch.no_grad()");
+      "fastrnn::layer without Python makes no gradients: export the model under torch.no_grad()");
   TORCH_CHECK(given["state_dropout"].toDouble() == 0,
-              "fastrnn::layer without Python drops no state: export the model in evaluation");
+      "fastrnn::layer without Python drops no state: export the model in evaluation");
   const fr::CellFacts& cell = facts_of(given["cell"].toStringRef());
   const c10::List<bool> reverse = given["reverse"].toBoolList();
   const int64_t heads = given["heads"].toInt();
@@ -249,17 +250,11 @@ void layer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void refuse(const c10::OperatorHandle&, torch::jit::Stack*) {
   TORCH_CHECK(false, "fastrnn::layer without Python runs on the CPU only: move the model and its input there, or run ",
-              "it in Python");
+      "it in Python");
 }
 
 }  // namespace
 
-TORCH_LIBRARY(fastrnn, m) {
-  m.def(kSchema);
-}
-TORCH_LIBRARY_IMPL(fastrnn, CPU, m) {
-  m.impl("layer", torch::CppFunction::makeFromBoxedFunction<&layer>());
-}
-TORCH_LIBRARY_IMPL(fastrnn, CUDA, m) {
-  m.impl("layer", torch::CppFunction::makeFromBoxedFunction<&refuse>());
-}
+TORCH_LIBRARY(fastrnn, m) { m.def(kSchema); }
+TORCH_LIBRARY_IMPL(fastrnn, CPU, m) { m.impl("layer", torch::CppFunction::makeFromBoxedFunction<&layer>()); }
+TORCH_LIBRARY_IMPL(fastrnn, CUDA, m) { m.impl("layer", torch::CppFunction::makeFromBoxedFunction<&refuse>()); }

@@ -64,7 +64,7 @@ enum class Before : int {
   kProjection,  // W_hr times `inner`
   kNothing,     // no product: the recurrence is elementwise
   kMoments,     // mean and variance over a row's units, for normalisation
-};  // kMoments is reserved: no backend has it yet, and Numbers refuses it.
+};              // kMoments is reserved: no backend has it yet, and Numbers refuses it.
 
 struct CellPhase {
   Before before;
@@ -82,7 +82,7 @@ struct CellDefaults {
 };
 
 template <class Cell>
-constexpr int sum_over_phases(int CellPhase::* field) {
+constexpr int sum_over_phases(int CellPhase::*field) {
   int sum = 0;
   for (const CellPhase& phase : Cell::kPhases) sum += phase.*field;
   return sum;
@@ -99,12 +99,16 @@ struct Numbers {
   // weight rows a unit in the second product
   static constexpr int kSecondRows = kProjects ? 1 : kTwoPhases ? kLast.gates : 0;
   static constexpr int kSecondGates = kTwoPhases && !kProjects ? kLast.gates : 0;
-  static constexpr int kGates = sum_over_phases<Cell>(&CellPhase::gates), kSaved = sum_over_phases<Cell>(&CellPhase::saved);
+  static constexpr int kGates = sum_over_phases<Cell>(&CellPhase::gates),
+                       kSaved = sum_over_phases<Cell>(&CellPhase::saved);
   static constexpr int kCarried = kFirst.carried;
-  static_assert(kPhases <= kMostPhases && (kMultiplies || kFirst.before == Before::kNothing) && kLast.carried * (kPhases - 1) == 0);
+  static_assert(kPhases <= kMostPhases && (kMultiplies || kFirst.before == Before::kNothing) &&
+                kLast.carried * (kPhases - 1) == 0);
   static_assert(kTwoPhases ? kMultiplies && (kLast.before == Before::kProduct || kProjects) : !kProjects);
-  static_assert(sum_over_phases<Cell>(&CellPhase::gradients) == kGates && kCarried <= kFirst.gates && (kTwoPhases || !kCarried));
-  static_assert(kFirst.gates > 0 && kFirst.gates <= kMostGates && kSecondRows <= kMostGates && (!kTwoPhases || kSecondRows > 0));
+  static_assert(
+      sum_over_phases<Cell>(&CellPhase::gradients) == kGates && kCarried <= kFirst.gates && (kTwoPhases || !kCarried));
+  static_assert(
+      kFirst.gates > 0 && kFirst.gates <= kMostGates && kSecondRows <= kMostGates && (!kTwoPhases || kSecondRows > 0));
   static_assert(Cell::kSplitGate < 0 || (Cell::kSplitGate == kGates - 1 && !kTwoPhases));  // the last gate
   static_assert(!kProjects || (kTwoPhases && !kCarried && !kLast.gates && !kLast.saved && !kLast.gradients));
 };
@@ -125,24 +129,24 @@ using Value = std::conditional_t<kPresent, V, Absent>;
 template <class V, class Cell>
 struct Unit {
   using N = Numbers<Cell>;
-  Values<V, N::kGates> input;              // input part of each gate: x W_ih^T + b_ih
+  Values<V, N::kGates> input;                           // input part of each gate: x W_ih^T + b_ih
   Values<V, N::kMultiplies ? N::kGates : 0> recurrent;  // recurrent part of each gate, bias included
-  Value<V, N::kProjects> projected;        // W_hr inner
-  Values<V, N::kSaved> saved;              // what backward needs
+  Value<V, N::kProjects> projected;                     // W_hr inner
+  Values<V, N::kSaved> saved;                           // what backward needs
   Values<V, N::kCarried> carried;
-  V h_prev;                                // for cells that read it, and for noise
+  V h_prev;  // for cells that read it, and for noise
   V h;
   Value<V, Cell::kDropsCandidate> candidate{V(1)};
-  Values<V, Cell::kCells> c_prev, c;       // cell states, old and new
+  Values<V, Cell::kCells> c_prev, c;  // cell states, old and new
   Values<V, Cell::kUnitWeights> unit_weight, d_unit_weight;
-  Value<V, N::kTwoPhases> inner;           // operand of the second product
-  V d_h;                                   // gradients of the new states;
-  Values<V, Cell::kCells> d_c;             // backward replaces d_c by the gradient of c_prev
+  Value<V, N::kTwoPhases> inner;  // operand of the second product
+  V d_h;                          // gradients of the new states;
+  Values<V, Cell::kCells> d_c;    // backward replaces d_c by the gradient of c_prev
   Value<V, N::kTwoPhases> d_inner;
   Value<V, N::kProjects> d_projected;
   Values<V, N::kGates> d_input;
   Value<V, (Cell::kSplitGate >= 0)> d_split;  // gradient of the split gate's recurrent part
-  V d_h_prev;                              // gradient of h_prev through elementwise paths only
+  V d_h_prev;                                 // gradient of h_prev through elementwise paths only
 };
 
 // Run-time options of a cell as vectors: the clips and whether they are on.

@@ -37,9 +37,9 @@ struct CellFacts {
 template <class Type>
 constexpr CellFacts facts(Cell code) {
   using N = Numbers<Type>;
-  return {Type::kName, code, N::kGates, Type::kCells, N::kSaved, Type::kUnitWeights, Type::kSplitGate, Type::kReadsHidden, Type::kReadsOutput,
-          Type::kZonesCells, Type::kDropsCandidate,
-          N::kPhases, {N::kFirst, N::kTwoPhases ? N::kLast : CellPhase{}}};
+  return {Type::kName, code, N::kGates, Type::kCells, N::kSaved, Type::kUnitWeights, Type::kSplitGate,
+      Type::kReadsHidden, Type::kReadsOutput, Type::kZonesCells, Type::kDropsCandidate, N::kPhases,
+      {N::kFirst, N::kTwoPhases ? N::kLast : CellPhase{}}};
 }
 
 inline constexpr CellFacts kCells[] = {
@@ -52,7 +52,8 @@ inline constexpr CellFacts kCells[] = {
 // another.
 static inline const CellFacts& facts_of(Cell cell) {
   const auto code = static_cast<std::size_t>(cell);
-  if (code >= sizeof kCells / sizeof kCells[0]) throw std::invalid_argument("cell: unknown code " + std::to_string(static_cast<int>(cell)));
+  if (code >= sizeof kCells / sizeof kCells[0])
+    throw std::invalid_argument("cell: unknown code " + std::to_string(static_cast<int>(cell)));
   return kCells[code];
 }
 

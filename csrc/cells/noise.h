@@ -36,12 +36,8 @@ struct NoiseParams {
   // state_mask: rnn.h's, of any direction.
   NoiseParams(const NoiseOptions& options, const void* state_mask)
       : on(options.zoneout_h > 0 || options.zoneout_c > 0 || (options.candidate > 0 && options.seed) || state_mask),
-        seed(options.seed),
-        below_h(below(options.zoneout_h)),
-        below_c(below(options.zoneout_c)),
-        below_candidate(below(options.candidate)),
-        zoneout_h(options.zoneout_h),
-        zoneout_c(options.zoneout_c),
+        seed(options.seed), below_h(below(options.zoneout_h)), below_c(below(options.zoneout_c)),
+        below_candidate(below(options.candidate)), zoneout_h(options.zoneout_h), zoneout_c(options.zoneout_c),
         scale(1 / (1 - options.candidate)) {}
 
  private:

@@ -39,7 +39,8 @@ class Memory {
       if (kept_.bytes >= bytes) std::swap(kept_, block_);
     }
     if (!block_.data) {
-      const int64_t alignment = bytes < kSmallest ? 64 : kHugePage, rounded = (bytes + alignment - 1) / alignment * alignment;
+      const int64_t alignment = bytes < kSmallest ? 64 : kHugePage,
+                    rounded = (bytes + alignment - 1) / alignment * alignment;
       block_ = {static_cast<char*>(std::aligned_alloc(alignment, rounded)), rounded};
       if (!block_.data) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

@@ -32,7 +32,7 @@ struct Backward {
   }
 
   static void run(const Call& call, const GradientDirection& direction, const DirectionWork& work, const Part& part,
-                  const Scratch& scratch) {
+      const Scratch& scratch) {
     Backward self{call, direction, work, part, scratch};
     self.run();
   }
@@ -56,9 +56,10 @@ struct Backward {
   int64_t pending_count = 0;
   int64_t pending_step = 0;
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
-                       call.options.proj_clip > 0};
+      call.options.proj_clip > 0};
   // If the mask acts only on a product's operand, the pointwise part needs no noise code for it.
-  const NoiseParams noise{call.options.noise, N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell> ? nullptr : direction.weights.state_mask};
+  const NoiseParams noise{call.options.noise,
+      N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell> ? nullptr : direction.weights.state_mask};
   const Drawer<V> drawer{noise};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool clips_gradient = call.options.gradient_clip <= std::numeric_limits<double>::max();
@@ -76,7 +77,8 @@ struct Backward {
     const int64_t steps = call.last_step - call.first_step;
     for (int64_t index = 0; index < steps; ++index)
       step(direction.reverse ? call.first_step + index : call.last_step - 1 - index);
-    if (N::kMultiplies && work.wants_initial) for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
+    if (N::kMultiplies && work.wants_initial)
+      for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
   }
 
   // ---- d_h += d_recurrent W_hh of the step processed before, for one panel of units; `next`: the panel after it ----
@@ -148,15 +150,18 @@ struct Backward {
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
       for (int64_t row = 0; row < count; ++row) second[row] = second_operand(gradients(t, rows[row]));
-      for_each_tile<Transposed>(work.second_transposed, units, second, count, tile, nullptr, [&](int64_t panel, int64_t row0, int64_t size) {
-        if (noise.on) return noisy_second_phase(t, panel, row0, size);
-        for (int64_t row = 0; row < size; ++row)
-          for (int group = 0; group < Transposed::kGroups; ++group) {
-            const int64_t unit = panel * Transposed::kUnits + group * kLanes;
-            if (unit >= units.end) break;
-            second_phase(at_row(t, rows[row0 + row]), unit, tile + row * Transposed::kColumns + group * kLanes);
-          }
-      }, t & 1);
+      for_each_tile<Transposed>(
+          work.second_transposed, units, second, count, tile, nullptr,
+          [&](int64_t panel, int64_t row0, int64_t size) {
+            if (noise.on) return noisy_second_phase(t, panel, row0, size);
+            for (int64_t row = 0; row < size; ++row)
+              for (int group = 0; group < Transposed::kGroups; ++group) {
+                const int64_t unit = panel * Transposed::kUnits + group * kLanes;
+                if (unit >= units.end) break;
+                second_phase(at_row(t, rows[row0 + row]), unit, tile + row * Transposed::kColumns + group * kLanes);
+              }
+          },
+          t & 1);
     }
     if constexpr (N::kMultiplies) {
       // Rows whose state was cut to zero before this step pass no gradient on; with a gradient clip of 0 no row does.
@@ -172,7 +177,9 @@ struct Backward {
   }
 
   // The row's gradients, which begin with the operand of the first product.
-  O* gradients(int64_t t, int64_t b) const { return static_cast<O*>(work.gradients) + call.range_row(t, b) * work.columns.stride; }
+  O* gradients(int64_t t, int64_t b) const {
+    return static_cast<O*>(work.gradients) + call.range_row(t, b) * work.columns.stride;
+  }
   O* second_operand(O* gradients) const {
     return gradients + (N::kProjects ? work.columns.projected : work.columns.gates + N::kFirstGates * hidden);
   }
@@ -215,9 +222,8 @@ struct Backward {
   // The phases with noise. Not inlined, so that the code without noise stays as it is.
   using Words = NoiseSource<V>;
   [[gnu::noinline]] void noisy_first_phase(int64_t t, int64_t panel, int64_t count) {
-    noisy_panel(t, panel, 0, count, out_units.end, [&](const Place& row, int64_t, int64_t unit, const Words& words) {
-      first_phase(row, unit, &words);
-    });
+    noisy_panel(t, panel, 0, count, out_units.end,
+        [&](const Place& row, int64_t, int64_t unit, const Words& words) { first_phase(row, unit, &words); });
   }
   [[gnu::noinline]] void noisy_second_phase(int64_t t, int64_t panel, int64_t row0, int64_t size) {
     noisy_panel(t, panel, row0, size, units.end, [&](const Place& row, int64_t i, int64_t unit, const Words& words) {
@@ -227,9 +233,8 @@ struct Backward {
   [[gnu::noinline, gnu::flatten]] void noisy_row(int64_t t, const Place& row) {
     const auto unit_of = [&](int64_t i) { return out_units.begin + i * kLanes; };
     const auto place = [&](int64_t i) { return noise_place(t, row.b, unit_of(i)); };
-    drawer.for_each((out_units.end - out_units.begin + kLanes - 1) / kLanes, place, [&](int64_t i, const Words& words) {
-      first_phase(row, unit_of(i), &words);
-    });
+    drawer.for_each((out_units.end - out_units.begin + kLanes - 1) / kLanes, place,
+        [&](int64_t i, const Words& words) { first_phase(row, unit_of(i), &words); });
   }
   NoisePlace noise_place(int64_t t, int64_t b, int64_t unit) const {
     const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };

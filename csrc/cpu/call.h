@@ -21,7 +21,8 @@ struct Call {
   int64_t batch_at(int64_t t) const { return shape.batch_sizes ? shape.batch_sizes[t] : shape.batch; }
   int64_t row(int64_t t, int64_t b) const { return shape.step_offset ? shape.step_offset[t] + b : t * shape.batch + b; }
   int64_t offset(const Rows& rows, int64_t t, int64_t b) const {
-    return shape.step_offset ? (shape.step_offset[t] + b) * rows.row_stride : t * rows.step_stride + b * rows.row_stride;
+    return shape.step_offset ? (shape.step_offset[t] + b) * rows.row_stride
+                             : t * rows.step_stride + b * rows.row_stride;
   }
   // The row's index in a buffer that holds only the range's rows.
   int64_t range_row(int64_t t, int64_t b) const { return row(t, b) - row(first_step, 0); }
@@ -51,18 +52,18 @@ struct GradientColumns {
 
 // What the threads of one direction share.
 struct DirectionWork {
-  PackedMatrix input, first, second;  // forward, and rebuilding gates
+  PackedMatrix input, first, second;                                   // forward, and rebuilding gates
   PackedMatrix first_transposed, second_transposed, input_transposed;  // backward
-  void* operands;   // [2][B][R] operand type: states of even and odd steps, if the output itself cannot be an operand
-                    // (16 bit without native dot)
-  void* initial;    // [B][R] operand type: h0 converted, likewise
-  void* entering;          // dropout of the state, [2][B][R] operand type: masked states of even and odd steps
+  void* operands;  // [2][B][R] operand type: states of even and odd steps, if the output itself cannot be an operand
+                   // (16 bit without native dot)
+  void* initial;   // [B][R] operand type: h0 converted, likewise
+  void* entering;  // dropout of the state, [2][B][R] operand type: masked states of even and odd steps
   void* entering_initial;  // [B][R] operand type: the masked initial state
-  void* inner;      // [B][H] operand type: operand of the second product
-  void* cell;       // [B][kCells*H] state type
-  void* zeros;      // [max(R, H, kCells*H)], of any type
-  void* rebuilt_gates;  // [range rows][kSaved*H] storage type, if the caller saved no gates
-  void* gradients;      // [range rows][columns.stride] operand type, written where a row is active
+  void* inner;             // [B][H] operand type: operand of the second product
+  void* cell;              // [B][kCells*H] state type
+  void* zeros;             // [max(R, H, kCells*H)], of any type
+  void* rebuilt_gates;     // [range rows][kSaved*H] storage type, if the caller saved no gates
+  void* gradients;         // [range rows][columns.stride] operand type, written where a row is active
   GradientColumns columns;
   void* d_h;         // [B][R] state type; in: gradient of the state after the range; out: of the state before it
   void* d_c;         // [B][kCells*H] likewise
@@ -125,8 +126,8 @@ void pack_share(const PackedMatrix& matrix, int index, int count) {
 inline constexpr int64_t kTileRows = 48;
 
 template <class P, class Pointwise>
-inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* operands, int64_t count,
-                          typename P::T* tile, void* memory, Pointwise pointwise, bool back = false) {
+inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* operands,
+    int64_t count, typename P::T* tile, void* memory, Pointwise pointwise, bool back = false) {
   if (units.begin >= units.end) return;
   const typename P::Row* const rows = P::operands(operands, count, matrix.source.depth, memory);
   const int64_t begin = units.begin / P::kUnits, end = (units.end + P::kUnits - 1) / P::kUnits;
@@ -143,12 +144,12 @@ inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typ
 
 // The memory of one thread.
 struct Scratch {
-  void* tile;        // [kTileRows][max columns] state type
-  void* gates;       // [chunk rows][panels of own units][columns] state type: input product of the chunk's steps
-  void* quantised;   // quantised operands, for int8 weights (quantised.h)
-  void* converted;   // [chunk rows][I] operand type: the converted input, only for 16 bit without native dot
+  void* tile;             // [kTileRows][max columns] state type
+  void* gates;            // [chunk rows][panels of own units][columns] state type: input product of the chunk's steps
+  void* quantised;        // quantised operands, for int8 weights (quantised.h)
+  void* converted;        // [chunk rows][I] operand type: the converted input, only for 16 bit without native dot
   const void** pointers;  // [4 * B + chunk rows]
-  int64_t* indices;  // [2 * B]
+  int64_t* indices;       // [2 * B]
   int64_t chunk_steps;
 };
 

@@ -60,26 +60,28 @@ constexpr const char* kBaselineName = "baseline";
 #endif
 
 template <class Served>
-[[maybe_unused]] const Served* left_to_the_next(Type) { return nullptr; }
+[[maybe_unused]] const Served* left_to_the_next(Type) {
+  return nullptr;
+}
 
 // Best first. A type that one does not serve falls to the next. Layer normalisation is a small part of its steps and is
 // not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", [] { return processor().avx512_bf16; }, find_kernels<Avx512BFloat16>,
-     left_to_the_next<CrossEntropyKernels>, left_to_the_next<LayerNormKernels>,
-     [](Cell, Form) { return static_cast<const CellKernels*>(nullptr); }},
+        left_to_the_next<CrossEntropyKernels>, left_to_the_next<LayerNormKernels>,
+        [](Cell, Form) { return static_cast<const CellKernels*>(nullptr); }},
 #endif
 #if defined(FASTRNN_AVX512)
     {"avx512", [] { return processor().avx512; }, find_kernels<Avx512>, find_cross_entropy<Avx512>,
-     left_to_the_next<LayerNormKernels>, find_serving<Avx512>},
+        left_to_the_next<LayerNormKernels>, find_serving<Avx512>},
 #endif
 #if defined(FASTRNN_AVX2)
     {"avx2", [] { return processor().avx2; }, find_kernels<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
-     find_serving<Avx2>},
+        find_serving<Avx2>},
 #endif
     {kBaselineName, [] { return true; }, find_kernels<Baseline>, find_cross_entropy<Baseline>,
-     find_layer_norm<Baseline>, find_serving<Baseline>},
+        find_layer_norm<Baseline>, find_serving<Baseline>},
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 
@@ -126,11 +128,10 @@ void refuse(const char* argument, const std::string& expected) {
   throw std::invalid_argument(std::string(argument) + ": expected " + expected);
 }
 
-
 void check_address(const void* data, int64_t alignment, const char* argument, bool needed) {
   if (needed) require(data != nullptr, argument, "an address, got null");
   require(reinterpret_cast<uintptr_t>(data) % alignment == 0, argument,
-          [&] { return "an address aligned to " + std::to_string(alignment) + " bytes"; });
+      [&] { return "an address aligned to " + std::to_string(alignment) + " bytes"; });
 }
 
 // ---- sharing the work ----
@@ -152,7 +153,7 @@ constexpr int64_t kChunkBytes = 512 << 10;
 }  // namespace
 
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
-             const CellKernels& kernels, bool forward) {
+    const CellKernels& kernels, bool forward) {
   const int lanes = kernels.lanes;
   const int64_t batch = shape.batch;
   team.active.assign(batch, shape.steps);
@@ -160,7 +161,8 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
     int64_t rows = 0;
     for (int64_t t = 0; t < shape.steps; ++t) {
       const int64_t size = shape.batch_sizes[t];
-      require(size >= 0 && size <= (t ? shape.batch_sizes[t - 1] : batch), "batch_sizes", "sizes from batch down, never rising");
+      require(size >= 0 && size <= (t ? shape.batch_sizes[t - 1] : batch), "batch_sizes",
+          "sizes from batch down, never rising");
       require(shape.step_offset[t] == rows, "step_offset", "the sums of the batch_sizes before");
       rows += size;
     }
@@ -173,14 +175,16 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   team.work_before.assign(batch + 1, 0);
   for (int64_t b = 0; b < batch; ++b) {
     if (shape.lengths) {
-      require(shape.lengths[b] >= 0, "lengths", [&] { return "values that are not negative, got " + std::to_string(shape.lengths[b]); });
+      require(shape.lengths[b] >= 0, "lengths",
+          [&] { return "values that are not negative, got " + std::to_string(shape.lengths[b]); });
       if (shape.lengths[b] < team.active[b]) team.active[b] = shape.lengths[b];
     }
     team.work_before[b + 1] = team.work_before[b] + team.active[b];
   }
   team.call = Call{shape, options, team.active.data(), 0, shape.steps};
 
-  const int64_t recurrent = cell.multiplies() ? cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden : 0;
+  const int64_t recurrent =
+      cell.multiplies() ? cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden : 0;
   const int64_t work = directions * batch * shape.steps * (recurrent + cell.gates * shape.hidden * shape.input);
   int64_t wanted = work / (forward && !packs(shape.steps, batch) ? kSingleStepWorkPerThread : kWorkPerThread) + 1;
   if (wanted > threads) wanted = threads;
@@ -190,7 +194,8 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   int64_t group = team.sharing.group(static_cast<int>(wanted));
   const bool far = recurrent * kernels.operand_bytes > kNearWeightBytes;
   if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
-    const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes), by_work = batch * recurrent / kStepWorkPerThread;
+    const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes),
+                  by_work = batch * recurrent / kStepWorkPerThread;
     // without a product there is no barrier
     const int64_t most = shares < by_work || !cell.multiplies() ? shares : by_work;
     team.sharing.by_units = most > 1;
@@ -212,7 +217,8 @@ namespace {
 // planned, even one, whose part is then everything: scratch is sized for that.
 int64_t padded_units(const Shape& shape, int lanes) { return (shape.hidden + 4 * lanes - 1) / (4 * lanes) * 4 * lanes; }
 
-MatrixSource source_of(const void* data, int64_t stride, int64_t gate_rows, const void* bias, int64_t units, int64_t depth) {
+MatrixSource source_of(
+    const void* data, int64_t stride, int64_t gate_rows, const void* bias, int64_t units, int64_t depth) {
   return {data, stride, false, gate_rows, bias, units, depth};
 }
 
@@ -227,12 +233,13 @@ void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, con
   const auto element = [&](const void* base, int64_t offset) -> const void* {
     return base ? static_cast<const char*>(base) + offset * storage_bytes(s.type) : nullptr;
   };
-  work.input.source = source_of(w.ih, w.ih_stride, w.ih_gate_rows ? w.ih_gate_rows : s.hidden, w.bias_ih, s.hidden, s.input);
+  work.input.source =
+      source_of(w.ih, w.ih_stride, w.ih_gate_rows ? w.ih_gate_rows : s.hidden, w.bias_ih, s.hidden, s.input);
   if (cell.multiplies()) work.first.source = source_of(w.hh, w.hh_stride, s.hidden, w.bias_hh, s.hidden, s.width());
   if (cell.two_phases())
-    work.second.source =
-        s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)
-                     : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, s.hidden, element(w.bias_hh, second_row), s.hidden, s.hidden);
+    work.second.source = s.projection ? source_of(w.hr, w.hr_stride, 0, nullptr, s.projection, s.hidden)
+                                      : source_of(element(w.hh, second_row * w.hh_stride), w.hh_stride, s.hidden,
+                                            element(w.bias_hh, second_row), s.hidden, s.hidden);
 }
 
 int64_t place_panels(DirectionWork& work, const CellKernels& kernels, const CellFacts& cell, void* first) {
@@ -247,7 +254,7 @@ int64_t place_panels(DirectionWork& work, const CellKernels& kernels, const Cell
 bool packs(int64_t steps, int64_t batch) { return steps > 1 || batch > kTileRows; }
 
 void want_forward(Arena& arena, DirectionWork& work, const CellKernels& kernels, const Shape& s, const CellFacts& cell,
-                  const Weights& w, bool pack, bool pack_input) {
+    const Weights& w, bool pack, bool pack_input) {
   const int64_t width = s.width();
   set_sources(work, s, cell, w);
   if (w.prepared) {
@@ -292,7 +299,8 @@ bool packs_input(const Team& team, Chunk chunk) {
   return shared_rows || chunk.steps < team.call.shape.steps;
 }
 
-void want_scratch(Arena& arena, Scratch& scratch, const CellKernels& kernels, const Team& team, const CellFacts& cell, Chunk chunk) {
+void want_scratch(
+    Arena& arena, Scratch& scratch, const CellKernels& kernels, const Team& team, const CellFacts& cell, Chunk chunk) {
   const Shape& s = team.call.shape;
   arena.want(scratch.tile, kernels.tile_bytes);
   arena.want(scratch.pointers, (4 * s.batch + chunk.rows) * sizeof(void*));
@@ -309,7 +317,8 @@ void want_scratch(Arena& arena, Scratch& scratch, const CellKernels& kernels, co
 
 std::string cpu_instruction_sets() {
   std::string names;
-  for (const cpu::InstructionSet& set : cpu::kInstructionSets) names += (names.empty() ? "" : " ") + std::string(set.name);
+  for (const cpu::InstructionSet& set : cpu::kInstructionSets)
+    names += (names.empty() ? "" : " ") + std::string(set.name);
   return names;
 }
 
@@ -319,9 +328,10 @@ void cpu_choose_instruction_set(const std::string& name) {
   int found = -1;
   for (int index = 0; index < cpu::kInstructionSetCount; ++index)
     if (name == cpu::kInstructionSets[index].name) found = index;
-  cpu::require(name.empty() || found >= 0, "instruction set", [&] { return "one of: " + cpu_instruction_sets() + "; got " + name; });
+  cpu::require(name.empty() || found >= 0, "instruction set",
+      [&] { return "one of: " + cpu_instruction_sets() + "; got " + name; });
   cpu::require(found < 0 || cpu::kInstructionSets[found].available(), "instruction set",
-               [&] { return "one that this machine has, got " + name; });
+      [&] { return "one that this machine has, got " + name; });
   cpu::chosen_instruction_set.store(found, std::memory_order_relaxed);
 }
 

@@ -21,7 +21,6 @@ const CellKernels& choose_kernels(Cell cell, Type type);
 // The table for prepared weights. Throws if there is none.
 const CellKernels& choose_serving(Cell cell, Form form);
 
-
 // ---- argument checks ----
 
 [[noreturn]] void refuse(const char* argument, const std::string& expected);
@@ -29,7 +28,8 @@ const CellKernels& choose_serving(Cell cell, Form form);
 // a single step takes little longer than their texts would.
 template <class Text>
 void require(bool holds, const char* argument, const Text& expected) {
-  if (holds) [[likely]] return;
+  if (holds) [[likely]]
+    return;
   if constexpr (std::is_invocable_v<Text>) refuse(argument, expected());
   else refuse(argument, expected);
 }
@@ -43,9 +43,10 @@ const CellFacts& check(const Args& args) {
   const int type = static_cast<int>(s.type);
   require(type >= 0 && type <= 3, "type", [&] { return "a code from 0 to 3, got " + std::to_string(type); });
   require(s.steps >= 0 && s.batch >= 0 && s.input >= 0 && s.hidden > 0 && s.projection >= 0, "shape",
-          "sizes that are not negative and hidden > 0");
+      "sizes that are not negative and hidden > 0");
   require(cell.projects() == (s.projection > 0), "projection", [&] {
-    return "a size above zero for the cell with projection and zero for all others, got " + std::to_string(s.projection);
+    return "a size above zero for the cell with projection and zero for all others, got " +
+           std::to_string(s.projection);
   });
   const NoiseOptions& noise = args.options.noise;
   for (const double p : {noise.zoneout_h, noise.zoneout_c, noise.candidate})
@@ -54,10 +55,12 @@ const CellFacts& check(const Args& args) {
   require(cell.drops_candidate || noise.candidate == 0, "candidate_dropout", "0: the cell has no candidate");
   check_address(noise.seed, 8, "seed", false);
   require(args.options.gradient_clip >= 0, "gradient_clip",
-          [&] { return "a bound that is not negative, got " + std::to_string(args.options.gradient_clip); });
-  require(args.directions > 0 && static_cast<size_t>(args.directions) == args.direction.size(), "direction",
-          [&] { return "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size()); });
-  require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset", "a value exactly where batch_sizes has one");
+      [&] { return "a bound that is not negative, got " + std::to_string(args.options.gradient_clip); });
+  require(args.directions > 0 && static_cast<size_t>(args.directions) == args.direction.size(), "direction", [&] {
+    return "at least one, got " + std::to_string(args.directions) + " of " + std::to_string(args.direction.size());
+  });
+  require((s.batch_sizes == nullptr) == (s.step_offset == nullptr), "step_offset",
+      "a value exactly where batch_sizes has one");
   const bool rows = s.steps > 0 && s.batch > 0;
   const int64_t storage = storage_bytes(s.type), state = state_bytes(s.type);
   for (int d = 0; d < args.directions; ++d) {
@@ -68,10 +71,11 @@ const CellFacts& check(const Args& args) {
     check_address(x.weights.hr, storage, "weight_hr", reads && s.projection > 0);
     check_address(x.weights.unit, storage, "weight_unit", rows && cell.unit_weights > 0);
     require((x.weights.bias_ih && cell.multiplies()) == (x.weights.bias_hh != nullptr), "bias_hh",
-            "a bias exactly where bias_ih has one and the cell a weight_hh");
-    require(x.weights.prepared || (x.weights.ih_stride >= s.input && (!cell.multiplies() || x.weights.hh_stride >= s.width()) &&
-                                   (!s.projection || x.weights.hr_stride >= s.hidden)),
-            "weight strides", "rows that do not overlap");
+        "a bias exactly where bias_ih has one and the cell a weight_hh");
+    require(x.weights.prepared ||
+                (x.weights.ih_stride >= s.input && (!cell.multiplies() || x.weights.hh_stride >= s.width()) &&
+                    (!s.projection || x.weights.hr_stride >= s.hidden)),
+        "weight strides", "rows that do not overlap");
     check_address(x.output.data, storage, "output", rows);
     check_address(x.cells.data, state, "cells", false);
     check_address(x.h0, storage, "h0", false);
@@ -95,7 +99,9 @@ struct Sharing {
 
   // Threads per direction if `count` run. If that divides evenly, each direction has its own threads, or each thread
   // whole directions; else all threads share every direction.
-  int group(int count) const { return count % directions == 0 ? count / directions : directions % count == 0 ? 1 : count; }
+  int group(int count) const {
+    return count % directions == 0 ? count / directions : directions % count == 0 ? 1 : count;
+  }
 };
 
 struct Team {
@@ -103,12 +109,12 @@ struct Team {
   Sharing sharing;
   int threads;
   std::vector<int64_t> active, work_before;  // [B], [B + 1]: sums of active over the rows before
-  std::unique_ptr<Barrier[]> barriers;  // one a direction
+  std::unique_ptr<Barrier[]> barriers;       // one a direction
 };
 
 // Fills the team for a call over all steps.
 void prepare(Team& team, const Shape& shape, const Options& options, int directions, int threads, const CellFacts& cell,
-             const CellKernels& kernels, bool forward);
+    const CellKernels& kernels, bool forward);
 
 // Calls work(part) for each part of thread `index` of `count`.
 template <class Work>
@@ -147,7 +153,7 @@ int64_t place_panels(DirectionWork& work, const CellKernels& kernels, const Cell
 
 // Registers all that the forward pass of one direction needs, except zeros.
 void want_forward(Arena& arena, DirectionWork& work, const CellKernels& kernels, const Shape& s, const CellFacts& cell,
-                  const Weights& w, bool pack, bool pack_input);
+    const Weights& w, bool pack, bool pack_input);
 void want_zeros(Arena& arena, DirectionWork& work, const Shape& s);
 void clear_zeros(const DirectionWork& work, const Shape& s);
 
@@ -161,6 +167,7 @@ Chunk chunk_of(const Team& team, const CellKernels& kernels, const CellFacts& ce
 // rows.
 bool packs_input(const Team& team, Chunk chunk);
 
-void want_scratch(Arena& arena, Scratch& scratch, const CellKernels& kernels, const Team& team, const CellFacts& cell, Chunk chunk);
+void want_scratch(
+    Arena& arena, Scratch& scratch, const CellKernels& kernels, const Team& team, const CellFacts& cell, Chunk chunk);
 
 }  // namespace fr::cpu

@@ -30,8 +30,8 @@ void check_arguments(const CrossEntropyArgs& args) {
   check_address(args.target, 8, "target", rows), check_address(args.loss, size, "loss", rows);
   check_address(args.total, size, "total", true);
   for (const void* optional : {args.bias, args.label_logit, args.row_gradient, static_cast<const void*>(args.d_input),
-                               static_cast<const void*>(args.d_weight), static_cast<const void*>(args.d_bias),
-                               static_cast<const void*>(args.d_label_logit)})
+           static_cast<const void*>(args.d_weight), static_cast<const void*>(args.d_bias),
+           static_cast<const void*>(args.d_label_logit)})
     check_address(optional, size, "optional arguments", false);
 }
 
@@ -43,7 +43,8 @@ std::vector<int64_t> taking_part(const CrossEntropyArgs& args) {
     const int64_t target = args.target[row];
     if (!args.label_logit && target == args.ignore_index) continue;
     if (target >= args.words || target < (args.label_logit ? -1 : 0))
-      throw std::out_of_range("target: expected classes from 0 to " + std::to_string(args.words - 1) + ", got " + std::to_string(target));
+      throw std::out_of_range(
+          "target: expected classes from 0 to " + std::to_string(args.words - 1) + ", got " + std::to_string(target));
     rows.push_back(row);
   }
   return rows;
@@ -52,10 +53,7 @@ std::vector<int64_t> taking_part(const CrossEntropyArgs& args) {
 class CrossEntropyPass {
  public:
   CrossEntropyPass(const CrossEntropyArgs& args, const std::vector<int64_t>& rows)
-      : args_(args),
-        rows_(rows),
-        kernels_(choose_cross_entropy(args.type)),
-        element_(storage_bytes(args.type)),
+      : args_(args), rows_(rows), kernels_(choose_cross_entropy(args.type)), element_(storage_bytes(args.type)),
         count_(static_cast<int64_t>(rows.size())),
         gradients_(args.d_input || args.d_weight || args.d_bias || args.d_label_logit),
         sums_over_rows_(args.d_weight || args.d_bias),
@@ -171,8 +169,9 @@ class CrossEntropyPass {
 
   template <void (CrossEntropyPass::*kBody)(int index, int count) const>
   void team() {
-    run_team(threads_, [](void* self, int index, int count) { (static_cast<CrossEntropyPass*>(self)->*kBody)(index, count); },
-             this);
+    run_team(
+        threads_,
+        [](void* self, int index, int count) { (static_cast<CrossEntropyPass*>(self)->*kBody)(index, count); }, this);
   }
   // Calls body(begin, end) for each of the thread's blocks of rows.
   template <class Body>
@@ -226,8 +225,9 @@ template <class T>
 void total_of(const CrossEntropyArgs& args, const std::vector<int64_t>& rows) {
   double sum = 0;
   for (const int64_t row : rows) sum += static_cast<const T*>(args.loss)[row];
-  *static_cast<T*>(args.total) =
-      static_cast<T>(!args.mean ? sum : rows.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(rows.size()));
+  *static_cast<T*>(args.total) = static_cast<T>(!args.mean     ? sum
+                                                : rows.empty() ? std::numeric_limits<double>::quiet_NaN()
+                                                               : sum / static_cast<double>(rows.size()));
 }
 
 }  // namespace

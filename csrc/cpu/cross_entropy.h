@@ -14,16 +14,16 @@ namespace fr::cpu {
 // A slab: some of the rows that are not ignored, and words [word0, word0 + words).
 struct LogitsSlab {
   const CrossEntropyArgs* args;
-  const int64_t* rows;     // their indices in the caller's arrays
+  const int64_t* rows;  // their indices in the caller's arrays
   int64_t word0, words;
-  PackedMatrix logits;     // the whole weight; panels count from word 0
-  PackedMatrix transposed; // of the slab's words only
-  void* values;            // [rows][stride]: logits, then exponentials, then gradients
+  PackedMatrix logits;      // the whole weight; panels count from word 0
+  PackedMatrix transposed;  // of the slab's words only
+  void* values;             // [rows][stride]: logits, then exponentials, then gradients
   int64_t stride;
-  void* shift;             // [rows]: subtracted from the logits before exp
-  void* maximum;           // [rows]: of all words so far
-  void* sum;               // [rows]: exponentials relative to the maximum, summed so far
-  void* label;             // [rows]: the label's logit
+  void* shift;    // [rows]: subtracted from the logits before exp
+  void* maximum;  // [rows]: of all words so far
+  void* sum;      // [rows]: exponentials relative to the maximum, summed so far
+  void* label;    // [rows]: the label's logit
 };
 
 struct CrossEntropyKernels {

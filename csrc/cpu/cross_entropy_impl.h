@@ -33,7 +33,7 @@ struct CrossEntropy {
     const int64_t panel0 = slab.word0 / P::kUnits, panels = P::panels(slab.words);
     for (int64_t panel = 0; panel < panels; ++panel)
       P::run(slab.logits, panel0 + panel, operands, end - begin, row_of(slab, begin) + panel * P::kColumns, slab.stride,
-             panel0 + (panel + 1 < panels ? panel + 1 : 0));
+          panel0 + (panel + 1 < panels ? panel + 1 : 0));
     for (int64_t row = begin; row < end; ++row) {
       S* const values = row_of(slab, row);
       for (int64_t word = slab.words; word < panels * P::kColumns; ++word) values[word] = -kInfinity;

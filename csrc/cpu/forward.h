@@ -54,7 +54,7 @@ struct Forward {
 
   // gates_only: every step starts from the saved states, and only `gates` is written. Backward rebuilds gates this way.
   static void run(const Call& call, const ForwardDirection& direction, const DirectionWork& work, const Part& part,
-                  const Scratch& scratch, bool gates_only) {
+      const Scratch& scratch, bool gates_only) {
     Forward self{call, direction, work, part, scratch, gates_only};
     self.run();
   }
@@ -68,8 +68,8 @@ struct Forward {
   const bool gates_only;
 
   const int64_t batch = call.shape.batch, hidden = call.shape.hidden, width = call.shape.width();
-  const UnitRange units = unit_range(part, hidden, kLanes);        // of H
-  const UnitRange out_units = unit_range(part, width, kLanes);     // of R
+  const UnitRange units = unit_range(part, hidden, kLanes);                      // of H
+  const UnitRange out_units = unit_range(part, width, kLanes);                   // of R
   const int64_t own = Input::panels(units.end - units.begin) * Input::kColumns;  // values in a row of scratch.gates
   T* const tile = static_cast<T*>(scratch.tile);
   T* const input_gates = static_cast<T*>(scratch.gates);
@@ -81,12 +81,13 @@ struct Forward {
   const O** const input_rows = reinterpret_cast<const O**>(scratch.pointers + 4 * batch);
   int64_t* const rows = scratch.indices;  // the active rows of a step
   const Clips<V> clips{V(T(call.options.cell_clip)), V(T(call.options.proj_clip)), call.options.cell_clip > 0,
-                       call.options.proj_clip > 0};
+      call.options.proj_clip > 0};
   // If the mask acts only on a product's operand, the pointwise part needs no noise code for it.
   static constexpr bool kDropsInProduct = N::kMultiplies && !UnitNoise<V>::template kEntersHere<Cell>;
   // Rebuilt gates depend on noise only through the states, which are already stored.
   const NoiseParams noise =
-      gates_only ? NoiseParams{} : NoiseParams(call.options.noise, kDropsInProduct ? nullptr : direction.weights.state_mask);
+      gates_only ? NoiseParams{}
+                 : NoiseParams(call.options.noise, kDropsInProduct ? nullptr : direction.weights.state_mask);
   const Drawer<V> drawer{noise};
   const T* const mask = static_cast<const T*>(direction.weights.state_mask);
   const bool drops_state = N::kMultiplies && mask;
@@ -102,9 +103,7 @@ struct Forward {
   const T* initial_c(int64_t b) const {
     return direction.c0 ? static_cast<const T*>(direction.c0) + b * kCells * hidden : static_cast<const T*>(work.zeros);
   }
-  O* state_buffer(int64_t t, int64_t b) const {
-    return static_cast<O*>(work.operands) + ((t & 1) * batch + b) * width;
-  }
+  O* state_buffer(int64_t t, int64_t b) const { return static_cast<O*>(work.operands) + ((t & 1) * batch + b) * width; }
   // Dropout of the state: what enters the product after step t of row b, and before the first step.
   O* entering(int64_t t, int64_t b) const { return static_cast<O*>(work.entering) + ((t & 1) * batch + b) * width; }
   O* entering_initial(int64_t b) const { return static_cast<O*>(work.entering_initial) + b * width; }
@@ -120,11 +119,14 @@ struct Forward {
     for (int64_t b = part.row_begin; b < part.row_end; ++b)
       for (int64_t unit = out_units.begin; unit < out_units.end; unit += kLanes) {
         const int n = lanes_left<V>(width - unit);
-        store_operand<S>(entering_initial(b) + unit, load<V>(initial_h(b) + unit, n) * load<V>(mask + b * width + unit, n), n);
+        store_operand<S>(
+            entering_initial(b) + unit, load<V>(initial_h(b) + unit, n) * load<V>(mask + b * width + unit, n), n);
       }
     work.barrier->wait(part.parts);
   }
-  int64_t step_at(int64_t index) const { return direction.reverse ? call.last_step - 1 - index : call.first_step + index; }
+  int64_t step_at(int64_t index) const {
+    return direction.reverse ? call.last_step - 1 - index : call.first_step + index;
+  }
 
   void run() {
     for (int64_t b = part.row_begin; b < part.row_end; ++b) {
@@ -187,15 +189,16 @@ struct Forward {
     const int64_t panel0 = units.begin / Input::kUnits;
     const typename Input::Row* const operands = Input::operands(input_rows, count, call.shape.input, scratch.quantised);
     for (int64_t panel = 0; panel < own / Input::kColumns; ++panel)
-      Input::run(work.input, panel0 + panel, operands, count, input_gates + panel * Input::kColumns, own, panel0 + panel + 1);
+      Input::run(
+          work.input, panel0 + panel, operands, count, input_gates + panel * Input::kColumns, own, panel0 + panel + 1);
   }
 
   // Where the input part of a unit's gate lies in a row of scratch.gates.
   int64_t place(int64_t unit, int gate) const {
     const int64_t own_unit = unit - units.begin;
-    return own_unit / Input::kUnits * Input::kColumns + (gate * Input::kGroups + own_unit % Input::kUnits / kLanes) * kLanes;
+    return own_unit / Input::kUnits * Input::kColumns +
+           (gate * Input::kGroups + own_unit % Input::kUnits / kLanes) * kLanes;
   }
-
 
   // ---- one step; `gates`: the input part for its active rows; returns their number ----
 
@@ -215,18 +218,21 @@ struct Forward {
     // When rebuilding, parts that share rows have each converted their own units of the states: wait for all.
     if (N::kMultiplies && !kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
     if constexpr (N::kMultiplies) {
-      for_each_tile<First>(work.first, units, operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
-        if constexpr (kTrains)
-          if (noise.on) return noisy_first_tile(t, panel, row0, size, gates);
-        for (int64_t row = 0; row < size; ++row) {
-          const int64_t b = rows[row0 + row];
-          for (int group = 0; group < First::kGroups; ++group) {
-            const int64_t unit = panel * First::kUnits + group * kLanes;
-            if (unit >= units.end) break;
-            first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
-          }
-        }
-      }, t & 1);
+      for_each_tile<First>(
+          work.first, units, operand, count, tile, scratch.quantised,
+          [&](int64_t panel, int64_t row0, int64_t size) {
+            if constexpr (kTrains)
+              if (noise.on) return noisy_first_tile(t, panel, row0, size, gates);
+            for (int64_t row = 0; row < size; ++row) {
+              const int64_t b = rows[row0 + row];
+              for (int group = 0; group < First::kGroups; ++group) {
+                const int64_t unit = panel * First::kUnits + group * kLanes;
+                if (unit >= units.end) break;
+                first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
+              }
+            }
+          },
+          t & 1);
     } else {
       for (int64_t row = 0; row < count; ++row) {
         if (noise.on) {
@@ -238,19 +244,23 @@ struct Forward {
     }
     if constexpr (N::kTwoPhases) {
       work.barrier->wait(part.parts);
-      for (int64_t row = 0; row < count; ++row) inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
-      for_each_tile<Second>(work.second, out_units, inner_operand, count, tile, scratch.quantised, [&](int64_t panel, int64_t row0, int64_t size) {
-        if constexpr (kTrains)
-          if (noise.on) return noisy_second_tile(t, panel, row0, size, gates);
-        for (int64_t row = 0; row < size; ++row) {
-          const int64_t b = rows[row0 + row];
-          for (int group = 0; group < Second::kGroups; ++group) {
-            const int64_t unit = panel * Second::kUnits + group * kLanes;
-            if (unit >= out_units.end) break;
-            second_phase(t, b, unit, group, tile + row * Second::kColumns, gates + (row0 + row) * own);
-          }
-        }
-      }, t & 1);
+      for (int64_t row = 0; row < count; ++row)
+        inner_operand[row] = static_cast<const O*>(work.inner) + rows[row] * hidden;
+      for_each_tile<Second>(
+          work.second, out_units, inner_operand, count, tile, scratch.quantised,
+          [&](int64_t panel, int64_t row0, int64_t size) {
+            if constexpr (kTrains)
+              if (noise.on) return noisy_second_tile(t, panel, row0, size, gates);
+            for (int64_t row = 0; row < size; ++row) {
+              const int64_t b = rows[row0 + row];
+              for (int group = 0; group < Second::kGroups; ++group) {
+                const int64_t unit = panel * Second::kUnits + group * kLanes;
+                if (unit >= out_units.end) break;
+                second_phase(t, b, unit, group, tile + row * Second::kColumns, gates + (row0 + row) * own);
+              }
+            }
+          },
+          t & 1);
     }
     for (int64_t row = 0; row < count && !gates_only; ++row) {
       const int64_t b = rows[row];
@@ -285,8 +295,7 @@ struct Forward {
         }
         current[b] = to;
       }
-      if constexpr (kCells > 0)
-        c_current[b] = at<const T>(direction.cells, call.offset(direction.cells, before, b));
+      if constexpr (kCells > 0) c_current[b] = at<const T>(direction.cells, call.offset(direction.cells, before, b));
     }
   }
 
@@ -335,9 +344,8 @@ struct Forward {
   [[gnu::noinline, gnu::flatten]] void noisy_row(int64_t t, int64_t b, T* input) {
     const auto unit_of = [&](int64_t i) { return units.begin + i * kLanes; };
     const auto place = [&](int64_t i) { return noise_place(t, b, unit_of(i)); };
-    drawer.for_each((units.end - units.begin + kLanes - 1) / kLanes, place, [&](int64_t i, const Words& words) {
-      first_phase(t, b, unit_of(i), 0, nullptr, input, &words);
-    });
+    drawer.for_each((units.end - units.begin + kLanes - 1) / kLanes, place,
+        [&](int64_t i, const Words& words) { first_phase(t, b, unit_of(i), 0, nullptr, input, &words); });
   }
   NoisePlace noise_place(int64_t t, int64_t b, int64_t unit) const {
     const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
@@ -353,7 +361,7 @@ struct Forward {
   // `words`: a pointer to those of noise, or nothing.
   template <class... Pointer>
   void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums,
-                   T* input, Pointer... words) {
+      T* input, Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
     const int n = lanes_left<V>(hidden - unit);
     Unit<V, Cell> u;
@@ -407,7 +415,8 @@ struct Forward {
   void save(int64_t t, int64_t b, int64_t unit, int n, const Unit<V, Cell>& u) {
     if constexpr (kTrains && kBegin < kEnd) {
       if (!direction.gates.data) return;
-      const int64_t offset = gates_only ? call.range_row(t, b) * direction.gates.row_stride : call.offset(direction.gates, t, b);
+      const int64_t offset =
+          gates_only ? call.range_row(t, b) * direction.gates.row_stride : call.offset(direction.gates, t, b);
       S* to = at<S>(direction.gates, offset) + unit;
       for (int value = kBegin; value < kEnd; ++value) store(to + value * hidden, u.saved[value], n);
     }
@@ -420,7 +429,8 @@ struct Forward {
     store(out, h, n);
     if constexpr (!kOutputIsOperand) store(state_buffer(t, b) + unit, load<V>(out, n), n);
     if constexpr (kDropsInProduct || (kNoise && N::kMultiplies))
-      if (drops_state) [[unlikely]] store_operand<S>(entering(t, b) + unit, load<V>(out, n) * load<V>(mask + b * width + unit, n), n);
+      if (drops_state) [[unlikely]]
+        store_operand<S>(entering(t, b) + unit, load<V>(out, n) * load<V>(mask + b * width + unit, n), n);
   }
 
   void finish() {
@@ -434,7 +444,7 @@ struct Forward {
           const int n = lanes_left<V>(hidden - unit);
           for (int64_t value = 0; value < kCells; ++value)
             store(static_cast<T*>(direction.c_n) + (b * kCells + value) * hidden + unit,
-                  load<V>(c_current[b] + value * hidden + unit, n), n);
+                load<V>(c_current[b] + value * hidden + unit, n), n);
         }
     }
   }

@@ -9,12 +9,12 @@ namespace fr::cpu {
 
 struct InputGradient {
   std::vector<const DirectionWork*> work;  // of the directions that share the input
-  const int64_t* rows;            // the active rows of the range, in any order
-  int64_t count, first_row;       // first_row: where the range begins
-  int64_t input;                  // I
-  void* d_input;                  // [N][I] in the storage type; in the state type if is_state
+  const int64_t* rows;                     // the active rows of the range, in any order
+  int64_t count, first_row;                // first_row: where the range begins
+  int64_t input;                           // I
+  void* d_input;                           // [N][I] in the storage type; in the state type if is_state
   bool is_state;
-  bool adds;                      // adds to what d_input holds
+  bool adds;  // adds to what d_input holds
 };
 
 template <class Isa, class S>
@@ -47,9 +47,10 @@ struct InputGradients {
           for (int64_t i = 0; i < size * Transposed::kColumns; i += kLanes)
             store_full(sums[0] + i, load_full<V>(sums[0] + i) + load_full<V>(sums[1] + i));
         for (int64_t row = 0; row < size; ++row)
-          operands[row] = static_cast<const O*>(work.gradients) + (job.rows[row0 + row] - job.first_row) * work.columns.stride +
-                          work.columns.gates;
-        Transposed::run(work.input_transposed, panel, operands, size, sums[d > 0], Transposed::kColumns, (at + 1) % panels);
+          operands[row] = static_cast<const O*>(work.gradients) +
+                          (job.rows[row0 + row] - job.first_row) * work.columns.stride + work.columns.gates;
+        Transposed::run(
+            work.input_transposed, panel, operands, size, sums[d > 0], Transposed::kColumns, (at + 1) % panels);
       }
       for (int64_t row = 0; row < size; ++row) {
         To* const to = static_cast<To*>(job.d_input) + job.rows[row0 + row] * job.input;
@@ -75,7 +76,8 @@ struct Conversion {
   using V = Vec<T, Isa>;
 
   static void widen(const void* from, void* to, int64_t size) {
-    for_each(size, [&](int64_t i, int n) { store(static_cast<T*>(to) + i, load<V>(static_cast<const S*>(from) + i, n), n); });
+    for_each(size,
+        [&](int64_t i, int n) { store(static_cast<T*>(to) + i, load<V>(static_cast<const S*>(from) + i, n), n); });
   }
   // Rounds from + more; `more` may be null.
   static void narrow(const void* from, const void* more, void* to, int64_t size) {
@@ -89,7 +91,8 @@ struct Conversion {
  private:
   template <class Function>
   static void for_each(int64_t size, Function function) {
-    for (int64_t i = 0; i < size; i += V::kLanes) function(i, size - i < V::kLanes ? static_cast<int>(size - i) : V::kLanes);
+    for (int64_t i = 0; i < size; i += V::kLanes)
+      function(i, size - i < V::kLanes ? static_cast<int>(size - i) : V::kLanes);
   }
 };
 

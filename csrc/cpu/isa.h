@@ -23,7 +23,8 @@ inline constexpr int kBaselineAccumulators = 24;
 inline constexpr int kBaselineAccumulators = 8;
 #endif
 struct Baseline {
-  static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
+  static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512,
+                       kL2Bytes = 1 << 20;
   static constexpr bool kNativeBFloat16 = false, kUnpacksLines = false;
 };
 struct Avx2 {

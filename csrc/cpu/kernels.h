@@ -9,27 +9,28 @@ namespace fr::cpu {
 
 // Sizes and functions of one cell in one storage type.
 struct CellKernels {
-  int lanes;                  // units in a register
-  int tile_vectors;           // width of a tile in registers
-  int operand_bytes;          // of an operand of the products
-  int state_bytes;            // of a pre-activation, cell state or sum
-  bool output_is_operand;     // the products read outputs as they are: no converted copies of states
-  int64_t tile_bytes;         // of two tiles
-  int64_t (*input_bytes)(const MatrixSource&);       // sizes of packed matrices
+  int lanes;                                    // units in a register
+  int tile_vectors;                             // width of a tile in registers
+  int operand_bytes;                            // of an operand of the products
+  int state_bytes;                              // of a pre-activation, cell state or sum
+  bool output_is_operand;                       // the products read outputs as they are: no converted copies of states
+  int64_t tile_bytes;                           // of two tiles
+  int64_t (*input_bytes)(const MatrixSource&);  // sizes of packed matrices
   int64_t (*first_bytes)(const MatrixSource&);
   int64_t (*second_bytes)(const MatrixSource&);
-  int64_t (*plain_bytes)(const MatrixSource&);       // transposed
+  int64_t (*plain_bytes)(const MatrixSource&);               // transposed
   int64_t (*quantised_bytes)(const Shape&, int64_t inputs);  // one thread's quantised operands; null: operands are used
                                                              // as they come
   void (*pack_forward)(const Call&, const DirectionWork&, const void* h0, int index, int count);
   void (*pack_backward)(const DirectionWork&, int index, int count);
-  void (*forward)(const Call&, const ForwardDirection&, const DirectionWork&, const Part&, const Scratch&, bool gates_only);
+  void (*forward)(
+      const Call&, const ForwardDirection&, const DirectionWork&, const Part&, const Scratch&, bool gates_only);
   void (*backward)(const Call&, const GradientDirection&, const DirectionWork&, const Part&, const Scratch&);
   int64_t (*outer_left_bytes)(int64_t rows, int64_t columns);  // buffers of one thread
   int64_t (*outer_right_bytes)(int64_t rows, int64_t columns);
   void (*outer)(const Outer&, int64_t rows, bool first, int index, int count, void* left, void* right);
   void (*input_gradient)(const InputGradient&, int index, int count, void* tiles);
-  void (*widen)(const void* from, void* to, int64_t size);  // storage type to state type
+  void (*widen)(const void* from, void* to, int64_t size);                     // storage type to state type
   void (*narrow)(const void* from, const void* more, void* to, int64_t size);  // and back
 };
 

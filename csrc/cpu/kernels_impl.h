@@ -41,7 +41,7 @@ template <class Isa, class S>
 const CellKernels* find_cell(Cell cell) {
   switch (cell) {
 #define FR_CELL(name, Type) \
-  case Cell::name:          \
+  case Cell::name: \
     return cell_kernels<Isa, Type, S>();
 #include "../cells/cells.inc"
 #undef FR_CELL

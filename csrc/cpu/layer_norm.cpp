@@ -22,12 +22,15 @@ void share(const LayerNormArgs& args, Function function, int64_t count, int64_t 
     int64_t count, unit;
   } work{args, function, count, unit};
   const int64_t threads = std::clamp<int64_t>(4 * args.rows * args.hidden / kValuesPerThread, 1, args.threads);
-  run_team(static_cast<int>(threads), [](void* opaque, int index, int parties) {
-    const Work& w = *static_cast<Work*>(opaque);
-    const int64_t blocks = (w.count + w.unit - 1) / w.unit;
-    const auto begin = [&](int part) { return std::min(w.count, blocks * part / parties * w.unit); };
-    w.function(w.args, begin(index), begin(index + 1));
-  }, &work);
+  run_team(
+      static_cast<int>(threads),
+      [](void* opaque, int index, int parties) {
+        const Work& w = *static_cast<Work*>(opaque);
+        const int64_t blocks = (w.count + w.unit - 1) / w.unit;
+        const auto begin = [&](int part) { return std::min(w.count, blocks * part / parties * w.unit); };
+        w.function(w.args, begin(index), begin(index + 1));
+      },
+      &work);
 }
 
 void check_call(const LayerNormArgs& args, bool backward) {
@@ -36,8 +39,8 @@ void check_call(const LayerNormArgs& args, bool backward) {
   require(args.rows >= 0 && args.hidden > 0 && args.threads > 0, "sizes", "rows >= 0, hidden > 0 and threads > 0");
   const int64_t size = storage_bytes(args.type);
   const bool rows = args.rows > 0;
-  for (const void* needed :
-       {static_cast<const void*>(args.product), static_cast<const void*>(args.gates), static_cast<const void*>(args.moments), args.state})
+  for (const void* needed : {static_cast<const void*>(args.product), static_cast<const void*>(args.gates),
+           static_cast<const void*>(args.moments), args.state})
     check_address(needed, size, "values of rows", rows);
   check_address(args.units, size, "units", true), check_address(args.shift, size, "shift", false);
   check_address(args.candidate, size, "candidate", false), check_address(args.c, size, "c", rows && !args.gru);
@@ -46,7 +49,8 @@ void check_call(const LayerNormArgs& args, bool backward) {
     return;
   }
   check_address(args.d_c, size, "d_c", rows && !args.gru), check_address(args.d_h, size, "d_h", rows);
-  for (const void* needed : {args.d_input, args.d_product, args.d_state, args.scratch}) check_address(needed, size, "gradients of rows", rows);
+  for (const void* needed : {args.d_input, args.d_product, args.d_state, args.scratch})
+    check_address(needed, size, "gradients of rows", rows);
   check_address(args.d_units, size, "d_units", true), check_address(args.d_shift, size, "d_shift", true);
 }
 

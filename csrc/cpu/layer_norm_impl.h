@@ -16,7 +16,8 @@ struct LayerNorm {
 
   template <class Function>
   static void each(int64_t count, Function function) {
-    for (int64_t unit = 0; unit < count; unit += kLanes) function(unit, count - unit < kLanes ? static_cast<int>(count - unit) : kLanes);
+    for (int64_t unit = 0; unit < count; unit += kLanes)
+      function(unit, count - unit < kLanes ? static_cast<int>(count - unit) : kLanes);
   }
 
   // Means of two functions over the units.
@@ -85,19 +86,25 @@ struct LayerNorm {
     const Args& args;
     const int64_t hidden = args.hidden, index;
 
-    T* wide(const void* data) const { return static_cast<T*>(const_cast<void*>(data)) + index * (args.gru ? 3 : 4) * hidden; }
+    T* wide(const void* data) const {
+      return static_cast<T*>(const_cast<void*>(data)) + index * (args.gru ? 3 : 4) * hidden;
+    }
     T* narrow(const void* data) const { return static_cast<T*>(const_cast<void*>(data)) + index * hidden; }
     T* moments() const { return static_cast<T*>(args.moments) + index * 3; }
     const T* gain(int row) const { return static_cast<const T*>(args.units) + row * hidden; }
 
-    V at(const void* data, int gate, int64_t unit, int n) const { return load<V>(wide(data) + gate * hidden + unit, n); }
+    V at(const void* data, int gate, int64_t unit, int n) const {
+      return load<V>(wide(data) + gate * hidden + unit, n);
+    }
     V candidate(int64_t unit, int n) const { return args.candidate ? load<V>(narrow(args.candidate) + unit, n) : V(1); }
     // s of one gate.
     V recurrent(int gate, int64_t unit, int n) const {
       const V scaled = at(args.product, gate, unit, n) * load<V>(gain(gate) + unit, n);
       return args.shift ? scaled + load<V>(static_cast<const T*>(args.shift) + gate * hidden + unit, n) : scaled;
     }
-    void put(void* data, int gate, int64_t unit, V value, int n) const { store(wide(data) + gate * hidden + unit, value, n); }
+    void put(void* data, int gate, int64_t unit, V value, int n) const {
+      store(wide(data) + gate * hidden + unit, value, n);
+    }
   };
 
   static void forward_lstm(const Row& row) {
@@ -145,14 +152,16 @@ struct LayerNorm {
       const V d_normal = load<V>(d_y + unit, n) * load<V>(row.gain(4) + unit, n);
       V d_c = load<V>(row.narrow(args.d_c) + unit, n) + scale_c * (d_normal - V(mean.first) - normal * V(mean.second));
       if (args.cell_clip > 0) d_c = clipped_gradient(here, V(static_cast<T>(args.cell_clip)), d_c);
-      const V i = row.at(args.gates, 0, unit, n), f = row.at(args.gates, 1, unit, n), g = row.at(args.gates, 2, unit, n);
+      const V i = row.at(args.gates, 0, unit, n), f = row.at(args.gates, 1, unit, n),
+              g = row.at(args.gates, 2, unit, n);
       const V candidate = row.candidate(unit, n);
       row.put(args.d_input, 0, unit, d_c * (g * candidate) * i * (V(1) - i), n);
       row.put(args.d_input, 1, unit, d_c * load<V>(row.narrow(args.state) + unit, n) * f * (V(1) - f), n);
       row.put(args.d_input, 2, unit, d_c * i * candidate * (V(1) - g * g), n);
       store(row.narrow(args.d_state) + unit, d_c * f, n);
     });
-    normalise_backward(row.wide(args.product), row.gain(0), row.wide(args.d_input), row.moments()[0], row.wide(args.d_product), 4 * hidden);
+    normalise_backward(row.wide(args.product), row.gain(0), row.wide(args.d_input), row.moments()[0],
+        row.wide(args.d_product), 4 * hidden);
   }
 
   static void forward_gru(const Row& row) {
@@ -162,7 +171,8 @@ struct LayerNorm {
     row.moments()[0] = normalise(product, 2 * hidden), row.moments()[1] = normalise(product + 2 * hidden, hidden);
     each(hidden, [&](int64_t unit, int n) {
       const auto input = [&](int gate) { return row.at(args.input, gate, unit, n); };
-      const V r = fr_sigmoid(input(0) + row.recurrent(0, unit, n)), z = fr_sigmoid(input(1) + row.recurrent(1, unit, n));
+      const V r = fr_sigmoid(input(0) + row.recurrent(0, unit, n)),
+              z = fr_sigmoid(input(1) + row.recurrent(1, unit, n));
       const V made = fr_tanh(input(2) + r * row.recurrent(2, unit, n)), added = made * row.candidate(unit, n);
       row.put(args.gates, 0, unit, r, n), row.put(args.gates, 1, unit, z, n), row.put(args.gates, 2, unit, made, n);
       store(row.narrow(args.h) + unit, added + z * (load<V>(row.narrow(args.state) + unit, n) - added), n);
@@ -174,11 +184,13 @@ struct LayerNorm {
     const int64_t hidden = args.hidden;
     T* const d_recurrent = row.narrow(args.scratch);  // of gate n
     each(hidden, [&](int64_t unit, int n) {
-      const V r = row.at(args.gates, 0, unit, n), z = row.at(args.gates, 1, unit, n), made = row.at(args.gates, 2, unit, n);
+      const V r = row.at(args.gates, 0, unit, n), z = row.at(args.gates, 1, unit, n),
+              made = row.at(args.gates, 2, unit, n);
       const V d_h = load<V>(row.narrow(args.d_h) + unit, n), candidate = row.candidate(unit, n);
       const V d_n = d_h * (V(1) - z) * candidate * (V(1) - made * made);
       row.put(args.d_input, 0, unit, d_n * row.recurrent(2, unit, n) * r * (V(1) - r), n);
-      row.put(args.d_input, 1, unit, d_h * (load<V>(row.narrow(args.state) + unit, n) - made * candidate) * z * (V(1) - z), n);
+      row.put(args.d_input, 1, unit,
+          d_h * (load<V>(row.narrow(args.state) + unit, n) - made * candidate) * z * (V(1) - z), n);
       row.put(args.d_input, 2, unit, d_n, n);
       store(d_recurrent + unit, d_n * r, n);
       store(row.narrow(args.d_state) + unit, d_h * z, n);
@@ -192,10 +204,12 @@ struct LayerNorm {
   // ---- the table ----
 
   static void forward(const Args& args, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) args.gru ? forward_gru({args, args.hidden, row}) : forward_lstm({args, args.hidden, row});
+    for (int64_t row = begin; row < end; ++row)
+      args.gru ? forward_gru({args, args.hidden, row}) : forward_lstm({args, args.hidden, row});
   }
   static void backward(const Args& args, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) args.gru ? backward_gru({args, args.hidden, row}) : backward_lstm({args, args.hidden, row});
+    for (int64_t row = begin; row < end; ++row)
+      args.gru ? backward_gru({args, args.hidden, row}) : backward_lstm({args, args.hidden, row});
   }
 
   static void unit_gradients(const Args& args, int64_t begin, int64_t end) {
@@ -223,8 +237,10 @@ struct LayerNorm {
 
 template <class Isa>
 const LayerNormKernels* find_layer_norm(Type type) {
-  static constexpr LayerNormKernels of_float{LayerNorm<Isa, float>::forward, LayerNorm<Isa, float>::backward, LayerNorm<Isa, float>::unit_gradients};
-  static constexpr LayerNormKernels of_double{LayerNorm<Isa, double>::forward, LayerNorm<Isa, double>::backward, LayerNorm<Isa, double>::unit_gradients};
+  static constexpr LayerNormKernels of_float{
+      LayerNorm<Isa, float>::forward, LayerNorm<Isa, float>::backward, LayerNorm<Isa, float>::unit_gradients};
+  static constexpr LayerNormKernels of_double{
+      LayerNorm<Isa, double>::forward, LayerNorm<Isa, double>::backward, LayerNorm<Isa, double>::unit_gradients};
   return type == Type::kFloat32 ? &of_float : type == Type::kFloat64 ? &of_double : nullptr;
 }
 

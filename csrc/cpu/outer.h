@@ -23,7 +23,7 @@ struct Outer {
   const void* const* left;       // in the operand type
   int64_t left_offset, columns;  // m counts from the offset
   OuterRight right[2];
-  void* left_sums[2];            // [columns] in the state type, or null: two copies of the same sums
+  void* left_sums[2];  // [columns] in the state type, or null: two copies of the same sums
 };
 
 template <class Isa, class S>
@@ -44,7 +44,8 @@ struct OuterProduct {
   // Bytes of one thread's buffers for at most `rows` rows: what the products need, and no more. Fewer rows make wider
   // blocks, which may need more bytes, because less is lost to rounding.
   static int64_t left_bytes(int64_t rows, int64_t columns) {
-    return columns < left_block(depth_of(rows)) ? strips(columns) * kStrip * depth_of(rows) * sizeof(Packed) : kLeftBytes;
+    return columns < left_block(depth_of(rows)) ? strips(columns) * kStrip * depth_of(rows) * sizeof(Packed)
+                                                : kLeftBytes;
   }
   static int64_t right_bytes(int64_t rows, int64_t columns) {
     const int64_t whole = (columns + kLanes - 1) / kLanes * kLanes * depth_of(rows) * sizeof(Packed);
@@ -52,7 +53,8 @@ struct OuterProduct {
   }
 
   // Computes the share of thread `index` of `count`. first: the sums start with these rows instead of adding to C.
-  static void run(const Outer& job, int64_t rows, bool first, int index, int count, void* left_buffer, void* right_buffer) {
+  static void run(
+      const Outer& job, int64_t rows, bool first, int index, int count, void* left_buffer, void* right_buffer) {
     T* const left_sums = static_cast<T*>(job.left_sums[job.left_sums[0] ? 0 : 1]);
     if (!left_sums && !job.right[0].rows && !job.right[1].rows) return;
     const Share share = share_of(job, index, count);
@@ -80,7 +82,7 @@ struct OuterProduct {
     }
     if (share.part == 0 && job.left_sums[0] && job.left_sums[1])
       std::memcpy(static_cast<T*>(job.left_sums[1]) + share.left_begin, left_sums + share.left_begin,
-                  (share.left_end - share.left_begin) * sizeof(T));
+          (share.left_end - share.left_begin) * sizeof(T));
   }
 
  private:
@@ -106,7 +108,9 @@ struct OuterProduct {
   static int64_t strips(int64_t columns) { return (columns + kStrip - 1) / kStrip; }
   static int64_t depth(int64_t rows) { return kPairs ? (rows + 1) / 2 : rows; }
   static int64_t depth_of(int64_t rows) { return rows > kDepth ? depth(kDepth) : rows > 0 ? depth(rows) : 1; }
-  static int64_t left_block(int64_t depth) { return kLeftBytes / (depth * static_cast<int64_t>(sizeof(Packed))) / kStrip * kStrip; }
+  static int64_t left_block(int64_t depth) {
+    return kLeftBytes / (depth * static_cast<int64_t>(sizeof(Packed))) / kStrip * kStrip;
+  }
   static int64_t right_block(int64_t depth) {
     return kRightBytes / (depth * static_cast<int64_t>(sizeof(Packed))) / kColumns * kColumns;
   }
@@ -153,14 +157,15 @@ struct OuterProduct {
   // ---- packing ----
 
   // Packs columns [m0, m1) in strips of kStrip: strip [depth][kStrip].
-  static void pack_left(const Outer& job, int64_t row, int64_t count, int64_t m0, int64_t m1, Packed* out, T* to, bool fresh) {
+  static void pack_left(
+      const Outer& job, int64_t row, int64_t count, int64_t m0, int64_t m1, Packed* out, T* to, bool fresh) {
     const O* const* rows = reinterpret_cast<const O* const*>(job.left) + row;
     int64_t m = m0;
     for (; m + kFew <= m1; m += kFew, out += depth(count) * kFew)
       pack_strips<kFew>(rows, job.left_offset + m, kFew, count, out, to ? to + m : nullptr, fresh);
     for (; m < m1; m += kStrip, out += depth(count) * kStrip)
-      pack_strips<0>(rows, job.left_offset + m, m1 - m < kStrip ? static_cast<int>(m1 - m) : kStrip, count, out, to ? to + m : nullptr,
-                     fresh);
+      pack_strips<0>(rows, job.left_offset + m, m1 - m < kStrip ? static_cast<int>(m1 - m) : kStrip, count, out,
+          to ? to + m : nullptr, fresh);
   }
 
   // Packs a few strips at a time, to read whole cache lines. kSize: their columns; 0: one strip of `size` columns,
@@ -205,15 +210,18 @@ struct OuterProduct {
 
   // Packs columns [n0, n1) in panels [depth][kColumns], and the rest in panels [depth][kLanes], zero-padded.
   static void pack_right(const OuterRight& from, int64_t row, int64_t count, int64_t n0, int64_t n1, Packed* out) {
-    if (from.is_operand) pack_columns(reinterpret_cast<const O* const*>(from.rows) + row, from.offset, count, n0, n1, out);
+    if (from.is_operand)
+      pack_columns(reinterpret_cast<const O* const*>(from.rows) + row, from.offset, count, n0, n1, out);
     else pack_columns(reinterpret_cast<const S* const*>(from.rows) + row, from.offset, count, n0, n1, out);
   }
   template <class From>
-  static void pack_columns(const From* const* rows, int64_t offset, int64_t count, int64_t n0, int64_t n1, Packed* out) {
+  static void pack_columns(
+      const From* const* rows, int64_t offset, int64_t count, int64_t n0, int64_t n1, Packed* out) {
     int64_t n = n0;
     for (; n + kColumns <= n1; n += kColumns, out += depth(count) * kColumns)
       pack_panel<kVectors>(rows, offset + n, kLanes, count, out);
-    for (; n < n1; n += kLanes, out += depth(count) * kLanes) pack_panel<1>(rows, offset + n, lanes_left<V>(n1 - n), count, out);
+    for (; n < n1; n += kLanes, out += depth(count) * kLanes)
+      pack_panel<1>(rows, offset + n, lanes_left<V>(n1 - n), count, out);
   }
   template <int kWide, class From>
   static void pack_panel(const From* const* rows, int64_t at, int lanes, int64_t count, Packed* out) {
@@ -246,8 +254,8 @@ struct OuterProduct {
 
   // ---- the product of packed columns, added to C (fresh: overwrites C) ----
 
-  static void multiply(const OuterRight& to, int64_t depth, int64_t m0, int64_t m1, int64_t n0, int64_t n1, const Packed* left,
-                       const Packed* right, bool fresh) {
+  static void multiply(const OuterRight& to, int64_t depth, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+      const Packed* left, const Packed* right, bool fresh) {
     for (int64_t m = m0; m < m1; m += kStrip, left += depth * kStrip) {
       const int size = m1 - m < kStrip ? static_cast<int>(m1 - m) : kStrip;
       T* const row = static_cast<T*>(to.sums) + m * to.stride;
@@ -261,7 +269,8 @@ struct OuterProduct {
   }
 
   template <int kSize, int kWide>
-  static void strip(int size, const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride, int lanes, bool fresh) {
+  static void strip(
+      int size, const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride, int lanes, bool fresh) {
     if constexpr (kSize > 1) {
       if (size < kSize) return strip<kSize - 1, kWide>(size, left, right, depth, to, stride, lanes, fresh);
     }
@@ -270,8 +279,8 @@ struct OuterProduct {
 
   // The hot loop: kSize*kWide sums in registers; for each row, kWide loads and kSize broadcasts.
   template <int kSize, int kWide>
-  static __attribute__((noinline)) void micro_kernel(const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride,
-                                                     int lanes, bool fresh) {
+  static __attribute__((noinline)) void micro_kernel(
+      const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride, int lanes, bool fresh) {
     V sum[kSize][kWide];
 #pragma GCC unroll 8
     for (int i = 0; i < kSize; ++i)

@@ -9,11 +9,12 @@ static_assert(sizeof(Prepared) == 64);
 
 const CellKernels& check_sizes(const Shape& s, Form form) {
   const CellFacts& cell = facts_of(s.cell);
-  require(s.hidden > 0 && s.input >= 0 && cell.projects() == (s.projection > 0), "shape", "the sizes of a layer of the cell");
+  require(s.hidden > 0 && s.input >= 0 && cell.projects() == (s.projection > 0), "shape",
+      "the sizes of a layer of the cell");
   require(form == Form::kFloat32 || form == Form::kBFloat16 || form == Form::kInt8, "form",
-          [&] { return "a code from 0 to 2, got " + std::to_string(static_cast<int>(form)); });
+      [&] { return "a code from 0 to 2, got " + std::to_string(static_cast<int>(form)); });
   require(cell.multiplies() && cell.unit_weights == 0, "cell",
-          [&] { return "one whose weights are matrices and biases, got " + std::string(cell.name); });
+      [&] { return "one whose weights are matrices and biases, got " + std::string(cell.name); });
   return choose_serving(s.cell, form);
 }
 
@@ -36,16 +37,20 @@ void check_prepared(const ForwardDirection& direction, const Shape& s, const Pre
   const auto* const own = static_cast<const Prepared*>(direction.weights.prepared);
   require(!own == !first, "prepared", "weights of every direction or of none");
   if (!own) return;
-  require(s.type == Type::kFloat32 && !direction.gates.data && !direction.cells.data && !direction.weights.state_mask, "prepared",
-          "null but for inference in float32 without noise");
-  require(cpu_reads(*own) && own->form == first->form, "prepared", "weights prepared for the instruction set in use, of one form");
-  require(own->cell == static_cast<int>(s.cell) && own->input == s.input && own->hidden == s.hidden && own->projection == s.projection,
-          "prepared", "weights of this layer");
+  require(s.type == Type::kFloat32 && !direction.gates.data && !direction.cells.data && !direction.weights.state_mask,
+      "prepared", "null but for inference in float32 without noise");
+  require(cpu_reads(*own) && own->form == first->form, "prepared",
+      "weights prepared for the instruction set in use, of one form");
+  require(own->cell == static_cast<int>(s.cell) && own->input == s.input && own->hidden == s.hidden &&
+              own->projection == s.projection,
+      "prepared", "weights of this layer");
 }
 
 }  // namespace cpu
 
-int64_t cpu_prepared_bytes(const Shape& shape, Form form) { return cpu::prepared_bytes(cpu::check_sizes(shape, form), shape); }
+int64_t cpu_prepared_bytes(const Shape& shape, Form form) {
+  return cpu::prepared_bytes(cpu::check_sizes(shape, form), shape);
+}
 
 void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Scales& scales, void* to) {
   using namespace cpu;
@@ -54,14 +59,15 @@ void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Sc
   const Shape s = float_shape(given);
   check_address(weights.ih, 4, "weight_ih", s.input > 0), check_address(weights.hh, 4, "weight_hh", true);
   check_address(weights.hr, 4, "weight_hr", s.projection > 0), check_address(to, 8, "to", true);
-  require(form != Form::kInt8 || (scales.ih && scales.hh && (scales.hr || !s.projection)), "scales", "those of every matrix of int8");
+  require(form != Form::kInt8 || (scales.ih && scales.hh && (scales.hr || !s.projection)), "scales",
+      "those of every matrix of int8");
   DirectionWork work{};
   set_sources(work, s, cell, weights);
   work.input.source.scale = scales.ih, work.first.source.scale = scales.hh;
   work.second.source.scale = s.projection || !scales.hh ? scales.hr : scales.hh + cell.phase[0].gates * s.hidden;
   auto* const header = static_cast<Prepared*>(to);
-  *header = {kPreparedVersion, static_cast<int32_t>(form), static_cast<int32_t>(s.cell), kernels.lanes, kernels.tile_vectors,
-             weights.bias_ih != nullptr, s.input, s.hidden, s.projection, prepared_bytes(kernels, s), 0};
+  *header = {kPreparedVersion, static_cast<int32_t>(form), static_cast<int32_t>(s.cell), kernels.lanes,
+      kernels.tile_vectors, weights.bias_ih != nullptr, s.input, s.hidden, s.projection, prepared_bytes(kernels, s), 0};
   place_panels(work, kernels, cell, header + 1);
   kernels.pack_forward(Call{s, {}, nullptr, 0, 0}, work, nullptr, 0, 1);
 }
@@ -72,8 +78,10 @@ bool cpu_reads(const Prepared& prepared) {
   using namespace cpu;
   require(prepared.version == kPreparedVersion, "prepared", "weights that this version of the library prepared");
   Shape s{};
-  s.cell = static_cast<Cell>(prepared.cell), s.input = prepared.input, s.hidden = prepared.hidden, s.projection = prepared.projection;
-  for (const int64_t size : {s.input, s.hidden, s.projection}) require(size >= 0 && size <= prepared.bytes, "prepared", "sizes below its bytes");
+  s.cell = static_cast<Cell>(prepared.cell), s.input = prepared.input, s.hidden = prepared.hidden,
+  s.projection = prepared.projection;
+  for (const int64_t size : {s.input, s.hidden, s.projection})
+    require(size >= 0 && size <= prepared.bytes, "prepared", "sizes below its bytes");
   const CellKernels& kernels = check_sizes(s, static_cast<Form>(prepared.form));
   if (prepared.lanes != kernels.lanes || prepared.tile_vectors != kernels.tile_vectors) return false;
   require(prepared_bytes(kernels, s) == prepared.bytes, "prepared", "as many bytes as its sizes need");

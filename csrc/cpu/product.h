@@ -18,18 +18,18 @@ namespace fr::cpu {
 
 template <class Isa, class S>
 using Operand = std::conditional_t<std::is_same_v<S, double>, double,
-                                   std::conditional_t<std::is_same_v<S, BFloat16> && Isa::kNativeBFloat16, BFloat16, float>>;
+    std::conditional_t<std::is_same_v<S, BFloat16> && Isa::kNativeBFloat16, BFloat16, float>>;
 
 // The weights of a product before packing, in storage type S.
 struct MatrixSource {
   const void* data;
-  int64_t stride;        // elements between rows of the matrix
-  bool transposed;       // false: out[unit of gate] = sum_k data[gate*gate_rows + unit][k] a[k]
-                         // true:  out[unit] = sum_k data[k][unit] a[k]
-  int64_t gate_rows;     // rows between the gates of a unit
-  const void* bias;      // [gates*gate_rows] or null; only if not transposed
-  int64_t units, depth;  // columns per gate; number of k
-  int64_t first_k = 0;   // transposed: the row of data for k = 0; after the last row comes row 0
+  int64_t stride;                // elements between rows of the matrix
+  bool transposed;               // false: out[unit of gate] = sum_k data[gate*gate_rows + unit][k] a[k]
+                                 // true:  out[unit] = sum_k data[k][unit] a[k]
+  int64_t gate_rows;             // rows between the gates of a unit
+  const void* bias;              // [gates*gate_rows] or null; only if not transposed
+  int64_t units, depth;          // columns per gate; number of k
+  int64_t first_k = 0;           // transposed: the row of data for k = 0; after the last row comes row 0
   const float* scale = nullptr;  // [gates*gate_rows], for int8 weights (quantised.h)
 };
 
@@ -76,7 +76,7 @@ struct Product {
   static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
   // Most rows for which weights that are used once are multiplied from where they lie, without packing.
   static constexpr int kUnpackedRows = Isa::kBytes / 8;
-  static constexpr int64_t kStep = 4 * kWordSize;  // operands of a row of such weights that are transposed at a time
+  static constexpr int64_t kStep = 4 * kWordSize;    // operands of a row of such weights that are transposed at a time
   static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely still in cache at the next use
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
@@ -100,7 +100,8 @@ struct Product {
   }
 
   // Packs k in [k0, k1) of one panel, `slice_stride` elements from slice to slice; k0 is even.
-  static void pack_block(const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t slice_stride) {
+  static void pack_block(
+      const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t slice_stride) {
     const S* data = static_cast<const S*>(source.data);
     const int64_t end = padded_depth(k1);
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -109,14 +110,16 @@ struct Product {
       const int lanes = left > 0 ? lanes_left<V>(left) : 0;
       W* const slice = out + vector / kSlice * slice_stride;
       const auto slot = [&](int64_t k) -> W* {
-        if constexpr (kPairs) return slice + ((k - k0) / 2 * kSliceColumns + vector % kSlice * kLanes) * 2 + (k - k0) % 2;
+        if constexpr (kPairs)
+          return slice + ((k - k0) / 2 * kSliceColumns + vector % kSlice * kLanes) * 2 + (k - k0) % 2;
         else return slice + (k - k0) * kSliceColumns + vector % kSlice * kLanes;
       };
       constexpr int kLaneStep = kPairs ? 2 : 1;
       if (source.transposed) {
         for (int64_t k = k0; k < end; ++k) {
           W* to = slot(k);
-          const int64_t data_row = k + source.first_k < source.depth ? k + source.first_k : k + source.first_k - source.depth;
+          const int64_t data_row =
+              k + source.first_k < source.depth ? k + source.first_k : k + source.first_k - source.depth;
           const S* from = data + data_row * source.stride + unit0;
           const int valid = k < k1 ? lanes : 0;
           for (int lane = 0; lane < valid; ++lane) convert(to[lane * kLaneStep], from[lane]);
@@ -150,7 +153,7 @@ struct Product {
       char* base = static_cast<char*>(matrix.panels) + panel * panel_bytes(matrix.source.depth);
       pack_bias(matrix.source, panel, reinterpret_cast<T*>(base));
       pack_block(matrix.source, panel, 0, matrix.source.depth, reinterpret_cast<W*>(base + kColumns * sizeof(T)),
-                 padded_depth(matrix.source.depth) * kSliceColumns);
+          padded_depth(matrix.source.depth) * kSliceColumns);
     }
   }
 
@@ -164,13 +167,14 @@ struct Product {
   // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth`
   // operands each. `next`: the panel that the caller wants next.
   // Not inlined, because its size would slow the callers' own code, the cells' formulas.
-  static __attribute__((noinline)) void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows, int64_t count,
-                                            T* out, int64_t out_stride, int64_t next) {
+  static __attribute__((noinline)) void run(const PackedMatrix& matrix, int64_t panel, const O* const* rows,
+      int64_t count, T* out, int64_t out_stride, int64_t next) {
     const MatrixSource& source = matrix.source;
     const int64_t depth = source.depth;
     alignas(64) T fly_bias[kColumns];
     const T* bias = fly_bias;
-    if (matrix.panels) bias = reinterpret_cast<const T*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
+    if (matrix.panels)
+      bias = reinterpret_cast<const T*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
     else pack_bias(source, panel, fly_bias);
     if (depth == 0) {
       for (int64_t row = 0; row < count; ++row)
@@ -182,8 +186,8 @@ struct Product {
       for (int64_t k = 0; k < depth; k += kDepthBlock) {
         const W* here = weights + k * kSliceColumns;
         const bool last = k + kDepthBlock >= depth;
-        block(rows, count, k, last ? depth : k + kDepthBlock, here, padded_depth(depth) * kSliceColumns, bias, out, out_stride,
-              last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kSliceColumns));
+        block(rows, count, k, last ? depth : k + kDepthBlock, here, padded_depth(depth) * kSliceColumns, bias, out,
+            out_stride, last ? after : reinterpret_cast<const char*>(here + kDepthBlock * kSliceColumns));
       }
     } else if constexpr (!kOnlyPrepared) {
       int64_t k = 0;
@@ -205,7 +209,8 @@ struct Product {
       for (; k < depth; k += kFlyBlock) {
         const int64_t end = k + kFlyBlock < depth ? k + kFlyBlock : depth;
         pack_block(source, panel, k, end, weights, kFlyBlock * kSliceColumns);
-        block(rows, count, k, end, weights, kFlyBlock * kSliceColumns, bias, out, out_stride, reinterpret_cast<const char*>(weights));
+        block(rows, count, k, end, weights, kFlyBlock * kSliceColumns, bias, out, out_stride,
+            reinterpret_cast<const char*>(weights));
       }
     }
   }
@@ -220,13 +225,13 @@ struct Product {
   // the bias, the others from the sums so far. Meanwhile it prefetches the next block from `ahead`: each group asks for
   // a part, so that memory is busy all the time. With slices the first group asks for all of it and the others for what
   // is in cache already, because more would evict from a small L2 what is in use.
-  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride, const T* bias,
-                    T* out, int64_t out_stride, const char* ahead) {
+  static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
+      const T* bias, T* out, int64_t out_stride, const char* ahead) {
     if constexpr (kSlices > 1) {
       // Few rows take all slices at once: one slice would give too few independent chains of additions.
       if (count <= kMaxRows / kSlices)
-        return group<kMaxRows / kSlices, kSlices>(count, rows, k0, k1, weights, slice_stride, k0 ? out : bias, k0 ? out_stride : 0, out,
-                                                  out_stride, ahead);
+        return group<kMaxRows / kSlices, kSlices>(
+            count, rows, k0, k1, weights, slice_stride, k0 ? out : bias, k0 ? out_stride : 0, out, out_stride, ahead);
     }
     for (int slice = 0; slice < kSlices; ++slice) {
       const char* part = ahead + slice * slice_stride * static_cast<int64_t>(sizeof(W));
@@ -234,7 +239,8 @@ struct Product {
       for (int64_t row = 0; groups > 0; --groups) {
         const int64_t size = (count - row + groups - 1) / groups;
         T* to = out + row * out_stride;
-        group<kMaxRows, 1>(size, rows + row, k0, k1, weights, slice_stride, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, part);
+        group<kMaxRows, 1>(
+            size, rows + row, k0, k1, weights, slice_stride, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride, part);
         if constexpr (kSlices > 1) part = reinterpret_cast<const char*>(weights);
         else part += (k1 - k0) * kLine;
         row += size;
@@ -244,11 +250,12 @@ struct Product {
   }
 
   template <int kRows, int kWide>
-  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride, const T* from,
-                    int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
+  static void group(int64_t size, const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
+      const T* from, int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
     if constexpr (kRows > 1) {
       if (size < kRows)
-        return group<kRows - 1, kWide>(size, rows, k0, k1, weights, slice_stride, from, from_stride, to, to_stride, ahead);
+        return group<kRows - 1, kWide>(
+            size, rows, k0, k1, weights, slice_stride, from, from_stride, to, to_stride, ahead);
     }
     micro_kernel<kRows, kWide>(rows, k0, k1, weights, slice_stride, from, from_stride, to, to_stride, ahead);
   }
@@ -256,9 +263,8 @@ struct Product {
   // The hot loop: kRows times the registers of kWide slices in sums; for each k, a load for each of those registers and
   // kRows broadcasts. k0 < k1.
   template <int kRows, int kWide>
-  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
-                                                     const T* from, int64_t from_stride, T* to, int64_t to_stride,
-                                                     const char* ahead) {
+  static __attribute__((noinline)) void micro_kernel(const O* const* rows, int64_t k0, int64_t k1, const W* weights,
+      int64_t slice_stride, const T* from, int64_t from_stride, T* to, int64_t to_stride, const char* ahead) {
     constexpr int kWidth = kWide * kSlice;
     const auto place = [&](int64_t word, int vector) {
       return vector / kSlice * slice_stride + (word * kSliceColumns + vector % kSlice * kLanes) * kWordSize;
@@ -344,14 +350,15 @@ struct Product {
     if constexpr (std::is_same_v<T, double>) {
       const auto rows = [&](int row, int k) {
         return _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(from + row * stride + k)),
-                                    _mm_loadu_pd(from + (row + 2) * stride + k), 1);
+            _mm_loadu_pd(from + (row + 2) * stride + k), 1);
       };
 #pragma GCC unroll 2
       for (int k = 0; k < 4; k += 2)
         to[k] = _mm256_unpacklo_pd(rows(0, k), rows(1, k)), to[k + 1] = _mm256_unpackhi_pd(rows(0, k), rows(1, k));
     } else {
       const auto rows = [&](int row) {
-        return _mm256_insertf128_ps(_mm256_castps128_ps256(four(from + row * stride)), four(from + (row + 4) * stride), 1);
+        return _mm256_insertf128_ps(
+            _mm256_castps128_ps256(four(from + row * stride)), four(from + (row + 4) * stride), 1);
       };
       const __m256 a = rows(0), b = rows(1), c = rows(2), d = rows(3);
       const __m256 x = _mm256_unpacklo_ps(a, b), y = _mm256_unpacklo_ps(c, d);
@@ -367,7 +374,8 @@ struct Product {
 #if defined(__AVX512BF16__)
       int32_t bits;
       std::memcpy(&bits, operand, sizeof bits);
-      return _mm256_dpbf16_ps(sum, reinterpret_cast<__m256bh>(_mm256_set1_epi32(bits)), reinterpret_cast<__m256bh>(words));
+      return _mm256_dpbf16_ps(
+          sum, reinterpret_cast<__m256bh>(_mm256_set1_epi32(bits)), reinterpret_cast<__m256bh>(words));
 #endif
     } else if constexpr (std::is_same_v<T, double>) {
       return _mm256_fmadd_pd(_mm256_set1_pd(*operand), words, sum);
@@ -381,10 +389,11 @@ struct Product {
   // L1 before all of it is used. kLines: reads one line of each row at a time, for weights that come from memory or
   // whose rows share a set of L1.
   template <int kRows, bool kLines>
-  static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows, int64_t count,
-                                                 int64_t depth, const T* bias, T* out, int64_t out_stride, int64_t next) {
+  static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows,
+      int64_t count, int64_t depth, const T* bias, T* out, int64_t out_stride, int64_t next) {
     if constexpr (kRows > 1) {
-      if (count < kRows) return unpacked<kRows - 1, kLines>(source, panel, rows, count, depth, bias, out, out_stride, next);
+      if (count < kRows)
+        return unpacked<kRows - 1, kLines>(source, panel, rows, count, depth, bias, out, out_stride, next);
     }
     const auto first_row = [&](int64_t of, int column) {
       const int vector = column / kLanes;
@@ -417,7 +426,8 @@ struct Product {
           for (int i = 0; i < kTogether; ++i)
             for (int64_t k = k0; k < k1; k += kStep) {
 #pragma GCC unroll 4
-              for (int64_t line = 0; line < kStep * kHalf; line += kRun) __builtin_prefetch(ahead[i] + k * kHalf + line, 0, 2);
+              for (int64_t line = 0; line < kStep * kHalf; line += kRun)
+                __builtin_prefetch(ahead[i] + k * kHalf + line, 0, 2);
               Half words[4];
               transpose(from[i] + k, source.stride, words);
 #pragma GCC unroll 4

@@ -27,20 +27,28 @@ struct Pairs {
 #if defined(__AVX512F__)
   static Narrow narrow(Sums a) { return reinterpret_cast<Narrow>(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(a))); }
   using Words = __m512i;
-  static Words widen(const int8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
+  static Words widen(const int8_t* from) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
   static Words repeat(int32_t pair) { return _mm512_set1_epi32(pair); }
   static Sums products(Words a, Words b) { return reinterpret_cast<Sums>(_mm512_madd_epi16(a, b)); }
-  static Sums rounded(typename Vec<float, Isa>::Raw a) { return reinterpret_cast<Sums>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(a))); }
+  static Sums rounded(typename Vec<float, Isa>::Raw a) {
+    return reinterpret_cast<Sums>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(a)));
+  }
 #elif defined(__AVX2__)
   static Narrow narrow(Sums a) {
     const __m256i whole = reinterpret_cast<__m256i>(a);
     return reinterpret_cast<Narrow>(_mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
   }
   using Words = __m256i;
-  static Words widen(const int8_t* from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+  static Words widen(const int8_t* from) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
   static Words repeat(int32_t pair) { return _mm256_set1_epi32(pair); }
   static Sums products(Words a, Words b) { return reinterpret_cast<Sums>(_mm256_madd_epi16(a, b)); }
-  static Sums rounded(typename Vec<float, Isa>::Raw a) { return reinterpret_cast<Sums>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(a))); }
+  static Sums rounded(typename Vec<float, Isa>::Raw a) {
+    return reinterpret_cast<Sums>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(a)));
+  }
 #elif defined(__SSE2__)
   static Narrow narrow(Sums a) { return __builtin_convertvector(a, Narrow); }
   using Words = __m128i;
@@ -50,7 +58,9 @@ struct Pairs {
   }
   static Words repeat(int32_t pair) { return _mm_set1_epi32(pair); }
   static Sums products(Words a, Words b) { return reinterpret_cast<Sums>(_mm_madd_epi16(a, b)); }
-  static Sums rounded(typename Vec<float, Isa>::Raw a) { return reinterpret_cast<Sums>(_mm_cvtps_epi32(reinterpret_cast<__m128>(a))); }
+  static Sums rounded(typename Vec<float, Isa>::Raw a) {
+    return reinterpret_cast<Sums>(_mm_cvtps_epi32(reinterpret_cast<__m128>(a)));
+  }
 #else
   static Narrow narrow(Sums a) { return __builtin_convertvector(a, Narrow); }
   struct Words {
@@ -58,7 +68,8 @@ struct Pairs {
   };
   static Words widen(const int8_t* from) {
     Words words;
-    for (int lane = 0; lane < Vec<float, Isa>::kLanes; ++lane) words.first[lane] = from[2 * lane], words.second[lane] = from[2 * lane + 1];
+    for (int lane = 0; lane < Vec<float, Isa>::kLanes; ++lane)
+      words.first[lane] = from[2 * lane], words.second[lane] = from[2 * lane + 1];
     return words;
   }
   static Words repeat(int32_t pair) {
@@ -95,7 +106,9 @@ struct QuantisedProduct {
 
   static int64_t panels(int64_t units) { return Geometry::panels(units); }
   static int64_t padded(int64_t depth) { return (depth + 1) / 2 * 2; }
-  static int64_t panel_bytes(int64_t depth) { return kColumns * (2 * static_cast<int64_t>(sizeof(float)) + padded(depth)); }
+  static int64_t panel_bytes(int64_t depth) {
+    return kColumns * (2 * static_cast<int64_t>(sizeof(float)) + padded(depth));
+  }
   static int64_t bytes(const MatrixSource& source) { return panels(source.units) * panel_bytes(source.depth); }
 
   // The weights come as floats with integer values.
@@ -104,11 +117,13 @@ struct QuantisedProduct {
     const float* const data = static_cast<const float*>(source.data);
     const int64_t pairs = padded(source.depth) / 2;
     for (int64_t panel = begin; panel < end; ++panel) {
-      float* const bias = reinterpret_cast<float*>(static_cast<char*>(matrix.panels) + panel * panel_bytes(source.depth));
+      float* const bias =
+          reinterpret_cast<float*>(static_cast<char*>(matrix.panels) + panel * panel_bytes(source.depth));
       int8_t* const weights = reinterpret_cast<int8_t*>(bias + 2 * kColumns);
       for (int column = 0; column < kColumns; ++column) {
         const int vector = column / kLanes, lane = column % kLanes;
-        const int64_t unit = panel * kUnits + vector % kGroups * kLanes + lane, row = vector / kGroups * source.gate_rows + unit;
+        const int64_t unit = panel * kUnits + vector % kGroups * kLanes + lane,
+                      row = vector / kGroups * source.gate_rows + unit;
         const bool is_unit = unit < source.units;
         bias[column] = is_unit && source.bias ? static_cast<const float*>(source.bias)[row] : 0.0f;
         bias[kColumns + column] = is_unit && source.scale ? source.scale[row] : 0.0f;
@@ -127,7 +142,8 @@ struct QuantisedProduct {
   static const Row* operands(const float* const* rows, int64_t count, int64_t depth, void* memory) {
     Row* const out = static_cast<Row*>(memory);
     int16_t* values = reinterpret_cast<int16_t*>(out + count);
-    for (int64_t row = 0; row < count; ++row, values += padded(depth)) out[row] = {values, quantise(rows[row], depth, values)};
+    for (int64_t row = 0; row < count; ++row, values += padded(depth))
+      out[row] = {values, quantise(rows[row], depth, values)};
     return out;
   }
 
@@ -163,17 +179,19 @@ struct QuantisedProduct {
 
   // ---- the product ----
 
-  static void run(const PackedMatrix& matrix, int64_t panel, const Row* rows, int64_t count, T* out, int64_t out_stride, int64_t) {
+  static void run(
+      const PackedMatrix& matrix, int64_t panel, const Row* rows, int64_t count, T* out, int64_t out_stride, int64_t) {
     const int64_t depth = matrix.source.depth, pairs = padded(depth) / 2;
-    const float* const bias = reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
+    const float* const bias =
+        reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
     const int8_t* const weights = reinterpret_cast<const int8_t*>(bias + 2 * kColumns);
     for (int slice = 0; slice < kSlices; ++slice) {
       const int first = slice * kSlice * kLanes;
       int64_t groups = (count + kMaxRows - 1) / kMaxRows;
       for (int64_t row = 0; groups > 0; --groups) {
         const int64_t size = (count - row + groups - 1) / groups;
-        group<kMaxRows>(size, rows + row, pairs, weights + slice * pairs * kSlice * 2 * kLanes, bias + first, out + row * out_stride + first,
-                        out_stride);
+        group<kMaxRows>(size, rows + row, pairs, weights + slice * pairs * kSlice * 2 * kLanes, bias + first,
+            out + row * out_stride + first, out_stride);
         row += size;
       }
     }
@@ -181,7 +199,8 @@ struct QuantisedProduct {
 
  private:
   template <int kRows>
-  static void group(int64_t size, const Row* rows, int64_t pairs, const int8_t* weights, const float* bias, T* out, int64_t out_stride) {
+  static void group(int64_t size, const Row* rows, int64_t pairs, const int8_t* weights, const float* bias, T* out,
+      int64_t out_stride) {
     if constexpr (kRows > 1) {
       if (size < kRows) return group<kRows - 1>(size, rows, pairs, weights, bias, out, out_stride);
     }
@@ -189,8 +208,8 @@ struct QuantisedProduct {
   }
 
   template <int kRows>
-  static __attribute__((noinline)) void micro_kernel(const Row* rows, int64_t pairs, const int8_t* weights, const float* bias, T* out,
-                                                     int64_t out_stride) {
+  static __attribute__((noinline)) void micro_kernel(
+      const Row* rows, int64_t pairs, const int8_t* weights, const float* bias, T* out, int64_t out_stride) {
     using P = Pairs<Isa>;
     typename P::Sums sum[kRows][kSlice] = {};
     const int16_t* a[kRows];
@@ -200,7 +219,8 @@ struct QuantisedProduct {
     for (int64_t pair = 0; pair < pairs; ++pair) {
       typename P::Words w[kSlice];
 #pragma GCC unroll 4
-      for (int vector = 0; vector < kSlice; ++vector) w[vector] = P::widen(weights + (pair * kSlice + vector) * 2 * kLanes);
+      for (int vector = 0; vector < kSlice; ++vector)
+        w[vector] = P::widen(weights + (pair * kSlice + vector) * 2 * kLanes);
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
         int32_t both;

@@ -21,7 +21,8 @@ void cpu_forward(const ForwardArgs& args) {
   }
   const auto* const prepared = static_cast<const Prepared*>(args.direction[0].weights.prepared);
   for (const ForwardDirection& direction : args.direction) check_prepared(direction, s, prepared);
-  const CellKernels& kernels = prepared ? choose_serving(s.cell, static_cast<Form>(prepared->form)) : choose_kernels(s.cell, s.type);
+  const CellKernels& kernels =
+      prepared ? choose_serving(s.cell, static_cast<Form>(prepared->form)) : choose_kernels(s.cell, s.type);
   Team team;
   prepare(team, s, args.options, args.directions, args.threads, cell, kernels, true);
   const bool pack = !prepared && packs(s.steps, s.batch);
@@ -54,7 +55,8 @@ void cpu_forward(const ForwardArgs& args) {
   const auto running = [](void* opaque, int index, int count) {
     const Context& c = *static_cast<Context*>(opaque);
     for_each_part(c.team, index, count, [&](const Part& part) {
-      c.kernels.forward(c.team.call, c.args.direction[part.direction], c.work[part.direction], part, c.scratch[index], false);
+      c.kernels.forward(
+          c.team.call, c.args.direction[part.direction], c.work[part.direction], part, c.scratch[index], false);
     });
   };
   if (pack || !kernels.output_is_operand) run_team(pack ? team.threads : 1, packing, &context);
@@ -114,12 +116,14 @@ struct RangeRows {
 };
 
 // clears: where to zero the input gradients of inactive rows, `element` bytes each; or null.
-void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const CellKernels& kernels, void* clears,
-               int64_t element, RangeRows& rows) {
+void list_rows(const Call& call, const GradientDirection& x, const DirectionWork& work, const CellKernels& kernels,
+    void* clears, int64_t element, RangeRows& rows) {
   const Shape& s = call.shape;
   const int64_t storage = storage_bytes(s.type), width = s.width() * storage;
   const Rows& entering = x.entering.data ? x.entering : x.output;
-  const auto at = [&](const void* base, int64_t elements, int64_t size) { return static_cast<const char*>(base) + elements * size; };
+  const auto at = [&](const void* base, int64_t elements, int64_t size) {
+    return static_cast<const char*>(base) + elements * size;
+  };
   rows.count = 0;
   for (int64_t index = call.first_step; index < call.last_step; ++index) {
     const int64_t t = x.reverse ? index : call.first_step + call.last_step - 1 - index, here = call.batch_at(t);
@@ -131,7 +135,8 @@ void list_rows(const Call& call, const GradientDirection& x, const DirectionWork
       }
       const Origin origin = call.origin(x.reverse, t, b);
       rows.row[rows.count] = row;
-      rows.gradients[rows.count] = at(work.gradients, call.range_row(t, b) * work.columns.stride, kernels.operand_bytes);
+      rows.gradients[rows.count] =
+          at(work.gradients, call.range_row(t, b) * work.columns.stride, kernels.operand_bytes);
       rows.input[rows.count] = at(x.input.data, call.offset(x.input, t, b), storage);
       rows.previous[rows.count] =
           origin == Origin::kStep ? at(entering.data, call.offset(entering, x.reverse ? t + 1 : t - 1, b), storage)
@@ -143,10 +148,12 @@ void list_rows(const Call& call, const GradientDirection& x, const DirectionWork
 }
 
 // The products that give one direction's parameter gradients.
-std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const GradientColumns& columns, const RangeRows& rows,
-                               const Sums& sums, int64_t state) {
+std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const GradientColumns& columns,
+    const RangeRows& rows, const Sums& sums, int64_t state) {
   const int64_t hidden = s.hidden, width = s.width();
-  const auto at = [&](void* base, int64_t elements) -> void* { return base ? static_cast<char*>(base) + elements * state : nullptr; };
+  const auto at = [&](void* base, int64_t elements) -> void* {
+    return base ? static_cast<char*>(base) + elements * state : nullptr;
+  };
   const auto right = [&](const void* const* from, void* to, int64_t gate, int64_t size) {
     return OuterRight{to ? from : nullptr, false, 0, size, at(to, gate * hidden * size), size};
   };
@@ -169,7 +176,8 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
     products.push_back({left, gates(joint), hidden, {input(joint), {}}, {bias_ih(joint), nullptr}});
     products.push_back({left, 0, hidden, {previous(joint), {}}, {bias_hh(joint), nullptr}});
   } else if (cell.second_gates()) {
-    products.push_back({left, gates(joint), others * hidden, {input(joint), inner(sums.weight_hh, joint)}, {bias_ih(joint), bias_hh(joint)}});
+    products.push_back({left, gates(joint), others * hidden, {input(joint), inner(sums.weight_hh, joint)},
+        {bias_ih(joint), bias_hh(joint)}});
   } else if (s.projection) {
     products.push_back({left, columns.projected, s.projection, {inner(sums.weight_hr, 0), {}}, {}});
   }
@@ -180,9 +188,9 @@ std::vector<Outer> products_of(const CellFacts& cell, const Shape& s, const Grad
 class BackwardPass {
  public:
   BackwardPass(const GradientArgs& args, std::vector<Range> ranges, const CellFacts& cell, const CellKernels& kernels)
-      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), kernels_(kernels), calls_(args.directions),
-        work_(args.directions), rebuilding_(args.directions), sums_(args.directions), rows_(args.directions),
-        products_(args.directions), inputs_(args.directions) {
+      : args_(args), s_(args.shape), ranges_(std::move(ranges)), cell_(cell), kernels_(kernels),
+        calls_(args.directions), work_(args.directions), rebuilding_(args.directions), sums_(args.directions),
+        rows_(args.directions), products_(args.directions), inputs_(args.directions) {
     for (const Range& range : ranges_) most_rows_ = std::max(most_rows_, rows_of(s_, range));
   }
 
@@ -228,8 +236,9 @@ class BackwardPass {
 
   template <class Body>
   static void team(const Body& body, int threads) {
-    run_team(threads, [](void* context, int index, int count) { (*static_cast<const Body*>(context))(index, count); },
-             const_cast<Body*>(&body));
+    run_team(
+        threads, [](void* context, int index, int count) { (*static_cast<const Body*>(context))(index, count); },
+        const_cast<Body*>(&body));
   }
 
   // Calls function(sums, gradient, size) for each parameter of direction d.
@@ -266,8 +275,9 @@ class BackwardPass {
       }
       if (cell_.two_phases()) {
         const char* second = static_cast<const char*>(w.hh) + second_row * w.hh_stride * storage_;
-        work.second_transposed.source = s_.projection ? transposed_source(w.hr, w.hr_stride, s_.hidden, s_.projection)
-                                                      : transposed_source(second, w.hh_stride, s_.hidden, cell_.phase[1].gates * s_.hidden);
+        work.second_transposed.source =
+            s_.projection ? transposed_source(w.hr, w.hr_stride, s_.hidden, s_.projection)
+                          : transposed_source(second, w.hh_stride, s_.hidden, cell_.phase[1].gates * s_.hidden);
         want_packed(work.second_transposed);
       }
       if (x.d_input) {
@@ -277,7 +287,8 @@ class BackwardPass {
       const GradientDirection& other = args_.direction[0];
       if (!shared_input_ && x.d_input && x.d_input == other.d_input && x.reverse != other.reverse) {
         shared_input_ = true;
-        if (ranges_.size() > 1 && state != storage_) arena_.want(input_sums_, rows_before(s_, s_.steps) * s_.input * state);
+        if (ranges_.size() > 1 && state != storage_)
+          arena_.want(input_sums_, rows_before(s_, s_.steps) * s_.input * state);
       }
       want_zeros(arena_, work, s_);
       arena_.want(work.gradients, most_rows_ * work.columns.stride * kernels_.operand_bytes);
@@ -285,7 +296,8 @@ class BackwardPass {
       if (cell_.cells) arena_.want(work.d_c, batch * cell_.cells * s_.hidden * state);
       if (cell_.unit_weights) arena_.want(work.d_unit, batch * cell_.unit_weights * s_.hidden * state);
       if (args_.options.reset_to_initial && s_.resets && x.d_h0) arena_.want(work.d_h0_reset, batch * width * state);
-      if (args_.options.reset_to_initial && s_.resets && x.d_c0) arena_.want(work.d_c0_reset, batch * cell_.cells * s_.hidden * state);
+      if (args_.options.reset_to_initial && s_.resets && x.d_c0)
+        arena_.want(work.d_c0_reset, batch * cell_.cells * s_.hidden * state);
       if (rebuild_) {
         want_forward(arena_, work, kernels_, s_, cell_, w, pack_, pack_ && packs_input(team_, chunk));
         arena_.want(work.rebuilt_gates, most_rows_ * cell_.saved * s_.hidden * storage_);
@@ -304,7 +316,8 @@ class BackwardPass {
     scratch_.resize(team_.threads), buffers_.resize(team_.threads);
     for (int i = 0; i < team_.threads; ++i) {
       want_scratch(arena_, scratch_[i], kernels_, team_, cell_, chunk);
-      arena_.want(buffers_[i].left, kernels_.outer_left_bytes(most_rows_, std::max(cell_.gates * s_.hidden, s_.projection)));
+      arena_.want(
+          buffers_[i].left, kernels_.outer_left_bytes(most_rows_, std::max(cell_.gates * s_.hidden, s_.projection)));
       arena_.want(buffers_[i].right, kernels_.outer_right_bytes(most_rows_, longest));
     }
   }
@@ -316,7 +329,8 @@ class BackwardPass {
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];
       DirectionWork& work = work_[d];
-      const int64_t size = s_.batch * s_.width(), cells = s_.batch * cell_.cells * s_.hidden, state = kernels_.state_bytes;
+      const int64_t size = s_.batch * s_.width(), cells = s_.batch * cell_.cells * s_.hidden,
+                    state = kernels_.state_bytes;
       const auto fill = [&](const void* from, void* to, int64_t elements) {
         if (from) kernels_.widen(from, to, elements);
         else if (to) std::memset(to, 0, elements * state);
@@ -351,39 +365,47 @@ class BackwardPass {
       calls_[d].first_step = range.first, calls_[d].last_step = range.last;
       work_[d].wants_initial = !last || args_.direction[d].d_h0;
     }
-    team([this](int member, int count) {
-      for_each_part(team_, member, count, [&](const Part& part) {
-        const int d = part.direction;
-        if (rebuild_) kernels_.forward(calls_[d], rebuilding_[d], work_[d], part, scratch_[member], true);
-        kernels_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
-      });
-    }, team_.threads);
+    team(
+        [this](int member, int count) {
+          for_each_part(team_, member, count, [&](const Part& part) {
+            const int d = part.direction;
+            if (rebuild_) kernels_.forward(calls_[d], rebuilding_[d], work_[d], part, scratch_[member], true);
+            kernels_.backward(calls_[d], args_.direction[d], work_[d], part, scratch_[member]);
+          });
+        },
+        team_.threads);
     // Directions that share the input and are at the same range compute its gradient together, in the first one's name.
     // Of those at different ranges the first to reach a range stores its part, and the second adds to it.
     const bool second = ranges_.size() != 2 * index + 1 && index >= ranges_.size() / 2;
     for (int d = 0; d < args_.directions; ++d) {
       int first = 0;
       while (!together(first, d)) ++first;
-      const bool shared = shared_input_ && args_.direction[d].d_input == args_.direction[0].d_input, again = shared && second;
+      const bool shared = shared_input_ && args_.direction[d].d_input == args_.direction[0].d_input,
+                 again = shared && second;
       const bool is_state = shared && input_sums_;
       void* const to = first < d ? nullptr : is_state ? input_sums_ : args_.direction[d].d_input;
-      list_rows(calls_[d], args_.direction[d], work_[d], kernels_, again ? nullptr : to, is_state ? kernels_.state_bytes : storage_,
-                rows_[d]);
-      inputs_[d] = {{}, rows_[d].row, rows_[d].count, rows_before(s_, calls_[d].first_step), s_.input, to, is_state, again};
+      list_rows(calls_[d], args_.direction[d], work_[d], kernels_, again ? nullptr : to,
+          is_state ? kernels_.state_bytes : storage_, rows_[d]);
+      inputs_[d] = {
+          {}, rows_[d].row, rows_[d].count, rows_before(s_, calls_[d].first_step), s_.input, to, is_state, again};
       inputs_[first].work.push_back(&work_[d]);
     }
-    team([&](int member, int count) {
-      for (int d = 0; d < args_.directions; ++d) {
-        for (const Outer& product : products_[d])
-          kernels_.outer(product, rows_[d].count, first, member, count, buffers_[member].left, buffers_[member].right);
-        if (inputs_[d].d_input) kernels_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
-      }
-    }, team_.threads);
+    team(
+        [&](int member, int count) {
+          for (int d = 0; d < args_.directions; ++d) {
+            for (const Outer& product : products_[d])
+              kernels_.outer(
+                  product, rows_[d].count, first, member, count, buffers_[member].left, buffers_[member].right);
+            if (inputs_[d].d_input) kernels_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
+          }
+        },
+        team_.threads);
   }
 
   // Whether two directions are at the same range and share the input.
   bool together(int a, int b) const {
-    return a == b || (args_.direction[a].d_input == args_.direction[b].d_input && calls_[a].first_step == calls_[b].first_step);
+    return a == b ||
+           (args_.direction[a].d_input == args_.direction[b].d_input && calls_[a].first_step == calls_[b].first_step);
   }
 
   template <class T>
@@ -400,21 +422,23 @@ class BackwardPass {
       const DirectionWork& work = work_[d];
       if (sums_[d].weight_unit)
         (kernels_.state_bytes == 8 ? sum_rows<double> : sum_rows<float>)(work.d_unit, sums_[d].weight_unit, s_.batch,
-                                                                         cell_.unit_weights * s_.hidden);
+            cell_.unit_weights * s_.hidden);
       if (x.d_h0) kernels_.narrow(work.d_h, work.d_h0_reset, x.d_h0, s_.batch * s_.width());
       if (x.d_c0) kernels_.narrow(work.d_c, work.d_c0_reset, x.d_c0, s_.batch * cell_.cells * s_.hidden);
     }
     if (kernels_.state_bytes == storage_) return;
-    team([this](int index, int count) {
-      const auto narrow = [&](void* sums, void* gradient, int64_t size) {
-        if (!sums || !gradient) return;
-        const int64_t begin = size * index / count, end = size * (index + 1) / count;
-        kernels_.narrow(static_cast<char*>(sums) + begin * kernels_.state_bytes, nullptr, static_cast<char*>(gradient) + begin * storage_,
-                        end - begin);
-      };
-      for (int d = 0; d < args_.directions; ++d) for_each_parameter(d, narrow);
-      narrow(input_sums_, args_.direction[0].d_input, rows_before(s_, s_.steps) * s_.input);
-    }, team_.threads);
+    team(
+        [this](int index, int count) {
+          const auto narrow = [&](void* sums, void* gradient, int64_t size) {
+            if (!sums || !gradient) return;
+            const int64_t begin = size * index / count, end = size * (index + 1) / count;
+            kernels_.narrow(static_cast<char*>(sums) + begin * kernels_.state_bytes, nullptr,
+                static_cast<char*>(gradient) + begin * storage_, end - begin);
+          };
+          for (int d = 0; d < args_.directions; ++d) for_each_parameter(d, narrow);
+          narrow(input_sums_, args_.direction[0].d_input, rows_before(s_, s_.steps) * s_.input);
+        },
+        team_.threads);
   }
 };
 
@@ -435,10 +459,10 @@ void cpu_backward(const GradientArgs& args) {
     check_address(x.input.data, storage, "input", rows && s.input > 0);
     check_address(x.d_output.data, storage, "d_output", false);
     check_address(x.d_cells.data, state, "d_cells", false);
-    for (const auto& [data, name] : {std::pair<const void*, const char*>{x.d_h_n, "d_h_n"}, {x.d_c_n, "d_c_n"}, {x.d_input, "d_input"},
-                                     {x.d_h0, "d_h0"}, {x.d_c0, "d_c0"}, {x.d_weight_ih, "d_weight_ih"}, {x.d_weight_hh, "d_weight_hh"},
-                                     {x.d_weight_hr, "d_weight_hr"}, {x.d_bias_ih, "d_bias_ih"}, {x.d_bias_hh, "d_bias_hh"},
-                                     {x.d_weight_unit, "d_weight_unit"}})
+    for (const auto& [data, name] : {std::pair<const void*, const char*>{x.d_h_n, "d_h_n"}, {x.d_c_n, "d_c_n"},
+             {x.d_input, "d_input"}, {x.d_h0, "d_h0"}, {x.d_c0, "d_c0"}, {x.d_weight_ih, "d_weight_ih"},
+             {x.d_weight_hh, "d_weight_hh"}, {x.d_weight_hr, "d_weight_hr"}, {x.d_bias_ih, "d_bias_ih"},
+             {x.d_bias_hh, "d_bias_hh"}, {x.d_weight_unit, "d_weight_unit"}})
       check_address(data, storage, name, false);
     require(cell.cells || (!x.d_c_n && !x.d_c0 && !x.d_cells.data), "d_c0", "null: the cell has one state");
     require(cell.unit_weights || !x.d_weight_unit, "d_weight_unit", "null: the cell has no weights of a unit");
@@ -447,9 +471,10 @@ void cpu_backward(const GradientArgs& args) {
     for (int other = 1; other < d; ++other)
       require(!x.d_input || x.d_input == args.direction[0].d_input || x.d_input != args.direction[other].d_input ||
                   x.reverse == args.direction[other].reverse,
-              "d_input", "directions of both ways to add up only where the first one does");
+          "d_input", "directions of both ways to add up only where the first one does");
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
-    row_bytes += columns_of(cell, s, kernels).stride * kernels.operand_bytes + (x.gates.data ? 0 : cell.saved * s.hidden * storage);
+    row_bytes += columns_of(cell, s, kernels).stride * kernels.operand_bytes +
+                 (x.gates.data ? 0 : cell.saved * s.hidden * storage);
   }
   BackwardPass(args, cut(s, args.range_bytes / row_bytes), cell, kernels).run();
 }

@@ -23,9 +23,13 @@ namespace fr::cpu {
 template <class T>
 struct IntegerOf;
 template <>
-struct IntegerOf<float> { using type = int32_t; };
+struct IntegerOf<float> {
+  using type = int32_t;
+};
 template <>
-struct IntegerOf<double> { using type = int64_t; };
+struct IntegerOf<double> {
+  using type = int64_t;
+};
 
 template <class T, int kBytes>
 struct RawVector {
@@ -69,7 +73,8 @@ inline V load_full(const S* p) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return V(reinterpret_cast<typename V::Raw>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
   } else if constexpr (std::is_same_v<S, Float16>) {
-    return V(reinterpret_cast<typename V::Raw>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
+    return V(
+        reinterpret_cast<typename V::Raw>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
 #elif defined(__AVX2__)
   } else if constexpr (std::is_same_v<S, BFloat16>) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -102,11 +107,13 @@ inline void store_full(S* p, V v) {
 #endif
 #if defined(__AVX512F__)
   } else if constexpr (std::is_same_v<S, Float16>) {
-    const __m256i half = _mm512_cvtps_ph(reinterpret_cast<__m512>(v.raw), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256i half =
+        _mm512_cvtps_ph(reinterpret_cast<__m512>(v.raw), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(p, &half, sizeof half);
 #elif defined(__AVX2__)
   } else if constexpr (std::is_same_v<S, Float16>) {
-    const __m128i half = _mm256_cvtps_ph(reinterpret_cast<__m256>(v.raw), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m128i half =
+        _mm256_cvtps_ph(reinterpret_cast<__m256>(v.raw), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(p, &half, sizeof half);
 #elif defined(__aarch64__)
   } else if constexpr (std::is_same_v<S, Float16>) {

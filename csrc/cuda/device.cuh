@@ -215,8 +215,12 @@ FR_DEVICE uint16_t float_to_fp16_bits(float value) {
 
 namespace fr::FR_TARGET {
 
-struct BFloat16 { uint16_t bits; };
-struct Float16 { uint16_t bits; };
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
 
 FR_DEVICE float to_state(float value) { return value; }
 FR_DEVICE double to_state(double value) { return value; }

@@ -22,10 +22,10 @@ struct StatesBeforeParams;
 // gates: gate rows of the product; as each launch_* at the end of a kernel's file says.
 using StepLauncher = void(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
 using BlockLauncher = void(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
-using PersistentLauncher = void(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params,
-                                void* stream);
-using ElementwiseLauncher = void(Type type, bool backward, const LaunchShape& shape, const BlockParams& params,
-                                 void* stream);
+using PersistentLauncher = void(
+    bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream);
+using ElementwiseLauncher = void(
+    Type type, bool backward, const LaunchShape& shape, const BlockParams& params, void* stream);
 using PrepareLauncher = void(const PrepareParams& params, void* stream);
 using StatesBeforeLauncher = void(int element_bytes, int directions, const StatesBeforeParams& params, void* stream);
 using TransposeLauncher = void(int element_bytes, const TransposeParams& params, void* stream);
@@ -42,25 +42,20 @@ struct Kernels {
   TransposeLauncher* transpose;
 };
 
-#define FR_KERNELS                                                                                       \
-  StepLauncher step_bf16, step_fp16, step_tf32, step_fp32, step_fp64;                                    \
-  BlockLauncher block_bf16, block_fp16, block_tf32;                                                      \
-  PersistentLauncher persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32;                 \
-  PersistentLauncher projected_bf16, projected_fp16, projected_tf32, projected_fp32;                     \
-  ElementwiseLauncher elementwise;                                                                       \
-  PrepareLauncher prepare;                                                                               \
-  StatesBeforeLauncher states_before;                                                                    \
-  TransposeLauncher transpose;                                                                           \
-  inline constexpr Kernels kKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64},             \
-                                    {block_bf16, block_fp16, block_tf32, nullptr, nullptr},              \
-                                    {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, \
-                                     nullptr},                                                           \
-                                    {projected_bf16, projected_fp16, projected_tf32, projected_fp32,     \
-                                     nullptr},                                                           \
-                                    elementwise,                                                         \
-                                    prepare,                                                             \
-                                    states_before,                                                       \
-                                    transpose};
+#define FR_KERNELS \
+  StepLauncher step_bf16, step_fp16, step_tf32, step_fp32, step_fp64; \
+  BlockLauncher block_bf16, block_fp16, block_tf32; \
+  PersistentLauncher persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32; \
+  PersistentLauncher projected_bf16, projected_fp16, projected_tf32, projected_fp32; \
+  ElementwiseLauncher elementwise; \
+  PrepareLauncher prepare; \
+  StatesBeforeLauncher states_before; \
+  TransposeLauncher transpose; \
+  inline constexpr Kernels kKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64}, \
+      {block_bf16, block_fp16, block_tf32, nullptr, nullptr}, \
+      {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, \
+      {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, elementwise, prepare, states_before, \
+      transpose};
 namespace gpu {
 FR_KERNELS
 int persistent_active_clusters(int blocks);  // active_clusters and has_code (launch.cuh) of a persistent kernel

@@ -16,15 +16,15 @@
 // FR_GLOBAL(name) defines the __global__ function under which profilers list a template's kernels; FR_ENTRY(name) inside
 // such a kernel makes launch() call it.
 #if defined(__CUDACC__)
-#define FR_GLOBAL(name)                                                                                             \
-  template <class Kernel>                                                                                           \
+#define FR_GLOBAL(name) \
+  template <class Kernel> \
   __global__ void __launch_bounds__(Kernel::kMaxThreads, 1) name(const __grid_constant__ typename Kernel::Params p) { \
-    Kernel::run(p);                                                                                                 \
+    Kernel::run(p); \
   }
-#define FR_ENTRY(name)                  \
-  template <class Kernel>               \
-  static auto entry() {                 \
-    return &name<Kernel>;               \
+#define FR_ENTRY(name) \
+  template <class Kernel> \
+  static auto entry() { \
+    return &name<Kernel>; \
   }
 #else
 #define FR_GLOBAL(name)
@@ -56,11 +56,13 @@ Outcome ask_for_limits(const LaunchShape& shape) {
   int device = 0, most = 0;
   if (const auto result = cudaGetDevice(&device); result != cudaSuccess) return {result, "cudaGetDevice"};
   if (device < kDevices && granted[clusters][device].load(std::memory_order_relaxed)) return {};
-  if (const auto result = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); result != cudaSuccess)
+  if (const auto result = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      result != cudaSuccess)
     return {result, "cudaDeviceGetAttribute"};
   const void* const kernel = reinterpret_cast<const void*>(Kernel::template entry<Kernel>());
   auto result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-  if (result == cudaSuccess && clusters) result = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (result == cudaSuccess && clusters)
+    result = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (result != cudaSuccess) return {result, "cudaFuncSetAttribute"};
   if (device < kDevices) granted[clusters][device].store(true, std::memory_order_relaxed);
   return {};
@@ -97,7 +99,9 @@ void launch(const LaunchShape& shape, const typename Kernel::Params& params, voi
 template <class Kernel>
 bool has_code() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(Kernel::template entry<Kernel>())) == cudaSuccess) return true;
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(Kernel::template entry<Kernel>())) ==
+      cudaSuccess)
+    return true;
   (void)cudaGetLastError();
   return false;
 }
@@ -108,13 +112,15 @@ bool has_code() {
 template <class Kernel>
 int active_clusters(int blocks) {
   const LaunchShape shape{blocks, 1, 1, Kernel::kMaxThreads, INT64_MAX, blocks};
-  if (ask_for_limits<Kernel>(shape).result != cudaSuccess) {  // no clusters of more than 8 blocks, or no code for the device
+  if (ask_for_limits<Kernel>(shape).result !=
+      cudaSuccess) {  // no clusters of more than 8 blocks, or no code for the device
     (void)cudaGetLastError();
     return 0;
   }
   int device = 0, most = 0, clusters = 0;
   check_launch(cudaGetDevice(&device), "cudaGetDevice", Kernel::kName, shape);
-  check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", Kernel::kName, shape);
+  check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute",
+      Kernel::kName, shape);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = static_cast<unsigned>(blocks);
@@ -123,7 +129,9 @@ int active_clusters(int blocks) {
   config.gridDim = dim3(blocks), config.blockDim = dim3(Kernel::kMaxThreads);
   config.dynamicSmemBytes = static_cast<size_t>(most);
   config.attrs = &cluster, config.numAttrs = 1;
-  if (cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<const void*>(Kernel::template entry<Kernel>()), &config) == cudaSuccess) return clusters;
+  if (cudaOccupancyMaxActiveClusters(
+          &clusters, reinterpret_cast<const void*>(Kernel::template entry<Kernel>()), &config) == cudaSuccess)
+    return clusters;
   (void)cudaGetLastError();
   return 0;
 }
@@ -132,14 +140,16 @@ int active_clusters(int blocks) {
 
 template <class Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
-  if (shape.threads > Kernel::kMaxThreads) throw std::logic_error(std::string(Kernel::kName) + ": more threads than it allows");
+  if (shape.threads > Kernel::kMaxThreads)
+    throw std::logic_error(std::string(Kernel::kName) + ": more threads than it allows");
   if (shape.y > kMostBlocksY) throw std::logic_error(std::string(Kernel::kName) + ": more blocks in y than a grid has");
   const auto entry = [](const void* p) { Kernel::run(*static_cast<const typename Kernel::Params*>(p)); };
-  const auto other = emulation::substitute ? emulation::substitute(typeid(Kernel).name(), sizeof(params), shape.threads) : nullptr;
+  const auto other =
+      emulation::substitute ? emulation::substitute(typeid(Kernel).name(), sizeof(params), shape.threads) : nullptr;
   emulation::run(Kernel::kName, other ? other : entry, &params,
-                 {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes), shape.cluster > 0 ? shape.cluster : 1,
-                  Kernel::kCooperative},
-                 *static_cast<emulation::Schedule*>(stream));
+      {{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes),
+          shape.cluster > 0 ? shape.cluster : 1, Kernel::kCooperative},
+      *static_cast<emulation::Schedule*>(stream));
 }
 
 #endif

@@ -32,7 +32,8 @@ struct Layout {
   int64_t element, state, width;
 
   explicit Layout(const Shape& s)
-      : shape(s), cell(facts_of(s.cell)), element(storage_bytes(s.type)), state(state_bytes(s.type)), width(s.width()) {}
+      : shape(s), cell(facts_of(s.cell)), element(storage_bytes(s.type)), state(state_bytes(s.type)), width(s.width()) {
+  }
 
   int64_t batch_at(int64_t t) const {
     if (t < 0 || t >= shape.steps) return 0;
@@ -108,7 +109,8 @@ inline StepProduct forward_first_product(const Layout& l, const Weights& weights
   product.operand_is_state = true;
   product.copy_weight[0] = l.copies(weights.hh, weights.hh_stride);
   const Matrix& before = d.entering.data ? d.entering_before : d.matrix[StepMatrix::kOutputBefore];
-  product.copy_operand[0] = l.copies(before.data, before.row_stride) && l.copies(d.entering.data ? d.h0_entering : d.h0, l.width);
+  product.copy_operand[0] =
+      l.copies(before.data, before.row_stride) && l.copies(d.entering.data ? d.h0_entering : d.h0, l.width);
   product.gate_rows = l.shape.hidden;
   product.bias = weights.bias_hh;
   return product;
@@ -147,18 +149,24 @@ struct BackwardWeights {
     const int whole = l.cell.split_gate >= 0 ? l.cell.split_gate : l.cell.phase[0].gates;
     first[0] = transposed(l, workspace, l.width, whole * hidden);
     if (l.cell.split_gate >= 0) first[1] = transposed(l, workspace, l.width, hidden);
-    if (l.cell.two_phases()) second = transposed(l, workspace, hidden, l.cell.projects() ? l.width : l.cell.phase[1].gates * hidden);
+    if (l.cell.two_phases())
+      second = transposed(l, workspace, hidden, l.cell.projects() ? l.width : l.cell.phase[1].gates * hidden);
   }
 
   void fill(const Layout& l, const Weights& weights, const Kernels& kernels, void* stream) const {
     const auto transpose = [&](const Transposed& to, const void* from, int64_t from_stride, int64_t columns) {
-      if (to.data) kernels.transpose(static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
+      if (to.data)
+        kernels.transpose(
+            static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
     };
     transpose(first[0], weights.hh, weights.hh_stride, l.width);
-    transpose(first[1], l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
+    transpose(
+        first[1], l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
     if (!l.cell.two_phases()) return;
     if (l.cell.projects()) transpose(second, weights.hr, weights.hr_stride, l.shape.hidden);
-    else transpose(second, l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
+    else
+      transpose(
+          second, l.column(weights.hh, first[0].depth * weights.hh_stride, l.element), weights.hh_stride, l.width);
   }
 
  private:
@@ -182,7 +190,8 @@ struct BackwardBuffers {
   GatheredStates states;
   InnerBuffers inner;
 
-  BackwardBuffers(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, Workspace& workspace) : weights(l, workspace) {
+  BackwardBuffers(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, Workspace& workspace)
+      : weights(l, workspace) {
     if (from.gates.data || l.cell.saved == 0) return;
     const int64_t columns = l.cell.saved * l.shape.hidden, rows = l.rows_between(args.first_step, args.last_step);
     gates = {workspace.take(rows * columns * l.element), l.shape.batch * columns, columns};
@@ -193,7 +202,8 @@ struct BackwardBuffers {
   bool rebuilds() const { return gates.data != nullptr; }
 };
 
-inline void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Transposed& weight, const Matrix& operand) {
+inline void set_segment(const Layout& l, StepProduct& product, int segment, const BackwardWeights::Transposed& weight,
+    const Matrix& operand) {
   product.segments = segment + 1;
   product.weight[segment] = weight.data, product.weight_stride[segment] = weight.stride;
   product.depth[segment] = weight.depth;

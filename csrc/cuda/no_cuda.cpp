@@ -5,7 +5,8 @@
 
 namespace fr {
 namespace {
-constexpr const char* kWhy = "fastrnn was built without CUDA: reinstall it where an nvcc is on PATH, or set FASTRNN_CUDA=on to see why not";
+constexpr const char* kWhy =
+    "fastrnn was built without CUDA: reinstall it where an nvcc is on PATH, or set FASTRNN_CUDA=on to see why not";
 }
 
 int64_t cuda_forward_workspace(const ForwardArgs&) { throw std::runtime_error(kWhy); }

@@ -14,13 +14,13 @@ enum class Math : int { kBFloat16, kFloat16, kTf32, kFloat32, kFloat64 };
 constexpr int kMathCount = 5;
 
 // Geometry that the kernels share with the code that sizes their launches.
-constexpr int kRowBytes = 128;                 // a row of a tile in shared memory: a slice of the depth (tile.cuh)
-constexpr int kWarpUnits = 16, kWarpRows = 32; // a warp's tile
-constexpr int kStages = 2;                     // of shared memory, in `step`
-constexpr int kSumsPad = 4;                    // of a row of partial sums, in elements: spreads an accumulator's rows
-                                               // over banks
-constexpr int kBlockRows = 8;                  // batch rows of a block, in `block`
-constexpr int kElementThreads = 256;           // elements of a block, in block/elementwise.cuh
+constexpr int kRowBytes = 128;                  // a row of a tile in shared memory: a slice of the depth (tile.cuh)
+constexpr int kWarpUnits = 16, kWarpRows = 32;  // a warp's tile
+constexpr int kStages = 2;                      // of shared memory, in `step`
+constexpr int kSumsPad = 4;                     // of a row of partial sums, in elements: spreads an accumulator's rows
+                                                // over banks
+constexpr int kBlockRows = 8;                   // batch rows of a block, in `block`
+constexpr int kElementThreads = 256;            // elements of a block, in block/elementwise.cuh
 
 enum class Phase : int {
   kForwardFirst,    // W_hh h_prev, then forward0
@@ -38,10 +38,10 @@ struct Matrix {
 // Which rows are active in a step, and where their old states come from. step < 0: there is no such step.
 struct StepRows {
   int64_t step = -1;
-  int64_t rows = 0;                      // batch_at(step)
-  int64_t rows_after = 0;                // batch_at(step + 1); 0 after the last step
-  const uint8_t* resets = nullptr;       // [rows] of this step, or null
-  const uint8_t* resets_after = nullptr; // [rows_after] of step + 1, or null
+  int64_t rows = 0;                       // batch_at(step)
+  int64_t rows_after = 0;                 // batch_at(step + 1); 0 after the last step
+  const uint8_t* resets = nullptr;        // [rows] of this step, or null
+  const uint8_t* resets_after = nullptr;  // [rows_after] of step + 1, or null
   // Set by the kernels that iterate over steps: all rows of the batch are active in this step and the next, and neither
   // is reset. Then all rows have the same role (RowState).
   bool alike = false, has_before = false, last = false;
@@ -60,7 +60,7 @@ struct StepProduct {
   bool copy_weight[2] = {};       // every row is 16-byte aligned, so asynchronous copies can load it
   bool copy_operand[2] = {};
   int64_t gate_rows = 0;
-  const void* bias = nullptr;     // [m * gate_rows + j], added to the sums; or null
+  const void* bias = nullptr;  // [m * gate_rows + j], added to the sums; or null
 };
 
 // The matrices of which a step reads or writes rows: indices of StepDirection::matrix and of the tables from which
@@ -90,8 +90,8 @@ struct StepDirection {
   StepRows pending;  // backward: the step whose product this launch computes, which is the one processed just before
   StepProduct product;
   Matrix matrix[StepMatrix::kCount];  // this step's rows
-  Matrix entering, entering_before;  // rnn.h's `entering` of this step and of the step before; null: the output itself
-                                     // enters the product
+  Matrix entering, entering_before;   // rnn.h's `entering` of this step and of the step before; null: the output itself
+                                      // enters the product
   const void* h0_entering = nullptr;
   const void* h0 = nullptr;
   const void* c0 = nullptr;
@@ -133,19 +133,20 @@ struct StepParams {
 // processing order.
 struct BlockParams {
   StepParams step;
-  int64_t advance[2][StepMatrix::kCount];  // bytes from a direction's matrix at one step to the next in processing order;
-                                      // negative if that is back in time
-  int64_t count;                      // steps to process
-  int64_t last;                       // last iteration: count - 1; in backward `count` if the gradient of the initial
-                                      // state is wanted
-  int64_t total_steps, batch;         // T, B
-  const uint8_t* resets;              // [T, B] or null
-  const void* weight[2];              // W_hh of each direction
+  int64_t advance[2]
+                 [StepMatrix::kCount];  // bytes from a direction's matrix at one step to the next in processing order;
+                                        // negative if that is back in time
+  int64_t count;                        // steps to process
+  int64_t last;                         // last iteration: count - 1; in backward `count` if the gradient of the initial
+                                        // state is wanted
+  int64_t total_steps, batch;           // T, B
+  const uint8_t* resets;                // [T, B] or null
+  const void* weight[2];                // W_hh of each direction
   int64_t weight_stride[2];
-  bool aligned[2];                    // rows of weights are 16-byte aligned
-  int prefetched;                     // blocks of H values a row that the next step reads and this one prefetches:
-                                      // gates, or saved values
-  int gate_slices, slices;            // slices of 128 bytes of depth: of one gate's operand, of the whole operand
+  bool aligned[2];          // rows of weights are 16-byte aligned
+  int prefetched;           // blocks of H values a row that the next step reads and this one prefetches:
+                            // gates, or saved values
+  int gate_slices, slices;  // slices of 128 bytes of depth: of one gate's operand, of the whole operand
 };
 
 struct TransposeParams {

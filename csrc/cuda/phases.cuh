@@ -36,8 +36,8 @@ FR_DEVICE RowState row_state(const StepRows& rows, bool reverse, const int64_t* 
   const bool active_after = b < rows.rows_after && t + 1 < length;
   state.has_before = reverse ? active_after : t > 0;
   state.last = reverse ? t == 0 : !active_after;
-  state.cut = state.active && (reverse ? rows.resets_after && active_after && rows.resets_after[b]
-                                       : rows.resets && rows.resets[b]);
+  state.cut = state.active &&
+              (reverse ? rows.resets_after && active_after && rows.resets_after[b] : rows.resets && rows.resets[b]);
   return state;
 }
 
@@ -51,13 +51,13 @@ template <class V>
 FR_DEVICE Clips<V> clips_of(const StepParams& p) {
   using State = typename V::Lane;
   return {V(p.clips_cells ? static_cast<State>(p.cell_clip) : State(0)),
-          V(p.clips_projected ? static_cast<State>(p.proj_clip) : State(0)), p.clips_cells, p.clips_projected};
+      V(p.clips_projected ? static_cast<State>(p.proj_clip) : State(0)), p.clips_cells, p.clips_projected};
 }
 
 // The old state's row; null means zero.
 template <class T>
-FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const Matrix& before, const void* initial, int64_t width,
-                           int64_t b) {
+FR_DEVICE const T* old_row(
+    const RowState& state, bool reset_to_initial, const Matrix& before, const void* initial, int64_t width, int64_t b) {
   if (state.cut ? !reset_to_initial : false) return nullptr;
   if (!state.cut && state.has_before) return global(static_cast<const T*>(before.data)) + b * before.row_stride;
   return initial ? global(static_cast<const T*>(initial)) + b * width : nullptr;
@@ -67,7 +67,9 @@ FR_DEVICE const T* old_row(const RowState& state, bool reset_to_initial, const M
 // Nearly all steps of padded rows are such steps, and Element then has no decision to make for a row.
 template <bool kBackward>
 FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
-  const auto goes_on = [](const StepRows& rows) { return rows.step >= 0 && rows.alike && rows.has_before && !rows.last; };
+  const auto goes_on = [](const StepRows& rows) {
+    return rows.step >= 0 && rows.alike && rows.has_before && !rows.last;
+  };
   return goes_on(d.here) && (!kBackward || goes_on(d.pending)) && !p.noise.on && !p.clips_cells && !p.clips_projected &&
          !p.clips_gradients;
 }
@@ -102,10 +104,16 @@ struct Element {
   // H. Recomputed where it is used: the offsets of gates would else be kept in registers from step to step.
   FR_DEVICE int units() const { return made_anew(static_cast<int>(p.hidden)); }
   template <class T>
-  FR_DEVICE T* at(const Matrix& matrix) const { return &element<T>(matrix, b, j); }
-  FR_DEVICE V load(const Matrix& matrix, int64_t column) const { return V(to_state(element<Storage>(matrix, b, column))); }
+  FR_DEVICE T* at(const Matrix& matrix) const {
+    return &element<T>(matrix, b, j);
+  }
+  FR_DEVICE V load(const Matrix& matrix, int64_t column) const {
+    return V(to_state(element<Storage>(matrix, b, column)));
+  }
   FR_DEVICE V load_state(const Matrix& matrix, int64_t column) const { return V(element<State>(matrix, b, column)); }
-  FR_DEVICE void store(const Matrix& matrix, int64_t column, V v) const { set(element<Storage>(matrix, b, column), v.value); }
+  FR_DEVICE void store(const Matrix& matrix, int64_t column, V v) const {
+    set(element<Storage>(matrix, b, column), v.value);
+  }
   FR_DEVICE V recurrent(int m) const {
     const State sum = sums(m);
     if (!d.product.bias) return V(sum);
@@ -134,8 +142,9 @@ struct Element {
   // An inactive row has a zero output. If it is inactive even at step 0, its length is 0, and its final state is the
   // initial one.
   FR_DEVICE void rest_h() const {
-    if (!d.matrix[M::kOutput].data || b >= d.here.rows) return;  // packed: the launch covers the other direction's step too, which
-                                                     // may have more rows
+    if (!d.matrix[M::kOutput].data || b >= d.here.rows)
+      return;  // packed: the launch covers the other direction's step too, which
+               // may have more rows
     store(d.matrix[M::kOutput], j, V(0));
     if (d.here.step != 0) return;
     const int64_t i = b * p.width + j;
@@ -147,7 +156,8 @@ struct Element {
   template <class Cell>
   FR_DEVICE void load_old_cells(Unit<V, Cell>& u, const RowState& row) const {
     if constexpr (Cell::kCells > 0) {
-      const State* from = old_row<State>(row, p.reset_to_initial, d.matrix[M::kCellsBefore], d.c0, Cell::kCells * p.hidden, b);
+      const State* from =
+          old_row<State>(row, p.reset_to_initial, d.matrix[M::kCellsBefore], d.c0, Cell::kCells * p.hidden, b);
       for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = from ? V(global(from)[i * p.hidden + j]) : V(0);
     }
   }
@@ -163,7 +173,8 @@ struct Element {
     if constexpr (Cell::kUnitWeights > 0) {
       auto* to = static_cast<State*>(p.d_unit[block_z()]);
       if (!to) return;
-      for (int i = 0; i < Cell::kUnitWeights; ++i) to[(b * Cell::kUnitWeights + i) * p.hidden + j] += u.d_unit_weight[i].value;
+      for (int i = 0; i < Cell::kUnitWeights; ++i)
+        to[(b * Cell::kUnitWeights + i) * p.hidden + j] += u.d_unit_weight[i].value;
     }
   }
   template <class Cell>
@@ -175,8 +186,10 @@ struct Element {
   FR_DEVICE UnitNoise<V> noise() const {
     V factor(1);
     if constexpr (UnitNoise<V>::template kEntersHere<Cell>) factor = mask();
-    return {noise_params(), {static_cast<uint32_t>(j), static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step),
-                             static_cast<uint32_t>(p.noise.first_direction + block_z())}, factor};
+    return {noise_params(),
+        {static_cast<uint32_t>(j), static_cast<uint32_t>(b), static_cast<uint32_t>(d.here.step),
+            static_cast<uint32_t>(p.noise.first_direction + block_z())},
+        factor};
   }
 
   template <class Cell>

@@ -24,22 +24,22 @@ constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr double kBlockExchange = 0.28, kClusterExchange = 0.56, kGridExchange = 0.9, kLaunch = 4.6;
 // us that instructions of a block take which run one after the other, forward and backward.
 struct Issue {
-  double band;      // of each product of a band of rows: barriers, addresses, publishing
+  double band;       // of each product of a band of rows: barriers, addresses, publishing
   double round;      // of each slice that a warp multiplies
   double mma;        // of each gate row (backward: tile of units) and tile of rows in a round
   double pointwise;  // of each element that a thread computes
   double exact;      // of each such element more in strict float32, whose gates are not approximated
 };
 constexpr Issue kIssue[2] = {{1.2, 0, 0.073, 0.72, 0.65}, {2.1, 0.39, 0, 1.2, 0.3}};
-constexpr double kStepIssue = 6.4;                           // of a launch of `step`
-constexpr double kStepSlice = 0.53, kStepSliceOfGate = 0.17; // of each slice of its depth
+constexpr double kStepIssue = 6.4;                            // of a launch of `step`
+constexpr double kStepSlice = 0.53, kStepSliceOfGate = 0.17;  // of each slice of its depth
 constexpr double kTensorShare = 0.65, kVectorShare = 0.6;
-constexpr int64_t kRegisterShare = 2;        // half of the registers hold weights, the rest sums and addresses
-constexpr double kL2Share = 0.8;             // share of L2 that keeps weights from step to step
+constexpr int64_t kRegisterShare = 2;  // half of the registers hold weights, the rest sums and addresses
+constexpr double kL2Share = 0.8;       // share of L2 that keeps weights from step to step
 // Largest sizes for which the counts of elements and bytes below stay within 64 bits. No card holds so large a layer.
 constexpr int64_t kMostUnits = int64_t{1} << 24, kMostRows = int64_t{1} << 31;
-constexpr int64_t kRowTile = 8;              // batch rows of one mma
-constexpr int64_t kStepRows = 32;            // batch rows of a warp's tile in `step`; FMA is counted in whole ones
+constexpr int64_t kRowTile = 8;    // batch rows of one mma
+constexpr int64_t kStepRows = 32;  // batch rows of a warp's tile in `step`; FMA is counted in whole ones
 constexpr int kPersistentThreads = 256, kElementwiseRegisters = 64;
 constexpr int64_t kChoiceBatches[] = {1, 16, 64, 256};  // stand for all batches in choose()
 
@@ -62,7 +62,9 @@ struct Work {
     weight_elements = cell.multiplies() ? cell.gates * r.hidden * width + r.projection * r.hidden : 0;
     weight_bytes = weight_elements * element;
   }
-  bool tensor() const { return r.type == Type::kBFloat16 || r.type == Type::kFloat16 || (r.type == Type::kFloat32 && r.tf32); }
+  bool tensor() const {
+    return r.type == Type::kBFloat16 || r.type == Type::kFloat16 || (r.type == Type::kFloat32 && r.tf32);
+  }
   // The device's TFLOP/s at the share that kernels reach.
   double rate(const DeviceLimits& limits) const {
     if (r.type == Type::kFloat64) return limits.vector64 * kVectorShare;
@@ -107,9 +109,11 @@ Candidate blank(Strategy strategy, const Work& work) {
 // The limit of the device that a block exceeds, or "".
 std::string block_limits_refusal(const Candidate& c, const DeviceLimits& limits) {
   if (c.shared_bytes > limits.shared_per_block)
-    return "a block needs " + kib(c.shared_bytes) + " of shared memory, the device gives " + kib(limits.shared_per_block);
+    return "a block needs " + kib(c.shared_bytes) + " of shared memory, the device gives " +
+           kib(limits.shared_per_block);
   if (static_cast<int64_t>(c.registers) * c.threads > limits.registers_per_sm)
-    return number(c.threads) + " threads of " + number(c.registers) + " registers a block, an SM has " + number(limits.registers_per_sm);
+    return number(c.threads) + " threads of " + number(c.registers) + " registers a block, an SM has " +
+           number(limits.registers_per_sm);
   return "";
 }
 
@@ -121,7 +125,8 @@ struct Product {
 std::vector<Product> products(const Work& work, bool backward) {
   const int64_t hidden = work.r.hidden, width = work.width;
   if (!work.cell.multiplies()) return {{work.cell.gates, hidden, 0}};
-  std::vector<Product> list{backward ? Product{1, width, work.cell.gates * hidden} : Product{work.cell.phase[0].gates, hidden, width}};
+  std::vector<Product> list{
+      backward ? Product{1, width, work.cell.gates * hidden} : Product{work.cell.phase[0].gates, hidden, width}};
   if (work.cell.two_phases()) list.push_back(backward ? Product{1, hidden, width} : Product{1, width, hidden});
   return list;
 }
@@ -138,8 +143,10 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
     StepCost& cost = c.cost[backward];
     for (const Product& product : products(work, backward)) {
       const double depth_bytes = static_cast<double>(product.depth) * work.element;
-      const StepTile tile = step_tile(product.gates, work.r.type, product.depth * work.element, work.r.batch, limits.shared_per_block);
-      const int64_t unit_tiles = divide_up(product.units, 16 * tile.unit_warps), row_tiles = divide_up(work.r.batch, 32 * tile.row_warps);
+      const StepTile tile =
+          step_tile(product.gates, work.r.type, product.depth * work.element, work.r.batch, limits.shared_per_block);
+      const int64_t unit_tiles = divide_up(product.units, 16 * tile.unit_warps),
+                    row_tiles = divide_up(work.r.batch, 32 * tile.row_warps);
       const int64_t blocks = unit_tiles * row_tiles * work.r.directions;
       if (!backward && cost.launch == 0) {  // explain prints forward's first product
         c.threads = tile.threads(), c.blocks = static_cast<int>(blocks);
@@ -155,7 +162,8 @@ Candidate plan_step(const Work& work, const DeviceLimits& limits) {
       cost.broadcast += rows * depth_bytes * unit_tiles / rate;
       cost.weights += std::max(weights * row_tiles / rate, from_dram ? weights / (limits.dram * 1e6) : 0);
       cost.arithmetic += work.arithmetic(limits, product.gates * product.units * product.depth, rows, busy) * waves;
-      cost.issue += kStepIssue + divide_up(product.depth * work.element, kPersistentSlice) * (kStepSlice + kStepSliceOfGate * product.gates);
+      cost.issue += kStepIssue + divide_up(product.depth * work.element, kPersistentSlice) *
+                                     (kStepSlice + kStepSliceOfGate * product.gates);
     }
     cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   }
@@ -169,7 +177,8 @@ std::string one_launch_refusal(const Work& work, const DeviceLimits& limits) {
   if (limits.capability < kLowestCapability)
     return "compute capability " + number(limits.capability) + " < " + number(kLowestCapability);
   if (work.r.type == Type::kFloat64 && work.cell.multiplies()) return "float64 runs in step only";
-  if (work.r.state_dropout && work.cell.multiplies()) return "dropout of the state runs in step only, other kernels read the output as it is";
+  if (work.r.state_dropout && work.cell.multiplies())
+    return "dropout of the state runs in step only, other kernels read the output as it is";
   return "";
 }
 
@@ -180,7 +189,8 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   c.groups = static_cast<int>(divide_up(work.r.batch, kRowTile));
   if (!work.cell.multiplies()) {  // block/elementwise.cuh: a thread for each unit of each row
     c.rows_per_group = std::min(divide_up(kPersistentThreads, work.r.hidden), work.r.batch);
-    c.groups = static_cast<int>(std::min<int64_t>(divide_up(work.r.batch * work.r.hidden, kPersistentThreads), INT32_MAX / 2));
+    c.groups =
+        static_cast<int>(std::min<int64_t>(divide_up(work.r.batch * work.r.hidden, kPersistentThreads), INT32_MAX / 2));
     c.registers = kElementwiseRegisters;
   }
   c.blocks = c.groups * work.r.directions;
@@ -189,16 +199,18 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   const int64_t room = limits.registers_per_sm * 4 / kRegisterShare;
   if (refusal.empty() && work.r.packed) refusal = "packed rows have no block kernel";
   if (refusal.empty() && work.weight_bytes > room)
-    refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", the registers of one SM hold " + kib(room) +
-              " of weights";
-  if (refusal.empty()) refusal = block_refusal(work.r.cell, work.r.type, work.r.tf32, work.r.hidden, limits.shared_per_block);
+    refusal = "the weights of a direction take " + kib(work.weight_bytes) + ", the registers of one SM hold " +
+              kib(room) + " of weights";
+  if (refusal.empty())
+    refusal = block_refusal(work.r.cell, work.r.type, work.r.tf32, work.r.hidden, limits.shared_per_block);
   if (refusal.empty()) {
     c.shared_bytes = block_shared_bytes(work.r.cell, work.r.type, work.r.hidden);
     refusal = block_limits_refusal(c, limits);
   }
   c.refusal[0] = c.refusal[1] = refusal;
   // blocks an SM
-  const int64_t resident = work.cell.multiplies() ? 1 : limits.registers_per_sm / (kElementwiseRegisters * kPersistentThreads);
+  const int64_t resident =
+      work.cell.multiplies() ? 1 : limits.registers_per_sm / (kElementwiseRegisters * kPersistentThreads);
   const int64_t waves = divide_up(c.blocks, limits.sms * resident);
   for (const bool backward : {false, true}) {
     StepCost& cost = c.cost[backward];
@@ -213,7 +225,8 @@ Candidate plan_block(const Work& work, const DeviceLimits& limits) {
   return c;
 }
 
-PersistentPartition partition_of(Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward, bool in_sequence) {
+PersistentPartition partition_of(
+    Strategy strategy, const Work& work, const DeviceLimits& limits, bool backward, bool in_sequence) {
   PersistentRequest request;
   request.cell = work.r.cell, request.type = work.r.type, request.tf32 = work.r.tf32;
   request.batch = work.r.batch, request.hidden = work.r.hidden, request.projection = work.r.projection;
@@ -226,8 +239,8 @@ PersistentPartition partition_of(Strategy strategy, const Work& work, const Devi
 // A step of a persistent launch. A group's rows go through it in bands; the work on one band hides the exchange of
 // the others. exchange: us from a block's results until another can read them. read_rate: KiB/us of the operand that an
 // SM gathers.
-StepCost persistent_cost(const PersistentPartition& partition, const Work& work, const DeviceLimits& limits, bool backward,
-                         double exchange, double read_rate) {
+StepCost persistent_cost(const PersistentPartition& partition, const Work& work, const DeviceLimits& limits,
+    bool backward, double exchange, double read_rate) {
   const int64_t rows = std::min(work.r.batch, partition.rows_per_group), bands = divide_up(rows, kPersistentBand);
   const double per_sm = work.rate(limits) * 1e6 / limits.sms;  // flop/us
   const bool tensor = work.tensor();
@@ -241,7 +254,8 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
     const double depth = static_cast<double>(phase.slices) * kPersistentSlice;
     if (phase.partial) {  // the operand is the block's own; it writes partial sums of all results, and reads as many
       cost.broadcast += 2.0 * rows * phase.units * sizeof(float) / (read_rate * 1024);
-      cost.arithmetic += 2.0 * (phase.rounds / phase.slices) * phase.block_units() * (depth / work.element) * counted / per_sm;
+      cost.arithmetic +=
+          2.0 * (phase.rounds / phase.slices) * phase.block_units() * (depth / work.element) * counted / per_sm;
     } else {
       cost.broadcast += rows * depth / (read_rate * 1024);
       cost.arithmetic += 2.0 * phase.gates * phase.block_units() * (depth / work.element) * counted / per_sm;
@@ -258,24 +272,33 @@ StepCost persistent_cost(const PersistentPartition& partition, const Work& work,
   const double blocks = static_cast<double>(partition.blocks) * partition.groups * partition.directions;
   cost.weights = shared / (limits.shared_rate_per_sm * 1024) + streamed / (limits.l2_per_sm * 1024);
   // Streamed weights that do not fit L2 come from DRAM, for each band.
-  if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes) cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
+  if (partition.streamed_bytes * blocks > kL2Share * limits.l2_bytes)
+    cost.weights = std::max(cost.weights, streamed * blocks / (limits.dram * 1e6));
   const double of_one_band = cost.total() / bands / partition.phases;
   // bands in flight
   const int64_t together = partition.slots > 0 ? std::min<int64_t>(bands, partition.slots) : bands;
   cost.exchange += partition.phases * std::max(0.0, exchange - (together - 1) * of_one_band);
   // Clusters beyond those resident at once run in waves; directions that do not fit together run in sequence.
   const int64_t resident = resident_clusters(persistent_limits(Strategy::kCluster, limits), partition.blocks);
-  const auto waves = static_cast<double>(partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * partition.directions, resident)
-                                                           : work.r.directions / partition.directions);
-  for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.issue, &cost.pointwise}) *part *= waves;
+  const auto waves = static_cast<double>(
+      partition.cluster ? divide_up(static_cast<int64_t>(partition.groups) * partition.directions, resident)
+                        : work.r.directions / partition.directions);
+  for (double* part : {&cost.exchange, &cost.broadcast, &cost.arithmetic, &cost.weights, &cost.issue, &cost.pointwise})
+    *part *= waves;
   cost.rows = work.row_bytes(backward) / (limits.dram * 1e6);
   return cost;
 }
 
-StepCost persistent_cost(Strategy strategy, const PersistentPartition& partition, const Work& work, const DeviceLimits& limits, bool backward) {
+StepCost persistent_cost(Strategy strategy, const PersistentPartition& partition, const Work& work,
+    const DeviceLimits& limits, bool backward) {
   const bool cluster = strategy == Strategy::kCluster, alone = cluster && partition.blocks == 1;
-  return persistent_cost(partition, work, limits, backward, alone ? kBlockExchange : cluster ? kClusterExchange : kGridExchange,
-                         alone ? limits.shared_rate_per_sm : cluster ? limits.peer_per_sm : limits.l2_per_sm);
+  return persistent_cost(partition, work, limits, backward,
+      alone     ? kBlockExchange
+      : cluster ? kClusterExchange
+                : kGridExchange,
+      alone     ? limits.shared_rate_per_sm
+      : cluster ? limits.peer_per_sm
+                : limits.l2_per_sm);
 }
 
 // Choice::in_sequence. Compares the two ways by the geometric mean over the fixed batches.
@@ -298,13 +321,15 @@ bool runs_apart(Strategy strategy, const PlanRequest& request, const DeviceLimit
 std::string describe(const PhasePartition& phase) {
   if (phase.partial)
     return "partial sums of " + number(phase.units) + " results over a block's own units, which the blocks add up; " +
-           number(phase.unit_warps) + " x 1 warps (results x depth), " + number(phase.rounds) + " slices of the depth a warp: " +
-           number(phase.register_rounds) + " in registers, " + number(phase.shared_rounds) + " in shared memory, " +
-           number(phase.streamed_rounds()) + " streamed";
-  return number(phase.gates) + (phase.gates == 1 ? " gate row" : " gate rows") + " of " + number(phase.units) + " units, " +
-         number(phase.block_units()) + " units a block; " + number(phase.unit_warps) + " x " + number(phase.depth_warps) +
-         " warps (units x depth)" + (phase.tiles > 1 ? ", each " + number(phase.tiles) + " tiles of units, " : ", ") + number(phase.rounds) + " slices of the depth a warp: " + number(phase.register_rounds) +
-         " in registers, " + number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
+           number(phase.unit_warps) + " x 1 warps (results x depth), " + number(phase.rounds) +
+           " slices of the depth a warp: " + number(phase.register_rounds) + " in registers, " +
+           number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
+  return number(phase.gates) + (phase.gates == 1 ? " gate row" : " gate rows") + " of " + number(phase.units) +
+         " units, " + number(phase.block_units()) + " units a block; " + number(phase.unit_warps) + " x " +
+         number(phase.depth_warps) + " warps (units x depth)" +
+         (phase.tiles > 1 ? ", each " + number(phase.tiles) + " tiles of units, " : ", ") + number(phase.rounds) +
+         " slices of the depth a warp: " + number(phase.register_rounds) + " in registers, " +
+         number(phase.shared_rounds) + " in shared memory, " + number(phase.streamed_rounds()) + " streamed";
 }
 
 // The weights of a direction spread once over a group of blocks, which exchange through global memory or, in a cluster,
@@ -329,13 +354,16 @@ Candidate plan_persistent(Strategy strategy, const Work& work, const DeviceLimit
     c.cost[backward] = persistent_cost(strategy, partition, work, limits, backward);
     refusal = block_limits_refusal(c, limits);
     std::vector<std::string>& words = c.partition[backward];
-    words.push_back(number(partition.blocks) + (partition.blocks == 1 ? " block takes" : " blocks take") + " the weights once, " +
-                    number(partition.groups) + (partition.groups == 1 ? " group" : " groups") + " of up to " + number(partition.rows_per_group) +
-                    " rows; a block holds " + kib(partition.resident_bytes));
+    words.push_back(number(partition.blocks) + (partition.blocks == 1 ? " block takes" : " blocks take") +
+                    " the weights once, " + number(partition.groups) + (partition.groups == 1 ? " group" : " groups") +
+                    " of up to " + number(partition.rows_per_group) + " rows; a block holds " +
+                    kib(partition.resident_bytes));
     if (partition.streamed_bytes > 0)
-      words.back() += " and reads " + kib(partition.streamed_bytes) + " from L2 in each step for each " + number(kPersistentBand) + " rows";
+      words.back() += " and reads " + kib(partition.streamed_bytes) + " from L2 in each step for each " +
+                      number(kPersistentBand) + " rows";
     if (partition.directions < work.r.directions) words.back() += "; the directions run one after the other";
-    for (int i = 0; i < partition.phases; ++i) words.push_back("product " + number(i + 1) + ": " + describe(partition.phase[i]));
+    for (int i = 0; i < partition.phases; ++i)
+      words.push_back("product " + number(i + 1) + ": " + describe(partition.phase[i]));
   }
   return c;
 }
@@ -347,10 +375,11 @@ double StepCost::total() const {
 }
 
 const char* StepCost::bound() const {
-  const std::pair<double, const char*> parts[] = {{launch, "launch"},         {exchange, "exchange"}, {broadcast, "broadcast"},
-                                                  {arithmetic, "arithmetic"}, {weights, "weights"},   {rows, "memory"},
-                                                  {issue, "issue"},           {pointwise, "pointwise"}};
-  return std::max_element(std::begin(parts), std::end(parts), [](auto& a, auto& b) { return a.first < b.first; })->second;
+  const std::pair<double, const char*> parts[] = {{launch, "launch"}, {exchange, "exchange"}, {broadcast, "broadcast"},
+      {arithmetic, "arithmetic"}, {weights, "weights"}, {rows, "memory"}, {issue, "issue"}, {pointwise, "pointwise"}};
+  return std::max_element(std::begin(parts), std::end(parts), [](auto& a, auto& b) {
+    return a.first < b.first;
+  })->second;
 }
 
 const char* strategy_name(Strategy strategy) {
@@ -366,13 +395,15 @@ Strategy strategy_named(const std::string& name) {
 
 int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
   // Indexed by gate rows - 1.
-  static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168}, kStepDouble[] = {128, 168, 200, 232};
+  static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168},
+                       kStepDouble[] = {128, 168, 200, 232};
   static constexpr int kBlockForward[] = {152, 255, 232, 248}, kPersistentForward[] = {240, 248, 248, 255},
                        kPersistentFloat[] = {248, 255, 255, 255};
   constexpr int kBlockBackward = 255, kPersistentBackward = 255;  // one block of 256 threads an SM: at most 255
   if (gates < 1 || gates > 4) throw std::invalid_argument("gates: expected 1 to 4");
   switch (strategy) {
-    case Strategy::kStep: return (math == Math::kFloat64 ? kStepDouble : math == Math::kFloat32 ? kStepFloat : kStepTensor)[gates - 1];
+    case Strategy::kStep:
+      return (math == Math::kFloat64 ? kStepDouble : math == Math::kFloat32 ? kStepFloat : kStepTensor)[gates - 1];
     case Strategy::kBlock: return backward ? kBlockBackward : kBlockForward[gates - 1];
     default:
       if (backward) return kPersistentBackward;
@@ -390,7 +421,8 @@ const std::vector<DeviceLimits>& known_cards() {
   static const std::vector<DeviceLimits> cards = {
       {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 65536, 40 * kMiB, 1, 312, 156, 19.5, 9.7, 2.0, 36, 0, 180},
       {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 3.0, 42, 25, 225},
-      {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 60 * kMiB, 16, 800, 400, 60, 33.5, 4.3, 42, 28, 236, {132, 66, 30, 15, 7}},
+      {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 60 * kMiB, 16, 800, 400, 60, 33.5, 4.3, 42, 28, 236,
+          {132, 66, 30, 15, 7}},
       {"L40S", 89, 142, 99 * kKiB, 100 * kKiB, 65536, 96 * kMiB, 1, 362, 183, 91, 1.4, 0.86, 36, 0, 310},
       {"RTX4090", 89, 128, 99 * kKiB, 100 * kKiB, 65536, 72 * kMiB, 1, 165, 82, 82, 1.3, 1.0, 36, 0, 310},
       {"B200", 100, 148, 227 * kKiB, 228 * kKiB, 65536, 126 * kMiB, 8, 2250, 1120, 75, 37, 7.7, 45, 25, 240},
@@ -408,7 +440,11 @@ const DeviceLimits& card_limits(const std::string& name) {
 }
 
 DeviceLimits limits_like(int capability, int sms) {
-  const char* nearest = capability >= 120 ? "RTX4090" : capability >= 100 ? "B200" : capability >= 90 ? "H100" : capability >= 86 ? "L40S" : "A100";
+  const char* nearest = capability >= 120   ? "RTX4090"
+                        : capability >= 100 ? "B200"
+                        : capability >= 90  ? "H100"
+                        : capability >= 86  ? "L40S"
+                                            : "A100";
   DeviceLimits limits = card_limits(nearest);
   const double scale = static_cast<double>(sms) / limits.sms;
   for (double* rate : {&limits.tensor16, &limits.tensor32, &limits.vector32, &limits.vector64}) *rate *= scale;
@@ -419,7 +455,7 @@ DeviceLimits limits_like(int capability, int sms) {
 
 std::vector<std::pair<std::string, double>> model_constants() {
   return {{"launch", kLaunch}, {"block_exchange", kBlockExchange}, {"cluster_exchange", kClusterExchange},
-          {"grid_exchange", kGridExchange}, {"tensor_share", kTensorShare}, {"vector_share", kVectorShare}};
+      {"grid_exchange", kGridExchange}, {"tensor_share", kTensorShare}, {"vector_share", kVectorShare}};
 }
 
 PersistentLimits persistent_limits(Strategy strategy, const DeviceLimits& limits) {
@@ -438,13 +474,15 @@ namespace {
 std::vector<Candidate> make_candidates(const PlanRequest& request, const DeviceLimits& limits) {
   const Work work(request);
   return {plan_step(work, limits), plan_block(work, limits), plan_persistent(Strategy::kCluster, work, limits),
-          plan_persistent(Strategy::kGrid, work, limits), plan_persistent(Strategy::kStreaming, work, limits)};
+      plan_persistent(Strategy::kGrid, work, limits), plan_persistent(Strategy::kStreaming, work, limits)};
 }
 
 }  // namespace
 
 Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
-  const auto taken = [&](Strategy strategy) { return Choice{strategy, runs_apart(strategy, request, limits, request.training)}; };
+  const auto taken = [&](Strategy strategy) {
+    return Choice{strategy, runs_apart(strategy, request, limits, request.training)};
+  };
   if (!request.strategy.empty()) return taken(strategy_named(request.strategy));
   // A single step in `step` is one launch; the others need two, which take longer to queue than the step to run. (In a
   // CUDA graph, where nothing is queued, `grid` is ahead: on an H200 27 us in place of 40 for an LSTM of 1024 units.)
@@ -460,10 +498,12 @@ Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
   const auto same = [&](const Answer& a) {
     const PlanRequest& r = a.request;
     return r.cell == request.cell && r.type == request.type && r.tf32 == request.tf32 && r.hidden == request.hidden &&
-           r.projection == request.projection && r.directions == request.directions && r.training == request.training && r.packed == request.packed && r.state_dropout == request.state_dropout &&
-           a.limits.name == limits.name && a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block &&
+           r.projection == request.projection && r.directions == request.directions && r.training == request.training &&
+           r.packed == request.packed && r.state_dropout == request.state_dropout && a.limits.name == limits.name &&
+           a.limits.sms == limits.sms && a.limits.shared_per_block == limits.shared_per_block &&
            a.limits.max_cluster == limits.max_cluster &&
-           std::equal(std::begin(a.limits.resident_clusters), std::end(a.limits.resident_clusters), limits.resident_clusters);
+           std::equal(
+               std::begin(a.limits.resident_clusters), std::end(a.limits.resident_clusters), limits.resident_clusters);
   };
   const auto found = std::find_if(known.begin(), known.end(), same);
   if (found != known.end()) return found->choice;
@@ -473,9 +513,11 @@ Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
     PlanRequest one = request;
     one.batch = batch;
     for (const Candidate& c : make_candidates(one, limits))
-      cost[static_cast<int>(c.strategy)] += c.can_run(request.training) ? std::log(c.cost[request.training].total()) : INFINITY;
+      cost[static_cast<int>(c.strategy)] +=
+          c.can_run(request.training) ? std::log(c.cost[request.training].total()) : INFINITY;
   }
-  const Choice choice = taken(static_cast<Strategy>(std::min_element(std::begin(cost), std::end(cost)) - std::begin(cost)));
+  const Choice choice =
+      taken(static_cast<Strategy>(std::min_element(std::begin(cost), std::end(cost)) - std::begin(cost)));
   if (known.size() == kKept) known.erase(known.begin());
   known.push_back({request, limits, choice});
   return choice;
@@ -484,12 +526,17 @@ Choice choose(const PlanRequest& request, const DeviceLimits& limits) {
 Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   if (request.steps < 0 || request.batch < 1 || request.hidden < 1 || request.projection < 0)
     throw std::invalid_argument("plan: steps >= 0, batch >= 1, hidden >= 1 and projection >= 0 expected");
-  const struct { const char* name; int64_t size, most; } sizes[] = {
-      {"hidden", request.hidden, kMostUnits}, {"projection", request.projection, kMostUnits}, {"batch", request.batch, kMostRows}, {"steps", request.steps, kMostRows}};
+  const struct {
+    const char* name;
+    int64_t size, most;
+  } sizes[] = {{"hidden", request.hidden, kMostUnits}, {"projection", request.projection, kMostUnits},
+      {"batch", request.batch, kMostRows}, {"steps", request.steps, kMostRows}};
   for (const auto& [name, size, most] : sizes)
     if (size > most)
-      throw std::invalid_argument(std::string("plan: ") + name + " is " + std::to_string(size) + ", at most " + std::to_string(most) + " can be planned");
-  if (request.directions != 1 && request.directions != 2) throw std::invalid_argument("plan: 1 or 2 directions expected");
+      throw std::invalid_argument(std::string("plan: ") + name + " is " + std::to_string(size) + ", at most " +
+                                  std::to_string(most) + " can be planned");
+  if (request.directions != 1 && request.directions != 2)
+    throw std::invalid_argument("plan: 1 or 2 directions expected");
   if (facts_of(request.cell).projects() != (request.projection > 0))
     throw std::invalid_argument("plan: projection > 0 expected with a cell that projects, and only there");
   Plan plan;
@@ -509,8 +556,12 @@ Plan make_plan(const PlanRequest& request, const DeviceLimits& limits) {
   if (!request.training) plan.chosen[1] = plan.chosen[0];
   for (const Candidate& c : plan.candidates) {
     const bool forward = plan.chosen[0] == c.strategy, backward = plan.chosen[1] == c.strategy;
-    std::string text = std::string(strategy_name(c.strategy)) + (!forward && !backward ? " is not chosen" : " is chosen") +
-                       (forward == backward ? "" : forward ? " forward" : " backward") + ":";
+    std::string text = std::string(strategy_name(c.strategy)) +
+                       (!forward && !backward ? " is not chosen" : " is chosen") +
+                       (forward == backward ? ""
+                           : forward        ? " forward"
+                                            : " backward") +
+                       ":";
     const auto phase = [&](int i) {
       if (!c.can_run(i)) return "cannot run: " + c.refusal[i];
       char predicted[64];

@@ -49,8 +49,8 @@ struct PlanRequest {
   int64_t steps = 1, batch = 1, hidden = 1, projection = 0;
   int directions = 1;
   bool training = false;
-  bool packed = false;   // packed rows: each step has no more than the step before (Shape::batch_sizes)
-  std::string strategy;  // "": choose one
+  bool packed = false;         // packed rows: each step has no more than the step before (Shape::batch_sizes)
+  std::string strategy;        // "": choose one
   bool state_dropout = false;  // the product reads the masked output, not the output
 };
 
@@ -66,17 +66,17 @@ struct StepCost {
 
 struct Candidate {
   Strategy strategy;
-  std::string refusal[2];  // [forward, backward]; "": can run; else the limit that fails, with numbers
+  std::string refusal[2];                // [forward, backward]; "": can run; else the limit that fails, with numbers
   int blocks, threads, cluster, groups;  // blocks: of the whole grid; cluster: blocks of one (1: none); groups: batch
                                          // groups, each with its own copy of the weights
-  int registers;          // a thread: the most of any kernel of the call
+  int registers;                         // a thread: the most of any kernel of the call
   int64_t rows_per_group;
-  int64_t weight_bytes;   // recurrent weights of a direction
-  int64_t resident_bytes; // the part of them on one SM
-  int64_t streamed_bytes; // what each SM reads from L2 in each step, for each band of rows
-  int64_t shared_bytes;   // of a block
+  int64_t weight_bytes;                   // recurrent weights of a direction
+  int64_t resident_bytes;                 // the part of them on one SM
+  int64_t streamed_bytes;                 // what each SM reads from L2 in each step, for each band of rows
+  int64_t shared_bytes;                   // of a block
   std::vector<std::string> partition[2];  // [forward, backward]: how the weights are spread, in words
-  StepCost cost[2];        // [forward, backward]
+  StepCost cost[2];                       // [forward, backward]
   bool can_run(bool backward) const { return refusal[backward].empty(); }
 };
 

@@ -17,10 +17,10 @@ void check_launch(cudaError_t result, const char* call, const char* kernel, cons
   if (result == cudaSuccess) return;
   (void)cudaGetLastError();  // launch errors are not sticky: clears this one, so that the next call starts clean
   throw std::runtime_error(std::string(call) + " of " + kernel + ": " + cudaGetErrorName(result) + ": " +
-                           cudaGetErrorString(result) + "; grid (" + std::to_string(shape.x) + ", " + std::to_string(shape.y) +
-                           ", " + std::to_string(shape.z) + "), " + std::to_string(shape.threads) + " threads, " +
-                           std::to_string(shape.shared_bytes) + " bytes of shared memory, clusters of " +
-                           std::to_string(shape.cluster));
+                           cudaGetErrorString(result) + "; grid (" + std::to_string(shape.x) + ", " +
+                           std::to_string(shape.y) + ", " + std::to_string(shape.z) + "), " +
+                           std::to_string(shape.threads) + " threads, " + std::to_string(shape.shared_bytes) +
+                           " bytes of shared memory, clusters of " + std::to_string(shape.cluster));
 }
 }  // namespace gpu
 
@@ -89,7 +89,8 @@ const DeviceLimits& limits_of(int device) {
   static std::mutex mutex;
   static std::array<DeviceLimits, kMaxDevices> known;
   static std::array<bool, kMaxDevices> asked{};
-  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("CUDA device " + std::to_string(device) + ": beyond the table");
+  if (device < 0 || device >= kMaxDevices)
+    throw std::runtime_error("CUDA device " + std::to_string(device) + ": beyond the table");
   const std::lock_guard<std::mutex> lock(mutex);
   if (!asked[device]) known[device] = query(device), asked[device] = true;
   return known[device];
@@ -157,12 +158,13 @@ std::string cuda_status(int device) {
   }
   // Within a major version a binary runs on older drivers; across majors it does not.
   if (driver / 1000 < runtime / 1000)
-    return "the NVIDIA driver supports CUDA " + version(driver) + ", but fastrnn was built with CUDA " + version(runtime) +
-           ": update the driver, or rebuild fastrnn with an older CUDA";
+    return "the NVIDIA driver supports CUDA " + version(driver) + ", but fastrnn was built with CUDA " +
+           version(runtime) + ": update the driver, or rebuild fastrnn with an older CUDA";
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result != cudaSuccess || count == 0) {
     (void)cudaGetLastError();
-    return result == cudaSuccess ? "no CUDA device was found" : std::string("no usable CUDA device: ") + cudaGetErrorString(result);
+    return result == cudaSuccess ? "no CUDA device was found"
+                                 : std::string("no usable CUDA device: ") + cudaGetErrorString(result);
   }
   if (device < 0 || device >= count) return "there is no CUDA device " + std::to_string(device);
   const DeviceLimits& limits = limits_of(device);
@@ -172,7 +174,8 @@ std::string cuda_status(int device) {
   const Current current(device);
   if (!gpu::persistent_has_code())
     return "fastrnn was built without kernels for compute capability " + std::to_string(limits.capability / 10) + "." +
-           std::to_string(limits.capability % 10) + ": rebuild it with FASTRNN_CUDA_ARCHS=" + std::to_string(limits.capability);
+           std::to_string(limits.capability % 10) +
+           ": rebuild it with FASTRNN_CUDA_ARCHS=" + std::to_string(limits.capability);
   return "";
 }
 

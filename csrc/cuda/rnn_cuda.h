@@ -11,10 +11,10 @@
 namespace fr {
 
 struct CudaOptions {
-  bool tf32 = false;           // float32 products may round their operands to TF32
-  std::string strategy;        // "": the plan chooses
-  int64_t first = 0, last = 0; // range of the steps of a forward call (StepRange in run.h)
-  void* workspace = nullptr;   // device memory, aligned to 256; may be reused once the stream has passed the call
+  bool tf32 = false;            // float32 products may round their operands to TF32
+  std::string strategy;         // "": the plan chooses
+  int64_t first = 0, last = 0;  // range of the steps of a forward call (StepRange in run.h)
+  void* workspace = nullptr;    // device memory, aligned to 256; may be reused once the stream has passed the call
   // A word of pinned host memory, shared by all calls on the device and 0 at first. A kernel whose wait times out
   // reports there (persistent/timeout.h). The next call reads the word, without a CUDA call, clears it and throws
   // std::runtime_error. Null: no timeout.

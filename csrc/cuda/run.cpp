@@ -38,22 +38,23 @@ void check_shape(const Shape& shape, int directions) {
   check(shape.steps >= 0 && shape.batch >= 0 && shape.hidden > 0, "steps, batch, hidden: expected sizes");
   check(!shape.batch_sizes == !shape.step_offset, "batch_sizes and step_offset: expected both or none");
   check(facts_of(shape.cell).projects() == (shape.projection > 0),
-        "projection: expected with a cell that projects, and only there");
+      "projection: expected with a cell that projects, and only there");
 }
 
 void check_forward(const Layout& l, const ForwardDirection& from, bool drops) {
   check(!drops || (from.entering.data && !from.h0 == !from.h0_entering),
-        "entering, h0_entering: expected with state_mask");
+      "entering, h0_entering: expected with state_mask");
   check((from.weights.hh || !l.cell.multiplies()) && from.input_gates.data && from.output.data && from.h_n,
-        "weight_hh, input_gates, output, h_n: expected");
+      "weight_hh, input_gates, output, h_n: expected");
   check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
   check(!l.cell.cells || from.c_n, "c_n: expected for a cell with a cell state");
   check((l.cell.saved == 0 || !from.gates.data) || !l.cell.cells || from.cells.data, "cells: expected with gates");
 }
 
-void check_backward(const Layout& l, const BackwardArgs& args, const BackwardDirection& from, bool rebuilds, bool drops) {
+void check_backward(
+    const Layout& l, const BackwardArgs& args, const BackwardDirection& from, bool rebuilds, bool drops) {
   check((from.weights.hh || !l.cell.multiplies()) && from.output.data && from.d_gates.data && from.d_h,
-        "weight_hh, output, d_gates, d_h: expected");
+      "weight_hh, output, d_gates, d_h: expected");
   check(!l.cell.cells || (from.cells.data && from.d_c), "cells, d_c: expected for a cell with a cell state");
   check(!l.cell.unit_weights || from.weights.unit, "weight_unit: expected for a cell with weights of a unit");
   check(l.cell.split_gate < 0 || from.d_recurrent.data, "d_recurrent: expected for this cell");
@@ -62,7 +63,7 @@ void check_backward(const Layout& l, const BackwardArgs& args, const BackwardDir
   check(from.input_gates.data, "input_gates: expected where gates are rebuilt");
   check(l.shape.step_offset || args.last_step - args.first_step < 2 ||
             from.input_gates.step_stride == l.shape.batch * from.input_gates.row_stride,
-        "input_gates: expected without gaps between steps where gates are rebuilt");
+      "input_gates: expected without gaps between steps where gates are rebuilt");
   check(!drops, "gates: expected with state_mask");
 }
 
@@ -132,7 +133,7 @@ void run_forward(const ForwardArgs& args, const StepRange& range, const Run& run
   const Layout l(args.shape);
   const StepRange steps{range.first, range.last > 0 ? range.last : l.shape.steps};
   check(0 <= steps.first && steps.first <= steps.last && steps.last <= l.shape.steps,
-        "first, last: expected a range of the steps");
+      "first, last: expected a range of the steps");
   const bool drops = drops_state(l, args.direction[0].weights);
   for (int i = 0; i < args.directions; ++i) check_forward(l, args.direction[i], drops);
   const Launcher launch{l, math_of(l.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
@@ -149,7 +150,7 @@ void run_backward(const BackwardArgs& args, const Run& run, const Kernels& kerne
   raise_if_timed_out(run.status, run.timeout_ns);
   check_shape(args.shape, args.directions);
   check(0 <= args.first_step && args.first_step <= args.last_step && args.last_step <= args.shape.steps,
-        "first_step, last_step: expected a range of steps");
+      "first_step, last_step: expected a range of steps");
   const Layout l(args.shape);
   const Launcher launch{l, math_of(l.shape.type, run.tf32), run.shared_limit, kernels, run.stream, args.directions};
   Workspace workspace(run.workspace);

@@ -25,8 +25,8 @@ struct StepRange {
 
 // How a call runs.
 struct Run {
-  bool block = false;        // try `block`; what it cannot run (block/launch.h) runs step by step
-  bool persistent = false;   // try the persistent strategies (persistent/partition.h) on a device with these limits
+  bool block = false;       // try `block`; what it cannot run (block/launch.h) runs step by step
+  bool persistent = false;  // try the persistent strategies (persistent/partition.h) on a device with these limits
   PersistentLimits limits;
   bool tf32 = false;
   int64_t shared_limit = 0;  // shared memory that a block may have, in bytes

@@ -40,21 +40,27 @@ struct Bf16Math {
   using Storage = BFloat16;
   using State = float;
   static constexpr bool kTensor = true;
-  FR_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_bf16_m16n8k16(d, a, b); }
+  FR_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_bf16_m16n8k16(d, a, b);
+  }
   FR_DEVICE static void prepare(uint32_t (&)[4]) {}
 };
 struct Fp16Math {
   using Storage = Float16;
   using State = float;
   static constexpr bool kTensor = true;
-  FR_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_fp16_m16n8k16(d, a, b); }
+  FR_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_fp16_m16n8k16(d, a, b);
+  }
   FR_DEVICE static void prepare(uint32_t (&)[4]) {}
 };
 struct Tf32Math {
   using Storage = float;
   using State = float;
   static constexpr bool kTensor = true;
-  FR_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_tf32_m16n8k8(d, a, b); }
+  FR_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_tf32_m16n8k8(d, a, b);
+  }
   FR_DEVICE static void prepare(uint32_t (&words)[4]) {
     for (int i = 0; i < 4; ++i) words[i] = round_to_tf32(words[i]);
   }
@@ -79,8 +85,8 @@ struct Accumulators {
 // Multiplies one slice (128 bytes of depth). weights has rows m * tile_units + unit, operands has the batch rows; unit0
 // and row0 are the warp's first.
 template <class Math, int kGates>
-FR_DEVICE void multiply_slice(Accumulators<typename Math::State, kGates>& sums, const unsigned char* weights, int tile_units,
-                              int unit0, const unsigned char* operands, int row0, int lane) {
+FR_DEVICE void multiply_slice(Accumulators<typename Math::State, kGates>& sums, const unsigned char* weights,
+    int tile_units, int unit0, const unsigned char* operands, int row0, int lane) {
   if constexpr (Math::kTensor) {
     const int matrix = lane / 8, line = lane % 8;  // the address that this lane passes to load_matrix_x4
 #pragma unroll
@@ -104,7 +110,9 @@ FR_DEVICE void multiply_slice(Accumulators<typename Math::State, kGates>& sums, 
     }
   } else {
     using State = typename Math::State;
-    struct alignas(kPieceBytes) Piece { State value[kPieceBytes / sizeof(State)]; };
+    struct alignas(kPieceBytes) Piece {
+      State value[kPieceBytes / sizeof(State)];
+    };
     const auto load = [](const unsigned char* tile, int row, int piece) {
       return *reinterpret_cast<const Piece*>(tile + piece_offset(row, piece));
     };

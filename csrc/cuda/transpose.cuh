@@ -39,7 +39,7 @@ void launch_transpose(const TransposeParams& params, void* stream) {
   using Kernel = TransposeKernel<T>;
   const auto tiles = [](int64_t size) { return static_cast<int>((size + Kernel::kTile - 1) / Kernel::kTile); };
   const LaunchShape shape{tiles(params.columns), tiles(params.rows), 1, Kernel::kMaxThreads,
-                          Kernel::kTile * Kernel::kPitch * static_cast<int64_t>(sizeof(T))};
+      Kernel::kTile * Kernel::kPitch * static_cast<int64_t>(sizeof(T))};
   launch<Kernel>(shape, params, stream);
 }
 

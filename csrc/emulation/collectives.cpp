@@ -82,7 +82,8 @@ void mma_tf32(void** parts) {
 float fp16_to_float(uint16_t bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   float value = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                               : exponent ? std::ldexp(1024.f + mantissa, exponent - 25) : std::ldexp(float(mantissa), -24);
+                : exponent     ? std::ldexp(1024.f + mantissa, exponent - 25)
+                               : std::ldexp(float(mantissa), -24);
   return bits & 0x8000 ? -value : value;
 }
 
@@ -93,7 +94,7 @@ uint16_t float_to_fp16(float value) {
   if (magnitude >= 65520.f) return sign | 0x7C00;
   if (magnitude < 6.103515625e-05f) return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(magnitude, 24)));
   int exponent;
-  const float fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
+  const float fraction = std::frexp(magnitude, &exponent);                         // in [0.5, 1)
   const int rounded = static_cast<int>(std::nearbyint(std::ldexp(fraction, 11)));  // in [1024, 2048]
   return sign | static_cast<uint16_t>(((exponent + 14) << 10) + (rounded - 1024));
 }

@@ -18,9 +18,13 @@ inline int thread_index() { return emulation::thread_index(); }
 inline int block_threads() { return emulation::block_threads(); }
 inline int made_anew(int value) { return value; }
 template <class T>
-inline T* global(T* p) { return p; }
+inline T* global(T* p) {
+  return p;
+}
 inline uint32_t load_constant(const uint32_t* p) {
-  struct [[gnu::may_alias]] Word { uint32_t value; };
+  struct [[gnu::may_alias]] Word {
+    uint32_t value;
+  };
   return reinterpret_cast<const Word*>(p)->value;
 }
 inline int block_x() { return emulation::block_index().x; }
@@ -34,7 +38,8 @@ inline unsigned long long global_nanoseconds() { return emulation::nanoseconds()
 inline unsigned char* shared_memory(size_t offset, size_t bytes, FR_HERE) {
   if (offset + bytes > emulation::shared_bytes())
     emulation::fail("shared memory [" + std::to_string(offset) + ", " + std::to_string(offset + bytes) + ") of " +
-                        std::to_string(emulation::shared_bytes()) + " bytes", file, line);
+                        std::to_string(emulation::shared_bytes()) + " bytes",
+        file, line);
   return emulation::shared_memory() + offset;
 }
 
@@ -48,7 +53,9 @@ inline void store_release(unsigned* p, unsigned value) {
 inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
 // An atomic store to host memory.
-inline void store_system(unsigned long long* p, unsigned long long value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+inline void store_system(unsigned long long* p, unsigned long long value) {
+  __atomic_store_n(p, value, __ATOMIC_RELEASE);
+}
 
 // Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0 (null:
 // no abort flag). Both are checked only every 256 polls.
@@ -89,15 +96,27 @@ inline void cluster_wait(FR_HERE) { emulation::cluster_sync(file, line); }
 // that exits too early, are faults.
 template <class T>
 inline T* peer_shared(T* own, int rank, FR_HERE) {
-  return reinterpret_cast<T*>(emulation::peer_shared(reinterpret_cast<unsigned char*>(own), sizeof(T), rank, file, line));
+  return reinterpret_cast<T*>(
+      emulation::peer_shared(reinterpret_cast<unsigned char*>(own), sizeof(T), rank, file, line));
 }
 
 namespace emulated {  // one lane's part of a collective; collectives.cpp computes them
-struct Shuffle { float value; int from; float result; };
+struct Shuffle {
+  float value;
+  int from;
+  float result;
+};
 void shuffle(void** parts);
-struct Matrix { uint32_t row[4]; uint32_t result[4]; };
+struct Matrix {
+  uint32_t row[4];
+  uint32_t result[4];
+};
 void load_matrix(void** parts);
-struct Mma { float* d; const uint32_t* a; const uint32_t* b; };
+struct Mma {
+  float* d;
+  const uint32_t* a;
+  const uint32_t* b;
+};
 void mma_bf16(void** parts);
 void mma_fp16(void** parts);
 void mma_tf32(void** parts);

@@ -44,9 +44,7 @@ int guarded(const EmulatedOptions& call, Run&& run) {
     return kOk;
   } catch (const std::invalid_argument& error) {
     return fail(error, kInvalidArgument);
-  } catch (const std::exception& error) {
-    return fail(error, kError);
-  }
+  } catch (const std::exception& error) { return fail(error, kError); }
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ constexpr int64_t kStreamingShared = 4 * 1024;
 constexpr unsigned long long kPollNanoseconds = 1'000'000'000;
 
 emulation::Schedule schedule_of(const EmulationOptions& options) {
-  return {options.seed, options.stall_after < 0 || options.timeout_ns == 0 ? 0 : kPollNanoseconds, options.stall_after, options.stalled};
+  return {options.seed, options.stall_after < 0 || options.timeout_ns == 0 ? 0 : kPollNanoseconds, options.stall_after,
+      options.stalled};
 }
 
 Run how_to_run(const EmulationOptions& options, void* workspace, emulation::Schedule& schedule) {
@@ -62,8 +63,8 @@ struct Scratch {
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
   emulation::Schedule schedule = schedule_of(options);
   const Scratch workspace(forward_workspace(args), options);
-  run_forward(args, {options.first, options.last}, how_to_run(options, workspace.memory.get(), schedule),
-              host::kKernels);
+  run_forward(
+      args, {options.first, options.last}, how_to_run(options, workspace.memory.get(), schedule), host::kKernels);
 }
 
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options) {

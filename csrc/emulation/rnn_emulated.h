@@ -22,16 +22,16 @@ inline PersistentLimits emulated_limits() {
 }
 
 struct EmulationOptions {
-  std::string strategy = "step";       // step, block, cluster, grid or streaming; what a kernel cannot run falls back
-                                       // to step
-  uint64_t seed = 0;                   // decides the order in which threads and blocks run
-  bool tf32 = false;                   // float32 products on (emulated) tensor cores
-  int64_t first = 0, last = 0;         // range of the steps of a forward call (StepRange in cuda/run.h)
-  int64_t shared_limit = 99 * 1024;    // shared memory of a block: that of the smallest supported card
+  std::string strategy = "step";     // step, block, cluster, grid or streaming; what a kernel cannot run falls back
+                                     // to step
+  uint64_t seed = 0;                 // decides the order in which threads and blocks run
+  bool tf32 = false;                 // float32 products on (emulated) tensor cores
+  int64_t first = 0, last = 0;       // range of the steps of a forward call (StepRange in cuda/run.h)
+  int64_t shared_limit = 99 * 1024;  // shared memory of a block: that of the smallest supported card
   PersistentLimits limits = emulated_limits();
   unsigned long long* status = nullptr;  // as in CudaOptions; the clock advances only if a block is to stall
   unsigned long long timeout_ns = 0;
-  int stall_after = -1;                  // as in Schedule
+  int stall_after = -1;  // as in Schedule
   emulation::Dim stalled = {0, 0, 0};
 };
 

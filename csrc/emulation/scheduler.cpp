@@ -33,19 +33,23 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;  // reserved, touched only as far as a kernel goes; ASan needs large frames
 constexpr int kWarp = 32;
-constexpr int kMaxCopies = 256;             // in flight a thread
+constexpr int kMaxCopies = 256;               // in flight a thread
 constexpr long kPollsWithoutProgress = 2000;  // rounds over all runnable threads after which the launch counts as
                                               // deadlocked,
 constexpr long kPollsOfWaiting = 4;           // and after which a stalled block resumes
-constexpr size_t kMaxTsanFibers = 4096;     // distinct fibers a launch, if one wave needs no more; the runtime has room
-                                            // for about 8000
-constexpr unsigned char kPoison = 0xFF;     // NaN in every type
-constexpr unsigned kNoSync = 1;             // __tsan_switch_to_fiber_no_sync
+constexpr size_t kMaxTsanFibers = 4096;  // distinct fibers a launch, if one wave needs no more; the runtime has room
+                                         // for about 8000
+constexpr unsigned char kPoison = 0xFF;  // NaN in every type
+constexpr unsigned kNoSync = 1;          // __tsan_switch_to_fiber_no_sync
 
 bool has_tsan() { return __tsan_create_fiber != nullptr; }
 bool has_asan() { return __asan_unpoison_memory_region != nullptr; }
-void acquire(void* address) { if (__tsan_acquire) __tsan_acquire(address); }
-void release(void* address) { if (__tsan_release) __tsan_release(address); }
+void acquire(void* address) {
+  if (__tsan_acquire) __tsan_acquire(address);
+}
+void release(void* address) {
+  if (__tsan_release) __tsan_release(address);
+}
 
 struct Block;
 
@@ -115,7 +119,7 @@ struct Launch {
   std::vector<Block> blocks;
   std::vector<std::vector<Block>> former;  // kept until the launch ends, because ThreadSanitizer counts freeing as an
                                            // access
-  std::vector<Fiber*> runnable;  // a ring buffer, in order of becoming runnable
+  std::vector<Fiber*> runnable;            // a ring buffer, in order of becoming runnable
   size_t head = 0, count = 0;
   long polls = 0;
   std::string fault;
@@ -154,8 +158,8 @@ Fiber* next_runnable(Launch& l) {
 
 void finish_switch(Launch& l, void* fake_stack, bool from_main) {
   if (__sanitizer_finish_switch_fiber)
-    __sanitizer_finish_switch_fiber(fake_stack, from_main ? &l.main_stack : nullptr,
-                                    from_main ? &l.main_stack_size : nullptr);
+    __sanitizer_finish_switch_fiber(
+        fake_stack, from_main ? &l.main_stack : nullptr, from_main ? &l.main_stack_size : nullptr);
 }
 
 [[noreturn]] void leave(Launch& l, Fiber* self);
@@ -224,7 +228,8 @@ std::string place(const Block& block) {
   return "block (" + std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) + ")";
 }
 std::string place(const Fiber& fiber) {
-  return place(*fiber.block) + " warp " + std::to_string(fiber.thread / kWarp) + " lane " + std::to_string(fiber.thread % kWarp);
+  return place(*fiber.block) + " warp " + std::to_string(fiber.thread / kWarp) + " lane " +
+         std::to_string(fiber.thread % kWarp);
 }
 
 const char* base_name(const char* file) {
@@ -240,10 +245,13 @@ std::string waiting_report(const Launch& l) {
   int returned = 0;
   for (const Block& block : l.blocks)
     for (const Fiber* fiber : block.fibers) {
-      if (fiber->done) { ++returned; continue; }
-      const std::string where = fiber->wait ? std::string(fiber->wait) + " at " + base_name(fiber->file) + ":" +
-                                                  std::to_string(fiber->line)
-                                            : std::string("nothing (runnable)");
+      if (fiber->done) {
+        ++returned;
+        continue;
+      }
+      const std::string where =
+          fiber->wait ? std::string(fiber->wait) + " at " + base_name(fiber->file) + ":" + std::to_string(fiber->line)
+                      : std::string("nothing (runnable)");
       auto& group = groups[where];
       if (group.first++ == 0) group.second = place(*fiber);
     }
@@ -257,7 +265,8 @@ std::string waiting_report(const Launch& l) {
 Fiber* take_fiber(size_t index) {
   while (g_pool.size() <= index) {
     auto fiber = std::make_unique<Fiber>();
-    void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* stack =
+        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stack == MAP_FAILED) throw std::bad_alloc();
     fiber->stack = static_cast<unsigned char*>(stack);
     g_pool.push_back(std::move(fiber));
@@ -286,8 +295,8 @@ void prepare(Launch& l, Fiber* fiber, Block* block, int thread) {
 // cluster_sync.
 void leave_cluster(Launch& l, Block& block) {
   if (block.asked_file && block.asked_generation == block.lead->cluster_barrier.generation)
-    fail("a block returns while a peer may still use its shared memory: no cluster_sync since peer_shared", block.asked_file,
-         block.asked_line);
+    fail("a block returns while a peer may still use its shared memory: no cluster_sync since peer_shared",
+        block.asked_file, block.asked_line);
   if (!block.shared) return;
   acquire(&block.return_order);
   if (__tsan_write_range) __tsan_write_range(block.shared.get(), l.size.shared_bytes);
@@ -367,8 +376,8 @@ void run(const char* kernel, Entry entry, const void* params, const Size& size, 
   ++g_launches;
   if (g_launch) throw std::logic_error("a kernel cannot launch a kernel");
   if (size.cluster < 1 || size.grid.x % size.cluster != 0)
-    throw std::logic_error(std::string(kernel) + ": " + std::to_string(size.grid.x) + " blocks in x are no clusters of " +
-                           std::to_string(size.cluster));
+    throw std::logic_error(std::string(kernel) + ": " + std::to_string(size.grid.x) +
+                           " blocks in x are no clusters of " + std::to_string(size.cluster));
   Launch l{};
   l.kernel = kernel, l.entry = entry, l.params = params, l.size = size;
   l.seed = schedule.seed, l.random = schedule.seed * 0x9E3779B97F4A7C15ull + 1;
@@ -455,9 +464,12 @@ unsigned char* peer_shared(unsigned char* own, size_t bytes, int rank, const cha
   Block& block = *l.current->block;
   const unsigned char* memory = block.shared.get();
   if (rank < 0 || rank >= l.size.cluster)
-    fail("peer_shared: rank " + std::to_string(rank) + " of a cluster of " + std::to_string(l.size.cluster), file, line);
+    fail(
+        "peer_shared: rank " + std::to_string(rank) + " of a cluster of " + std::to_string(l.size.cluster), file, line);
   if (!memory || own < memory || own + bytes > memory + l.size.shared_bytes)
-    fail("peer_shared: an address that is not in this block's " + std::to_string(l.size.shared_bytes) + " bytes of shared memory", file, line);
+    fail("peer_shared: an address that is not in this block's " + std::to_string(l.size.shared_bytes) +
+             " bytes of shared memory",
+        file, line);
   Block& peer = block.lead[rank];
   if (&peer == &block) return own;
   const unsigned generation = block.lead->cluster_barrier.generation;
@@ -467,7 +479,8 @@ unsigned char* peer_shared(unsigned char* own, size_t bytes, int rank, const cha
   return peer.shared.get() + (own - memory);
 }
 
-void warp_collective(Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line) {
+void warp_collective(
+    Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line) {
   static const char* const kNames[] = {"", "warp_sync", "a shuffle", "load_matrix", "mma"};
   Launch& l = *g_launch;
   Fiber* self = l.current;
@@ -478,7 +491,7 @@ void warp_collective(Collective kind, void* part, void (*compute)(void** parts),
   } else if (warp.kind != kind || warp.line != line) {
     fail(std::string("lanes of a warp meet at different collectives: ") + kNames[static_cast<int>(kind)] + " here, " +
              kNames[static_cast<int>(warp.kind)] + " at " + base_name(warp.file) + ":" + std::to_string(warp.line),
-         file, line);
+        file, line);
   }
   char* order = &warp.order[warp.generation & 1];
   if (ordering) release(order);

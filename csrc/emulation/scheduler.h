@@ -83,7 +83,8 @@ unsigned char* peer_shared(unsigned char* own, size_t bytes, int rank, const cha
 
 // Every lane of the warp arrives with a pointer to its part. The last one calls compute(parts), then all go on. Orders
 // memory only if `ordering` is set (warp_sync): a shuffle or an mma does not.
-void warp_collective(Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line);
+void warp_collective(
+    Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line);
 
 // Lets other threads run while this one polls. After too many polls without progress anywhere the launch ends as a
 // Fault.

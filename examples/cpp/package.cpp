@@ -20,7 +20,5 @@ int main(int count, char** arguments) {
     const at::Tensor output = model.run({at::linspace(-1, 1, values).view(sizes)})[0].contiguous();
     const float* const data = output.const_data_ptr<float>();
     for (int64_t i = 0; i < output.numel(); ++i) std::printf("%.9g%c", data[i], (i + 1) % output.size(-1) ? ' ' : '\n');
-  } catch (const std::exception& error) {
-    return std::fprintf(stderr, "%s\n", error.what()), 1;
-  }
+  } catch (const std::exception& error) { return std::fprintf(stderr, "%s\n", error.what()), 1; }
 }

@@ -71,7 +71,8 @@ Tensors read(const char* path) {
 const Tensor& find(const Tensors& tensors, const std::string& name, size_t dimensions) {
   const auto found = tensors.find(name);
   if (found == tensors.end()) throw std::runtime_error("has no tensor " + name);
-  if (found->second.shape.size() != dimensions) throw std::runtime_error(name + " should have " + std::to_string(dimensions) + " dimensions");
+  if (found->second.shape.size() != dimensions)
+    throw std::runtime_error(name + " should have " + std::to_string(dimensions) + " dimensions");
   return found->second;
 }
 
@@ -95,14 +96,16 @@ Tensor run(const Tensors& tensors, const Tensor& input, int layer, int threads) 
     const auto parameter = [&](const char* name, int64_t columns) -> const float* {
       const std::string key = name + suffix + (d ? "_reverse" : "");
       const Tensor& of = find(tensors, key, columns ? 2 : 1);
-      if (of.shape[0] != 4 * hidden || (columns && of.shape[1] != columns)) throw std::runtime_error(key + " has another shape");
+      if (of.shape[0] != 4 * hidden || (columns && of.shape[1] != columns))
+        throw std::runtime_error(key + " has another shape");
       return of.values.data();
     };
     fr::ForwardDirection& to = args.direction[d];
     to.reverse = d == 1;
     to.weights.ih = parameter("weight_ih", inputs), to.weights.ih_stride = inputs;
     to.weights.hh = parameter("weight_hh", hidden), to.weights.hh_stride = hidden;
-    if (tensors.count("bias_ih" + suffix)) to.weights.bias_ih = parameter("bias_ih", 0), to.weights.bias_hh = parameter("bias_hh", 0);
+    if (tensors.count("bias_ih" + suffix))
+      to.weights.bias_ih = parameter("bias_ih", 0), to.weights.bias_hh = parameter("bias_hh", 0);
     to.input = {const_cast<float*>(input.values.data()), batch * inputs, inputs};  // only read
     to.output = {output.values.data() + d * hidden, batch * directions * hidden, directions * hidden};
     to.h_n = last.data() + 2 * d * batch * hidden;
@@ -120,9 +123,8 @@ int main(int count, char** arguments) {
     const Tensors tensors = read(arguments[1]);
     const int threads = count > 2 ? std::atoi(arguments[2]) : 1;
     Tensor x = find(tensors, "input", 3);
-    for (int layer = 0; !layer || tensors.count("weight_ih_l" + std::to_string(layer)); ++layer) x = run(tensors, x, layer, threads);
+    for (int layer = 0; !layer || tensors.count("weight_ih_l" + std::to_string(layer)); ++layer)
+      x = run(tensors, x, layer, threads);
     for (size_t i = 0; i < x.values.size(); ++i) std::printf("%.9g%c", x.values[i], (i + 1) % x.shape[2] ? ' ' : '\n');
-  } catch (const std::exception& error) {
-    return std::fprintf(stderr, "%s: %s\n", arguments[1], error.what()), 1;
-  }
+  } catch (const std::exception& error) { return std::fprintf(stderr, "%s: %s\n", arguments[1], error.what()), 1; }
 }

@@ -37,7 +37,8 @@ struct ElementwiseKernel {
   FR_DEVICE static void run(const BlockParams& p) {
     const StepParams& step = p.step;
     const int thread = thread_index();
-    const int64_t element = static_cast<int64_t>(block_x()) * block_threads() + thread, b = element / step.hidden, j = element % step.hidden;
+    const int64_t element = static_cast<int64_t>(block_x()) * block_threads() + thread, b = element / step.hidden,
+                  j = element % step.hidden;
     StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, 2 * sizeof(StepDirection)));
     copy_words(current[0], step.direction[block_z()], thread);
     block_sync();
@@ -49,11 +50,11 @@ struct ElementwiseKernel {
       if (b < step.rows) {
         const Element<Math, NoSums> of{step, d, clips, b, j, sums};
         switch (step.cell) {
-#define FR_CELL(name, Type)                                                 \
-  case Cell::name:                                                          \
-    if constexpr (Numbers<Type>::kMultiplies) break;                        \
-    else if constexpr (kBackward) of.template backward_first<Type>();       \
-    else of.template forward_first<Type>();                                 \
+#define FR_CELL(name, Type) \
+  case Cell::name: \
+    if constexpr (Numbers<Type>::kMultiplies) break; \
+    else if constexpr (kBackward) of.template backward_first<Type>(); \
+    else of.template forward_first<Type>(); \
     break;
 #include "../../cells/cells.inc"
 #undef FR_CELL

@@ -34,7 +34,8 @@ struct BlockKernel {
   FR_ENTRY(block_kernel)
   static constexpr int kMaxThreads = 256;
   static constexpr bool kCooperative = false;
-  static constexpr int kRows = kBlockRows, kPitch = kWarpUnits + kSumsPad, kSteps = kRowPieces / 2;  // kSteps: mma a slice
+  static constexpr int kRows = kBlockRows, kPitch = kWarpUnits + kSumsPad,
+                       kSteps = kRowPieces / 2;  // kSteps: mma a slice
   static constexpr int kHeaderBytes = (2 * sizeof(StepDirection) + kRowBytes - 1) / kRowBytes * kRowBytes;
   using Params = BlockParams;
   using Storage = typename Math::Storage;
@@ -44,13 +45,14 @@ struct BlockKernel {
 
   // Where element k of an operand row lies in a slice; the operand is a list of slices of kRows rows each.
   FR_DEVICE static Storage* place(unsigned char* operand, int slice, int row, int k) {
-    return reinterpret_cast<Storage*>(operand + slice * kRows * kRowBytes + piece_offset(row, k / kPieceDepth)) + k % kPieceDepth;
+    return reinterpret_cast<Storage*>(operand + slice * kRows * kRowBytes + piece_offset(row, k / kPieceDepth)) +
+           k % kPieceDepth;
   }
 
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
-    const State* partial;     // of this element; null: no product yet
-    unsigned char* operand;   // the operand that the next step reads
+    const State* partial;    // of this element; null: no product yet
+    unsigned char* operand;  // the operand that the next step reads
     int row, unit, gate_slices;
     FR_DEVICE State operator()(int m) const { return partial ? partial[m * kRows * kPitch] : State(0); }
     FR_DEVICE void keep(int gate, State v) const {
@@ -80,9 +82,11 @@ struct BlockKernel {
       for (int i = thread_index(); i < pieces * kSliceDepth; i += block_threads()) {
         const int piece = i % pieces, k = i / pieces;
         const int64_t unit = static_cast<int64_t>(slice % p.gate_slices) * kSliceDepth + k, j = piece * kPieceDepth;
-        const Piece values = load(weight + (slice / p.gate_slices * hidden + unit) * stride + j, unit < hidden ? hidden - j : 0);
+        const Piece values =
+            load(weight + (slice / p.gate_slices * hidden + unit) * stride + j, unit < hidden ? hidden - j : 0);
         for (int e = 0; e < kPieceDepth; ++e)
-          reinterpret_cast<Storage*>(to + piece_offset(piece * kPieceDepth + e, k / kPieceDepth))[k % kPieceDepth] = values.value[e];
+          reinterpret_cast<Storage*>(to + piece_offset(piece * kPieceDepth + e, k / kPieceDepth))[k % kPieceDepth] =
+              values.value[e];
       }
     } else {
       for (int i = thread_index(); i < kGates * units * kRowPieces; i += block_threads()) {
@@ -100,24 +104,25 @@ struct BlockKernel {
 
   // Prefetches the next step's rows from global memory, a line a lane: the input part of the gates, or in backward the
   // saved values.
-  FR_DEVICE static void prefetch_rows(const BlockParams& p, const StepDirection& d, int direction, int64_t row0, int64_t unit,
-                                      int lane) {
+  FR_DEVICE static void prefetch_rows(
+      const BlockParams& p, const StepDirection& d, int direction, int64_t row0, int64_t unit, int lane) {
     const int64_t b = row0 + lane % kRows, block = lane / kRows;
     constexpr int kRead = kBackward ? StepMatrix::kGates : StepMatrix::kInputGates;
     const Matrix& matrix = d.matrix[kRead];
     const int64_t advance = p.advance[direction][kRead], element = kBackward ? sizeof(Storage) : sizeof(State);
     if (!matrix.data || b >= p.step.rows || unit >= p.step.hidden || block >= p.prefetched) return;
-    prefetch(static_cast<const char*>(matrix.data) + advance + (b * matrix.row_stride + block * p.step.hidden + unit) * element);
+    prefetch(static_cast<const char*>(matrix.data) + advance +
+             (b * matrix.row_stride + block * p.step.hidden + unit) * element);
   }
 
   template <class Element>
   FR_DEVICE static void pointwise(const Element& element, Cell cell) {
     switch (cell) {
-#define FR_CELL(name, Type)                                                                             \
-  case Cell::name:                                                                                      \
-    if constexpr (Numbers<Type>::kTwoPhases || !Numbers<Type>::kMultiplies) break;                      \
-    else if constexpr (kBackward) element.template backward_first<Type>();                              \
-    else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>();         \
+#define FR_CELL(name, Type) \
+  case Cell::name: \
+    if constexpr (Numbers<Type>::kTwoPhases || !Numbers<Type>::kMultiplies) break; \
+    else if constexpr (kBackward) element.template backward_first<Type>(); \
+    else if constexpr (Numbers<Type>::kGates == kGates) element.template forward_first<Type>(); \
     break;
 #include "../../cells/cells.inc"
 #undef FR_CELL
@@ -149,7 +154,8 @@ struct BlockKernel {
   }
 
   // Multiplies the operand by the warp's weights and stores the sums in `partial`.
-  FR_DEVICE static void multiply(const BlockParams& p, const Weights& weights, const unsigned char* operand, State* partial) {
+  FR_DEVICE static void multiply(
+      const BlockParams& p, const Weights& weights, const unsigned char* operand, State* partial) {
     const int lane = thread_index() % 32, line = lane % 8, matrix = lane / 8;
     State sums[kGates][4] = {};
 #pragma unroll
@@ -176,16 +182,16 @@ struct BlockKernel {
 
   // Writes the state that (b, unit) starts the step of `rows` from into the operand. `kept` is the state that this
   // thread has just computed for the step before; null: none.
-  FR_DEVICE static void put_state(const StepParams& step, const StepDirection& d, const StepRows& rows, unsigned char* operand,
-                                  int64_t b, int row, int unit, const V* kept) {
+  FR_DEVICE static void put_state(const StepParams& step, const StepDirection& d, const StepRows& rows,
+      unsigned char* operand, int64_t b, int row, int unit, const V* kept) {
     const RowState state = row_state(rows, step.direction[block_z()].reverse, step.lengths, b);
     V value(0);
     if (state.active) {
       if (kept && state.has_before && !state.cut) {
         value = *kept;
       } else {
-        const Storage* from = old_row<Storage>(state, step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0,
-                                               step.hidden, b);
+        const Storage* from =
+            old_row<Storage>(state, step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, step.hidden, b);
         if (from) value = V(to_state(from[unit]));
       }
     }
@@ -200,8 +206,8 @@ struct BlockKernel {
     const int operand_bytes = p.slices * kRows * kRowBytes, partial_bytes = kGates * kRows * kPitch * sizeof(State);
     StepDirection* current = reinterpret_cast<StepDirection*>(shared_memory(0, kHeaderBytes));
     unsigned char* operands = shared_memory(kHeaderBytes, 2 * operand_bytes);
-    State* partial = reinterpret_cast<State*>(
-        shared_memory(kHeaderBytes + 2 * operand_bytes + warp * partial_bytes, partial_bytes));
+    State* partial =
+        reinterpret_cast<State*>(shared_memory(kHeaderBytes + 2 * operand_bytes + warp * partial_bytes, partial_bytes));
     Weights weights;
     load_weights(p, direction, kWarpUnits * (block_threads() / 32), weights);
 
@@ -232,11 +238,13 @@ struct BlockKernel {
         const int row = i / kWarpUnits, unit = warp * kWarpUnits + i % kWarpUnits;
         const int64_t b = row0 + row;
         if (b >= step.rows || unit >= hidden) continue;
-        const Sums sums{product ? partial + row * kPitch + i % kWarpUnits : nullptr, next_operand, row, unit, p.gate_slices};
+        const Sums sums{
+            product ? partial + row * kPitch + i % kWarpUnits : nullptr, next_operand, row, unit, p.gate_slices};
         if (plain) {
           const Element<Math, Sums, true> element{step, d, clips, b, unit, sums};
           pointwise(element, step.cell);
-          if constexpr (!kBackward) set(*place(next_operand, unit / kSliceDepth, row, unit % kSliceDepth), element.kept.value);
+          if constexpr (!kBackward)
+            set(*place(next_operand, unit / kSliceDepth, row, unit % kSliceDepth), element.kept.value);
         } else {
           const Element<Math, Sums> element{step, d, clips, b, unit, sums};
           pointwise(element, step.cell);

@@ -35,8 +35,7 @@ void set_direction(const Layout& l, bool backward, int i, const StepsOfDirection
   StepDirection& d = block.step.direction[i];
   const int64_t forward = d.reverse != backward ? -1 : 1;
   const auto stride = [&](int k) { return from.matrix[k].rows.step_stride * from.matrix[k].element; };
-  for (int k = 0; k < StepMatrix::kCount; ++k)
-    block.advance[i][k] = from.matrix[k].rows.data ? forward * stride(k) : 0;
+  for (int k = 0; k < StepMatrix::kCount; ++k) block.advance[i][k] = from.matrix[k].rows.data ? forward * stride(k) : 0;
   // The address one step back. It may lie outside the buffer: kernels advance it before they read it.
   const auto before = [&](int k) {
     const Matrix& here = d.matrix[k];
@@ -51,7 +50,7 @@ void set_direction(const Layout& l, bool backward, int i, const StepsOfDirection
 
 // p describes the first step in processing order. count: steps; last: the last iteration.
 void launch_block(const Launcher& launch, bool backward, int64_t count, int64_t last,
-                  const StepsOfDirection (&directions)[2], StepParams& p) {
+    const StepsOfDirection (&directions)[2], StepParams& p) {
   const Layout& l = launch.layout;
   BlockParams block{};
   p.rows = l.shape.batch, p.units = l.shape.hidden;
@@ -65,13 +64,13 @@ void launch_block(const Launcher& launch, bool backward, int64_t count, int64_t 
   for (int i = 0; i < launch.directions; ++i) set_direction(l, backward, i, directions[i], block);
   if (!l.cell.multiplies()) {
     const int blocks = static_cast<int>(divide_up(l.shape.batch * l.shape.hidden, kElementThreads));
-    const LaunchShape shape{blocks, 1, launch.directions, kElementThreads, 2 * static_cast<int64_t>(sizeof(StepDirection))};
+    const LaunchShape shape{
+        blocks, 1, launch.directions, kElementThreads, 2 * static_cast<int64_t>(sizeof(StepDirection))};
     return launch.kernels.elementwise(l.shape.type, backward, shape, block, launch.stream);
   }
   const int64_t units = units_of(l.shape.hidden);
   const LaunchShape shape{static_cast<int>(divide_up(l.shape.batch, kBlockRows)), 1, launch.directions,
-                          static_cast<int>(units / kWarpUnits * 32),
-                          shared_bytes_of(backward, l.cell.gates, units, block.slices)};
+      static_cast<int>(units / kWarpUnits * 32), shared_bytes_of(backward, l.cell.gates, units, block.slices)};
   launch.kernels.block[static_cast<int>(launch.math)](backward, l.cell.gates, shape, block, launch.stream);
 }
 
@@ -94,8 +93,8 @@ std::string block_refusal(Cell cell, Type type, bool tf32, int64_t hidden, int64
   if (type == Type::kFloat64 || (type == Type::kFloat32 && !tf32))
     return "products without tensor cores have no block kernel, a cluster of one block serves them";
   if (hidden > kMostUnits || bytes > kMostStateBytes)
-    return "a state of " + std::to_string(hidden) + " units and " + std::to_string(bytes) + " bytes a row, block serves " +
-           std::to_string(kMostUnits) + " and " + std::to_string(kMostStateBytes);
+    return "a state of " + std::to_string(hidden) + " units and " + std::to_string(bytes) +
+           " bytes a row, block serves " + std::to_string(kMostUnits) + " and " + std::to_string(kMostStateBytes);
   const int64_t shared = block_shared_bytes(cell, type, hidden);
   if (shared > shared_limit)
     return "a block needs " + std::to_string(shared) + " bytes of shared memory, the device gives " +
@@ -125,7 +124,7 @@ void block_forward(const Launcher& launch, const ForwardArgs& args, const StepRa
 }
 
 void block_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                    const BackwardSteps& steps, StepParams& p) {
+    const BackwardSteps& steps, StepParams& p) {
   const Layout& l = launch.layout;
   place_backward_step(l, args, buffers, steps, 0, p);
   StepsOfDirection directions[2];

@@ -21,6 +21,6 @@ bool serves_block(const Layout& l, const Run& run);
 // p holds what all steps share.
 void block_forward(const Launcher& launch, const ForwardArgs& args, const StepRange& range, StepParams& p);
 void block_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                    const BackwardSteps& steps, StepParams& p);
+    const BackwardSteps& steps, StepParams& p);
 
 }  // namespace fr

@@ -37,7 +37,8 @@ FR_DEVICE void next_step(const BlockParams& p, StepDirection* current, int64_t s
   }
   if (thread == StepMatrix::kCount + 1) {
     next.pending = d.here;
-    next.here = kBackward && s + 1 == p.count ? StepRows{} : rows_at(p, t0 + (s + 1) * (d.reverse != kBackward ? -1 : 1));
+    next.here =
+        kBackward && s + 1 == p.count ? StepRows{} : rows_at(p, t0 + (s + 1) * (d.reverse != kBackward ? -1 : 1));
   }
 }
 

@@ -1,4 +1,5 @@
 #include "../block/kernel.cuh"
-void fr::FR_TARGET::block_fp16(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream) {
+void fr::FR_TARGET::block_fp16(
+    bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream) {
   launch_block<Fp16Math>(backward, gates, shape, params, stream);
 }

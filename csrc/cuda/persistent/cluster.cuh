@@ -33,7 +33,8 @@ struct ClusterOperand {
     const bool second = number == p.second_gate, split = number == p.split_gate;
     const int k = second || split ? unit : number * static_cast<int>(p.step.hidden) + unit;
     const int slice = (split ? p.phase[0].first_slices : 0) + k / kSliceDepth, piece = k % kSliceDepth / kPieceDepth;
-    const int offset = p.operand_at[second][odd] + slice * kPersistentBand * kRowBytes + Product::operand_offset(row, piece);
+    const int offset =
+        p.operand_at[second][odd] + slice * kPersistentBand * kRowBytes + Product::operand_offset(row, piece);
     return reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes)) + k % kPieceDepth;
   }
 

@@ -75,15 +75,16 @@ struct PersistentKernel {
   template <int kPhase, class Element>
   FR_DEVICE static void pointwise(const Element& element, Cell cell) {
     switch (cell) {  // cells that project have their own kernel: projected.cuh
-#define FR_CELL(name, Type)                                                                                             \
-  case Cell::name:                                                                                                      \
-    if constexpr (Numbers<Type>::kProjects || !Numbers<Type>::kMultiplies) break;                                       \
-    else if constexpr (kUnitTiles && Numbers<Type>::kTwoPhases) break;                                                  \
-    else if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>();                               \
-    else if constexpr (kBackward && Numbers<Type>::kTwoPhases) element.template backward_second<Type>();                \
-    else if constexpr (!kBackward && kPhase == 0 && Numbers<Type>::kFirstGates == kGates) element.template forward_first<Type>(); \
+#define FR_CELL(name, Type) \
+  case Cell::name: \
+    if constexpr (Numbers<Type>::kProjects || !Numbers<Type>::kMultiplies) break; \
+    else if constexpr (kUnitTiles && Numbers<Type>::kTwoPhases) break; \
+    else if constexpr (kBackward && kPhase == 0) element.template backward_first<Type>(); \
+    else if constexpr (kBackward && Numbers<Type>::kTwoPhases) element.template backward_second<Type>(); \
+    else if constexpr (!kBackward && kPhase == 0 && Numbers<Type>::kFirstGates == kGates) \
+      element.template forward_first<Type>(); \
     else if constexpr (!kBackward && kPhase == 1 && Numbers<Type>::kTwoPhases && Numbers<Type>::kFirstGates == kGates) \
-      element.template forward_second<Type>();                                                                          \
+      element.template forward_second<Type>(); \
     break;
 #include "../../cells/cells.inc"
 #undef FR_CELL
@@ -96,16 +97,17 @@ struct PersistentKernel {
     const RowState row = row_state(d.here, d.reverse, p.step.lengths, b);
     if (!row.active) return State(0);
     if (kept && row.has_before && !row.cut) return kept->value;
-    const Storage* from = old_row<Storage>(row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
+    const Storage* from =
+        old_row<Storage>(row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
     return from ? to_state(from[j]) : State(0);
   }
 
   // One band: its product, if any, and its pointwise part. Its rows lie in [row0, end). In a cluster `from` is where
   // the product's operand lies, and `operand` takes what later products read. ends: this phase ends a step that another
   // one follows.
-  FR_DEVICE static void band(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates], bool product,
-                              bool aborted, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends,
-                              int thread) {
+  FR_DEVICE static void band(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates],
+      bool product, bool aborted, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends,
+      int thread) {
     const PersistentParams& p = part.p;
     const auto count_rows = [&] {  // recomputed: the product leaves no register for it
       const int left = end - made_anew(row0);
@@ -133,7 +135,8 @@ struct PersistentKernel {
         else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
         return element.kept;
       };
-      const V state = plain ? run(Element<Math, Sums, true>{p.step, d, clips, b, j, sums}) : run(Element<Math, Sums>{p.step, d, clips, b, j, sums});
+      const V state = plain ? run(Element<Math, Sums, true>{p.step, d, clips, b, j, sums})
+                            : run(Element<Math, Sums>{p.step, d, clips, b, j, sums});
       if (!kBackward && p.cluster && ends)
         sums.keep(0, plain ? state.value : first_state(p, placed_steps()[2 * operand.odd], b, j, &state));
     }
@@ -141,7 +144,8 @@ struct PersistentKernel {
   }
 
   // Each block of a cluster computes the whole first operand itself. cluster_sync: all blocks have started.
-  FR_DEVICE static void start_cluster(const PersistentParams& p, const StepDirection& d, int row0, int end, int thread) {
+  FR_DEVICE static void start_cluster(
+      const PersistentParams& p, const StepDirection& d, int row0, int end, int thread) {
     const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
     auto* operands = reinterpret_cast<uint32_t*>(shared_memory(p.operand_at[0][0], p.operand_bytes));
     for (int i = thread; i < p.operand_bytes / 4; i += block_threads()) operands[i] = 0;
@@ -215,10 +219,9 @@ struct PersistentKernel {
             }
             aborted = block_sync_any(!all);
           }
-          if (index == 0)
-            prefetch_rows<Math, kBackward>(p, d[0], band_row0, end, unit0, part.phase.unit_bits, other());
-          band(part, d[index], weights, product && !aborted, aborted, unit0, band_row0, end, p.operand_at[index][s % 2], operand,
-                index + 1 == phases && s < p.last, thread);
+          if (index == 0) prefetch_rows<Math, kBackward>(p, d[0], band_row0, end, unit0, part.phase.unit_bits, other());
+          band(part, d[index], weights, product && !aborted, aborted, unit0, band_row0, end, p.operand_at[index][s % 2],
+              operand, index + 1 == phases && s < p.last, thread);
           if (thread == 0 && !p.cluster && !aborted)
             store_release(p.flags + (first_flag + block), done * p.bands + c + 1);
         }
@@ -237,7 +240,8 @@ struct PersistentKernel {
 
 // gates: in forward the first product's gate rows, in backward the tiles of units.
 template <class Math>
-void launch_persistent(bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream) {
+void launch_persistent(
+    bool backward, int gates, const LaunchShape& shape, const PersistentParams& params, void* stream) {
   if (backward && gates == 1) return launch<PersistentKernel<Math, 1, true>>(shape, params, stream);
   if (backward) return launch<PersistentKernel<Math, 2, true>>(shape, params, stream);
   switch (gates) {

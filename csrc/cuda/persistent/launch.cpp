@@ -25,8 +25,8 @@ PersistentPartition partition_of(const Layout& l, int directions, bool backward,
 }
 
 // Zeroes the flags and, for packed rows, stores the offsets that steps [first, last) and their neighbours need.
-void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, int64_t first, int64_t last, const Kernels& kernels,
-             void* stream) {
+void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, int64_t first, int64_t last,
+    const Kernels& kernels, void* stream) {
   PrepareParams params{};
   params.flags = memory.flags, params.flag_count = flags;
   int64_t at = std::max<int64_t>(0, first - 1);
@@ -63,8 +63,8 @@ struct Launch {
   PersistentParams params;
 };
 
-void set_params(Launch& launch, const Layout& l, const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
-                const StepParams& p) {
+void set_params(Launch& launch, const Layout& l, const PersistentPartition& partition, const Run& run,
+    const PersistentBuffers& memory, const StepParams& p) {
   PersistentParams& params = launch.params;
   params.step = p, params.first_direction = launch.first;
   params.step.noise.first_direction = p.noise.first_direction + launch.first;
@@ -89,7 +89,8 @@ void set_params(Launch& launch, const Layout& l, const PersistentPartition& part
     const bool last = i + 1 == partition.phases;
     const int gradients = l.cell.phase[0].gradients;  // gate gradients of the cell's first phase, which backward runs
                                                       // last
-    if (launch.backward) phase.sent_first = last ? 0 : gradients, phase.sent_last = last && i > 0 ? gradients : l.cell.gates;
+    if (launch.backward)
+      phase.sent_first = last ? 0 : gradients, phase.sent_last = last && i > 0 ? gradients : l.cell.gates;
     else phase.sent_first = last ? 0 : 1, phase.sent_last = phase.sent_first + 1;
   }
   params.count = static_cast<int>(launch.count), params.last = static_cast<int>(launch.last);
@@ -105,7 +106,8 @@ void set_params(Launch& launch, const Layout& l, const PersistentPartition& part
   for (int i = 0; i < 2; ++i)
     for (int odd = 0; odd < 2; ++odd) params.operand_at[i][odd] = static_cast<int>(partition.operand_at[i][odd]);
   params.operand_bytes = static_cast<int>(partition.partial_offset - partition.ring_offset);
-  params.ring_offset = static_cast<int>(partition.ring_offset), params.stage_bytes = static_cast<int>(partition.stage_bytes);
+  params.ring_offset = static_cast<int>(partition.ring_offset),
+  params.stage_bytes = static_cast<int>(partition.stage_bytes);
   params.partial_offset = static_cast<int>(partition.partial_offset);
   params.partial_bytes = static_cast<int>(partition.shared_bytes - partition.partial_offset);
   params.flags = memory.flags;
@@ -121,14 +123,18 @@ bool can_stream(const Layout& l, const PersistentPartition& partition, const Lau
       const StepProduct& product = launch.params.phase[i].product[direction];
       if (partition.phase[i].partial && l.shape.hidden * l.element % 16 != 0) return false;
       for (int segment = 0; segment < product.segments; ++segment)
-        if (!product.copy_weight[segment] || (!launch.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0)) return false;
+        if (!product.copy_weight[segment] ||
+            (!launch.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0))
+          return false;
     }
   return true;
 }
 
-void run_launch(const Layout& l, const Launch& launch, const PersistentPartition& partition, const Run& run, const Kernels& kernels) {
+void run_launch(const Layout& l, const Launch& launch, const PersistentPartition& partition, const Run& run,
+    const Kernels& kernels) {
   const PersistentParams& params = launch.params;
-  const int64_t flags = partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * launch.directions;
+  const int64_t flags =
+      partition.cluster ? 0 : static_cast<int64_t>(partition.blocks + 1) * partition.groups * launch.directions;
   int64_t first = l.shape.steps, last = 0;
   for (int i = 0; i < launch.directions; ++i) {
     const bool down = params.step.direction[i].reverse != launch.backward;  // whether t decreases
@@ -136,24 +142,26 @@ void run_launch(const Layout& l, const Launch& launch, const PersistentPartition
     first = std::min({first, from, to}), last = std::max({last, from + 1, to + 1});
   }
   prepare(l, {params.flags, const_cast<int64_t*>(params.offsets)}, flags, first, last, kernels, run.stream);
-  const LaunchShape shape{partition.blocks, partition.groups, launch.directions, 32 * partition.warps, partition.shared_bytes,
-                          partition.cluster ? partition.blocks : 0};
+  const LaunchShape shape{partition.blocks, partition.groups, launch.directions, 32 * partition.warps,
+      partition.shared_bytes, partition.cluster ? partition.blocks : 0};
   const auto& launchers = partition.slots > 0 ? kernels.projected : kernels.persistent;
-  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](launch.backward, params.phase[0].gates, shape, params, run.stream);
+  launchers[static_cast<int>(math_of(l.shape.type, run.tf32))](
+      launch.backward, params.phase[0].gates, shape, params, run.stream);
 }
 
 // Runs all launches of a call, or none.
-bool run_launches(const Layout& l, const std::vector<Launch>& launches, const PersistentPartition& partition, const Run& run,
-                  const Kernels& kernels) {
+bool run_launches(const Layout& l, const std::vector<Launch>& launches, const PersistentPartition& partition,
+    const Run& run, const Kernels& kernels) {
   for (const Launch& launch : launches)
     if (!can_stream(l, partition, launch)) return false;
   for (const Launch& launch : launches) run_launch(l, launch, partition, run, kernels);
   return true;
 }
 
-Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const StepRange& range, const PersistentPartition& partition,
-                      const Run& run, const PersistentBuffers& memory, const StepParams& p) {
-  Launch launch{false, first_direction, partition.directions, range.last - range.first, range.last - range.first - 1, {}};
+Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const StepRange& range,
+    const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory, const StepParams& p) {
+  Launch launch{
+      false, first_direction, partition.directions, range.last - range.first, range.last - range.first - 1, {}};
   set_params(launch, l, partition, run, memory, p);
   PersistentParams& params = launch.params;
   for (int i = 0; i < launch.directions; ++i) {
@@ -179,8 +187,9 @@ Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direct
   return launch;
 }
 
-Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_direction, bool finish, const PersistentPartition& partition,
-                       const Run& run, const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
+Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_direction, bool finish,
+    const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory,
+    const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
   const int64_t count = args.last_step - args.first_step, first = args.first_step;
   Launch launch{true, first_direction, partition.directions, count, finish ? count : count - 1, {}};
   set_params(launch, l, partition, run, memory, p);
@@ -190,7 +199,8 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
     const BackwardBuffers& buffer = buffers[launch.first + i];
     params.first_step[i] = from.reverse ? first : args.last_step - 1;
     const MovingRows output = moving(l, from.output, l.element), cells = moving(l, from.cells, l.state);
-    const MovingRows d_gates = moving(l, from.d_gates, l.element, first), d_recurrent = moving(l, from.d_recurrent, l.element, first);
+    const MovingRows d_gates = moving(l, from.d_gates, l.element, first),
+                     d_recurrent = moving(l, from.d_recurrent, l.element, first);
     const MovingRows d_projected = moving(l, from.d_projected, l.element, first);
     MovingRows* rows = params.rows[i];
     rows[M::kOutput] = rows[M::kOutputBefore] = output;
@@ -203,7 +213,8 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
     rows[M::kDProjected] = d_projected;
     rows[M::kInner] = moving(l, from.inner, l.element, first);
     rows[M::kDCells] = moving(l, from.d_cells, l.state);
-    const auto segment = [&](int phase, int number, const BackwardWeights::Transposed& weight, const MovingRows& operand) {
+    const auto segment = [&](int phase, int number, const BackwardWeights::Transposed& weight,
+                             const MovingRows& operand) {
       StepProduct& product = params.phase[phase].product[i];
       set_segment(l, product, number, weight, {});
       product.copy_operand[number] = aligned(l, operand);
@@ -232,9 +243,9 @@ void raise_if_timed_out(unsigned long long* status, unsigned long long nanosecon
   const auto number = [](int64_t value) { return std::to_string(value); };
   throw std::runtime_error(
       "an earlier call on this device came to no end: its " + std::string(g.backward ? "backward" : "forward") +
-      " kernel timed out in direction " + number(g.direction) + ", group " + number(g.group) + ", block " + number(g.block) + ", which at " +
-      (g.step < 0 ? "the end" : "step " + number(g.step)) + ", product " + number(g.phase) + ", had waited " +
-      number(static_cast<int64_t>(nanoseconds / 1000000000)) +
+      " kernel timed out in direction " + number(g.direction) + ", group " + number(g.group) + ", block " +
+      number(g.block) + ", which at " + (g.step < 0 ? "the end" : "step " + number(g.step)) + ", product " +
+      number(g.phase) + ", had waited " + number(static_cast<int64_t>(nanoseconds / 1000000000)) +
       " s for other blocks. What that call had not finished is NaN: run it again. Something kept blocks off the device's "
       "multiprocessors (another process, a debugger, a MIG slice or MPS limit); if that is to be expected, FASTRNN_PLAN=cuda:step "
       "takes kernels whose blocks wait for no others");
@@ -242,12 +253,14 @@ void raise_if_timed_out(unsigned long long* status, unsigned long long nanosecon
 
 PersistentBuffers::PersistentBuffers(const Layout& l, int directions, Workspace& workspace)
     : flags(static_cast<unsigned*>(workspace.take(2 * kMostFlags * sizeof(unsigned)))),
-      offsets(l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr),
+      offsets(
+          l.shape.step_offset ? static_cast<int64_t*>(workspace.take((l.shape.steps + 1) * sizeof(int64_t))) : nullptr),
       sums(static_cast<float*>(workspace.take(
           persistent_sums_bytes(l.shape.cell, l.shape.batch, l.shape.hidden, l.shape.projection, directions)))) {}
 
-void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
-                          const StepParams& p, const PersistentBuffers& memory, const Kernels& kernels, void* stream) {
+void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows,
+    const GatheredStates (&to)[2], const StepParams& p, const PersistentBuffers& memory, const Kernels& kernels,
+    void* stream) {
   StatesBeforeParams params{};
   params.sequence.step = p;
   params.sequence.total_steps = l.shape.steps, params.sequence.batch = l.shape.batch;
@@ -264,8 +277,8 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
   kernels.states_before(static_cast<int>(l.element), args.directions, params, stream);
 }
 
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run, const Kernels& kernels,
-                        const PersistentBuffers& memory, const StepParams& p) {
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run,
+    const Kernels& kernels, const PersistentBuffers& memory, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, false, run);
   if (!partition.refusal.empty()) return false;
   std::vector<Launch> launches;
@@ -275,7 +288,7 @@ bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRang
 }
 
 bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const Kernels& kernels,
-                         const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
+    const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, true, run);
   if (!partition.refusal.empty()) return false;
   std::vector<Launch> launches;

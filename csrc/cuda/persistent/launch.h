@@ -21,13 +21,14 @@ struct PersistentBuffers {
 
 // Gathers the states that `rows` rows of the sequence, from first_row on, started from. `p` holds the call's
 // directions, initial states and options.
-void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows, const GatheredStates (&to)[2],
-                          const StepParams& p, const PersistentBuffers& memory, const Kernels& kernels, void* stream);
+void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows,
+    const GatheredStates (&to)[2], const StepParams& p, const PersistentBuffers& memory, const Kernels& kernels,
+    void* stream);
 
 // Run the call and return true; return false if the partition refuses it. `p` holds what all steps share.
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run, const Kernels& kernels,
-                        const PersistentBuffers& memory, const StepParams& p);
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run,
+    const Kernels& kernels, const PersistentBuffers& memory, const StepParams& p);
 bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const Kernels& kernels,
-                         const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p);
+    const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p);
 
 }  // namespace fr

@@ -6,12 +6,12 @@
 
 namespace fr {
 
-constexpr int kPersistentStages = 3;       // stages of the operand's ring buffer in shared memory
-constexpr int kPersistentBand = 16;       // batch rows that a block works on at once: a band
-constexpr int kPersistentPitch = 4;        // padding of a row of partial sums, in elements
-constexpr int kPersistentSlice = 128;      // bytes of depth in a slice
-constexpr int kPersistentPlace = 128;      // bytes of shared memory where projected.cuh keeps its group's addresses
-constexpr int kPersistentShare = 128;      // projected.cuh: elements whose partial sums a block adds up at once
+constexpr int kPersistentStages = 3;   // stages of the operand's ring buffer in shared memory
+constexpr int kPersistentBand = 16;    // batch rows that a block works on at once: a band
+constexpr int kPersistentPitch = 4;    // padding of a row of partial sums, in elements
+constexpr int kPersistentSlice = 128;  // bytes of depth in a slice
+constexpr int kPersistentPlace = 128;  // bytes of shared memory where projected.cuh keeps its group's addresses
+constexpr int kPersistentShare = 128;  // projected.cuh: elements whose partial sums a block adds up at once
 // What a device has, less what a test takes away.
 struct PersistentLimits {
   int sms = 0;                          // also the number of blocks resident together: one an SM
@@ -40,7 +40,9 @@ constexpr int persistent_unit_lanes(bool tensor, int gates) { return tensor || g
 // it is 8, which makes up for the larger sums.
 constexpr int persistent_register_slices(int gates) { return gates == 1 ? 8 : gates == 2 ? 4 : 2; }
 // The same for projected.cuh: for the product of depth R, or for the partial sums, which have one gate row.
-constexpr int projected_register_slices(bool backward, bool partial) { return backward ? (partial ? 8 : 0) : (partial ? 0 : 2); }
+constexpr int projected_register_slices(bool backward, bool partial) {
+  return backward ? (partial ? 8 : 0) : (partial ? 0 : 2);
+}
 
 // Where a step's rows lie: at base + position * bytes. position is t; for packed rows it is the step's first row.
 struct MovingRows {
@@ -50,18 +52,18 @@ struct MovingRows {
 };
 
 struct PersistentPhase {
-  int units;                 // results of the product
-  int gates;                 // gate rows a unit; in backward, tiles of units a warp
+  int units;  // results of the product
+  int gates;  // gate rows a unit; in backward, tiles of units a warp
   int unit_warps, depth_warps;
   int unit_bits;             // log2 of a block's units, which are a power of two
   int first_slices, slices;  // slices of depth: of segment 0, of both segments
   int rounds, register_rounds, shared_rounds;
-  int weights_offset;        // of the resident weights in shared memory
-  int sent_first, sent_last; // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
-                             // as in ClusterOperand::place
-  bool operand_pending;      // the operand's rows are those of the step processed before, not of this step
-  StepProduct product[2];    // of each direction; the addresses of its operands are in `operand`
-  MovingRows operand[2][2];  // [direction][segment]
+  int weights_offset;         // of the resident weights in shared memory
+  int sent_first, sent_last;  // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
+                              // as in ClusterOperand::place
+  bool operand_pending;       // the operand's rows are those of the step processed before, not of this step
+  StepProduct product[2];     // of each direction; the addresses of its operands are in `operand`
+  MovingRows operand[2][2];   // [direction][segment]
 };
 
 // Bytes at the start of shared memory: the addresses of two steps for each phase, and the row pointers of both
@@ -69,48 +71,48 @@ struct PersistentPhase {
 constexpr int kPersistentHeader = (4 * sizeof(StepDirection) + 2 * kPersistentBand * 8 + 127) / 128 * 128;
 
 struct PersistentParams {
-  StepParams step;                        // direction[i] holds what all steps share
+  StepParams step;  // direction[i] holds what all steps share
   PersistentPhase phase[2];
   int phases;
-  MovingRows rows[2][StepMatrix::kCount]; // each direction's matrices
-  int first_direction;                    // which direction of the call direction[0] is
-  int64_t first_step[2];                  // t of the first step in processing order
-  int count;                              // steps to process
-  int last;                               // last iteration: count - 1; in backward `count` if the gradient of the
-                                          // initial state is wanted
-  int64_t total_steps, batch;             // T, B
-  const uint8_t* resets;                  // [N] by row, or null
-  const int64_t* offsets;                 // [T + 1] first row of each step, on the device; null: padded rows
-  int groups;                             // of each direction
-  int rows_per_group, bands;              // the last group may have fewer
-  int prefetched;                         // blocks of H values a row to prefetch for a step: gates, or saved values
-  bool cluster;                           // a group is a cluster; operands are exchanged through shared memory
-  int ring_offset, stage_bytes;           // of the operand's ring buffer
-  int operand_at[2][2], operand_bytes;      // cluster: offsets of each product's operand for even and odd steps; bytes
-                                            // of all
-  int split_gate, second_gate;            // numbers of the values with slices of their own in a cluster's operands, or
-                                          // -1
+  MovingRows rows[2][StepMatrix::kCount];  // each direction's matrices
+  int first_direction;                     // which direction of the call direction[0] is
+  int64_t first_step[2];                   // t of the first step in processing order
+  int count;                               // steps to process
+  int last;                                // last iteration: count - 1; in backward `count` if the gradient of the
+                                           // initial state is wanted
+  int64_t total_steps, batch;              // T, B
+  const uint8_t* resets;                   // [N] by row, or null
+  const int64_t* offsets;                  // [T + 1] first row of each step, on the device; null: padded rows
+  int groups;                              // of each direction
+  int rows_per_group, bands;               // the last group may have fewer
+  int prefetched;                          // blocks of H values a row to prefetch for a step: gates, or saved values
+  bool cluster;                            // a group is a cluster; operands are exchanged through shared memory
+  int ring_offset, stage_bytes;            // of the operand's ring buffer
+  int operand_at[2][2], operand_bytes;     // cluster: offsets of each product's operand for even and odd steps; bytes
+                                           // of all
+  int split_gate, second_gate;             // numbers of the values with slices of their own in a cluster's operands, or
+                                           // -1
   int partial_offset, partial_bytes;
-  unsigned* flags;                        // [directions][groups][blocks + 1], zero before the launch; a group's last
-                                          // one is its abort flag
-  unsigned long long timeout_ns;          // of a wait for a flag; 0: none
-  unsigned long long* status;             // host memory (timeout.h)
+  unsigned* flags;                // [directions][groups][blocks + 1], zero before the launch; a group's last
+                                  // one is its abort flag
+  unsigned long long timeout_ns;  // of a wait for a flag; 0: none
+  unsigned long long* status;     // host memory (timeout.h)
   // Used by projected.cuh only:
-  float* sums;                            // partial sums: [directions][groups][slots][blocks][R /
-                                          // 16][kPersistentBand][16]
-  int slots;                              // bands of a group whose partial sums are in memory at once
-  int own_offset;                         // of the block's own operand in shared memory
+  float* sums;     // partial sums: [directions][groups][slots][blocks][R /
+                   // 16][kPersistentBand][16]
+  int slots;       // bands of a group whose partial sums are in memory at once
+  int own_offset;  // of the block's own operand in shared memory
 };
 
 // Parameters that gather the states before the rows of a range of steps. `sequence` is filled only in part: sizes, offsets,
 // resets, the options in `step`, and the two matrices of states before.
 struct StatesBeforeParams {
   PersistentParams sequence;
-  int64_t first_row, rows;  // the range's first row, counted in the sequence; number of its rows
+  int64_t first_row, rows;        // the range's first row, counted in the sequence; number of its rows
   int64_t first_step, last_step;  // the steps that these rows belong to: [first_step, last_step)
-  void* h[2];               // of each direction: [rows, R] in the storage type
-  void* c[2];               // [rows, cells] in the state type, or null
-  int64_t cells;            // cell state values a row: kCells*H
+  void* h[2];                     // of each direction: [rows, R] in the storage type
+  void* c[2];                     // [rows, cells] in the state type, or null
+  int64_t cells;                  // cell state values a row: kCells*H
 };
 
 // Run before a persistent launch: zeroes the flags and stores a part of the steps' offsets. The offsets come as kernel

@@ -23,15 +23,15 @@ struct PersistentRequest {
 // One product of a step. The block's warps are unit_warps x depth_warps. Warp (u, d) multiplies the weights of
 // tile_units * tiles units by slices d, d + depth_warps, ... of the depth, a slice a round.
 struct PhasePartition {
-  int gates = 1;            // gate rows a unit
-  int tile_units = 0;       // 16; with FMA 8
-  int tiles = 1;            // tiles of units a warp: 1 or, with one gate row, 2
+  int gates = 1;       // gate rows a unit
+  int tile_units = 0;  // 16; with FMA 8
+  int tiles = 1;       // tiles of units a warp: 1 or, with one gate row, 2
   // partial sums: a block multiplies only the depth of its own units, and the blocks add up their sums. Warp w then
   // takes tiles of units w, w + unit_warps, ..., and a round is a slice of one tile
   bool partial = false;
-  int64_t units = 0;        // results of the product: H or R
-  int first_slices = 0;     // slices of 128 bytes of depth in the first segment (StepProduct),
-  int slices = 0;           // and in both segments
+  int64_t units = 0;     // results of the product: H or R
+  int first_slices = 0;  // slices of 128 bytes of depth in the first segment (StepProduct),
+  int slices = 0;        // and in both segments
   int unit_warps = 1, depth_warps = 1;
   int rounds = 0;           // slices a warp
   int register_rounds = 0;  // the first rounds have their weights in registers,
@@ -49,15 +49,15 @@ struct PhasePartition {
 };
 
 struct PersistentPartition {
-  std::string refusal;        // "": can run; else the limit that fails, with numbers
-  int phases = 0;             // products a step
+  std::string refusal;  // "": can run; else the limit that fails, with numbers
+  int phases = 0;       // products a step
   PhasePartition phase[2];
-  int directions = 1;         // of a launch; 1 if the two directions of a call run in sequence
-  int blocks = 0;             // of a group; together they hold the weights of a direction once
-  int groups = 0;             // of a direction, each with its own batch rows
-  int64_t rows_per_group = 0; // the last group may have fewer
-  int warps = 0;              // of a block
-  bool cluster = false;       // a group is a cluster, and each block holds the operands of all rows in shared memory
+  int directions = 1;          // of a launch; 1 if the two directions of a call run in sequence
+  int blocks = 0;              // of a group; together they hold the weights of a direction once
+  int groups = 0;              // of a direction, each with its own batch rows
+  int64_t rows_per_group = 0;  // the last group may have fewer
+  int warps = 0;               // of a block
+  bool cluster = false;        // a group is a cluster, and each block holds the operands of all rows in shared memory
   int64_t operand_at[2][2] = {};  // offsets of the operands: [phase][even or odd step] (cluster.cuh)
   // Shared memory of a block, in this order:
   //   header            2.4 KiB of addresses
@@ -68,12 +68,12 @@ struct PersistentPartition {
   //                     weights does not fit 8 blocks, but 16
   //   partial sums      8 warps * gates * 16 rows * (16 + 4) * 4 bytes: 40 KiB at most
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
-  int64_t own_offset = 0;     // products of partial sums: offset of the operand,
-  int slots = 0;              // bands of a group whose partial sums are in memory at once,
-  int64_t sums_bytes = 0;     // and the bytes of that memory
+  int64_t own_offset = 0;  // products of partial sums: offset of the operand,
+  int slots = 0;           // bands of a group whose partial sums are in memory at once,
+  int64_t sums_bytes = 0;  // and the bytes of that memory
   int64_t shared_bytes = 0;
-  int64_t resident_bytes = 0; // weights in a block's registers and shared memory
-  int64_t streamed_bytes = 0; // weights that a block reads from L2 for each band of rows and step
+  int64_t resident_bytes = 0;  // weights in a block's registers and shared memory
+  int64_t streamed_bytes = 0;  // weights that a block reads from L2 for each band of rows and step
 };
 
 namespace detail {
@@ -82,7 +82,9 @@ namespace detail {
 // would not fit the device. Must depend on sizes and device only, never on the batch, because it decides the order of a
 // row's sums.
 inline void share_warps(PhasePartition& phase, int warps, int register_slices, int most_blocks) {
-  const auto blocks = [&] { return divide_up(phase.units, static_cast<int64_t>(phase.tile_units) * (warps / phase.depth_warps)); };
+  const auto blocks = [&] {
+    return divide_up(phase.units, static_cast<int64_t>(phase.tile_units) * (warps / phase.depth_warps));
+  };
   while (phase.depth_warps < warps && phase.depth_warps < phase.slices &&
          divide_up(phase.slices, phase.depth_warps) > register_slices)
     phase.depth_warps *= 2;
@@ -141,15 +143,17 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   product.gates = request.backward ? 1 : 4;
   p.blocks = static_cast<int>(divide_up(product.units, product.block_units()));
   if (p.blocks > most_blocks)
-    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " + std::to_string(most_blocks) +
-                  " SMs for each of " + std::to_string(request.directions) + " directions");
+    return refuse("a copy of the weights takes " + std::to_string(p.blocks) + " blocks, the device has " +
+                  std::to_string(most_blocks) + " SMs for each of " + std::to_string(request.directions) +
+                  " directions");
   partial.partial = true;
   partial.units = request.projection;
   partial.first_slices = partial.slices = slices(own_gates * product.block_units());
   partial.unit_warps = limits.warps;
   partial.rounds = static_cast<int>(divide_up(partial.units, partial.block_units())) * partial.slices;
   for (const int i : {0, 1})
-    p.phase[i].register_rounds = std::min({p.phase[i].rounds, limits.register_slices, projected_register_slices(request.backward, p.phase[i].partial)});
+    p.phase[i].register_rounds = std::min(
+        {p.phase[i].rounds, limits.register_slices, projected_register_slices(request.backward, p.phase[i].partial)});
 
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
   const int64_t groups = std::min<int64_t>(most_blocks / p.blocks, divide_up(batch, tile));
@@ -159,17 +163,20 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
   p.sums_bytes = request.directions * p.groups * p.slots * p.blocks * sums_bytes_of_block(request.projection);
 
   p.stage_bytes = product.depth_warps * kPersistentBand * kPersistentSlice;
-  const int64_t ring_bytes = kPersistentStages * p.stage_bytes, own_bytes = partial.slices * kPersistentBand * kPersistentSlice;
+  const int64_t ring_bytes = kPersistentStages * p.stage_bytes,
+                own_bytes = partial.slices * kPersistentBand * kPersistentSlice;
   const int64_t partial_bytes = std::max<int64_t>(product.partial_bytes(), 4 * limits.warps * kPersistentShare);
   const int64_t ring_or_sums = std::max(ring_bytes, partial_bytes);  // both lie in the same place
   const int64_t working = kPersistentHeader + kPersistentPlace + own_bytes + ring_or_sums;
   if (limits.shared_per_block < working)
     return refuse("a block needs " + std::to_string(working) + " bytes of shared memory, the device gives " +
                   std::to_string(limits.shared_per_block));
-  int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared), offset = kPersistentHeader + kPersistentPlace;
+  int64_t room = std::min(limits.shared_per_block - working, limits.resident_shared),
+          offset = kPersistentHeader + kPersistentPlace;
   for (const int i : {own, 1 - own}) {
     PhasePartition& phase = p.phase[i];
-    phase.shared_rounds = static_cast<int>(std::min<int64_t>(phase.rounds - phase.register_rounds, room / phase.round_bytes()));
+    phase.shared_rounds =
+        static_cast<int>(std::min<int64_t>(phase.rounds - phase.register_rounds, room / phase.round_bytes()));
     p.weights_offset[i] = offset;
     offset += phase.shared_rounds * phase.round_bytes();
     room -= phase.shared_rounds * phase.round_bytes();
@@ -177,14 +184,15 @@ inline PersistentPartition projected_partition(const PersistentRequest& request,
     p.streamed_bytes += phase.streamed_rounds() * phase.round_bytes();
   }
   if (!request.backward && product.streamed_rounds() > 0)
-    return refuse("the gates' weights of a block take " + std::to_string(product.rounds * product.round_bytes()) + " bytes, it has room for " +
+    return refuse("the gates' weights of a block take " + std::to_string(product.rounds * product.round_bytes()) +
+                  " bytes, it has room for " +
                   std::to_string((product.rounds - product.streamed_rounds()) * product.round_bytes()));
   p.own_offset = offset;
   p.ring_offset = p.partial_offset = offset + own_bytes;
   p.shared_bytes = p.partial_offset + ring_or_sums;
   if (p.streamed_bytes > 0 && !limits.streaming)
-    return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) + " bytes of weights, it has room for " +
-                  std::to_string(p.resident_bytes));
+    return refuse("a block would hold " + std::to_string(p.resident_bytes + p.streamed_bytes) +
+                  " bytes of weights, it has room for " + std::to_string(p.resident_bytes));
   return p;
 }
 
@@ -224,7 +232,8 @@ inline void set_products(PersistentPartition& p, const PersistentRequest& reques
 }
 
 // Spreads the units over blocks and warps. Returns "" or a refusal, as the next two do.
-inline std::string share_units(PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
+inline std::string share_units(
+    PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
   const bool tensor = request.type != Type::kFloat32 || request.tf32;
   // In a cluster the second product takes no more blocks than the first, because each block costs in the exchange.
   // Clusters never wait for each other, so directions may run in sequence: one may need the whole device.
@@ -250,12 +259,12 @@ inline std::string share_units(PersistentPartition& p, const PersistentRequest& 
 // As many groups as fit, each of whole tiles of rows, so that each gathers fewer rows. Clusters never wait for each
 // other, so there may be more of them than fit. Each has at most one band of rows, so that its operand fits shared
 // memory in any batch.
-inline std::string share_rows(PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
+inline std::string share_rows(
+    PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
   const bool tensor = request.type != Type::kFloat32 || request.tf32;
   const int64_t batch = std::max<int64_t>(1, request.batch), tile = persistent_row_tile(tensor);
-  const int64_t most_groups =
-      p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions)
-                : limits.sms / request.directions / p.blocks;
+  const int64_t most_groups = p.cluster ? std::max<int64_t>(1, resident_clusters(limits, p.blocks) / request.directions)
+                                        : limits.sms / request.directions / p.blocks;
   const int64_t groups = std::min<int64_t>(most_groups, divide_up(batch, tile));
   p.rows_per_group = divide_up(divide_up(batch, groups), tile) * tile;
   if (p.cluster) p.rows_per_group = std::min<int64_t>(p.rows_per_group, kPersistentBand);
@@ -265,7 +274,8 @@ inline std::string share_rows(PersistentPartition& p, const PersistentRequest& r
 }
 
 // Lays out shared memory. Weights take what the operand and the partial sums leave.
-inline std::string share_memory(PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
+inline std::string share_memory(
+    PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
   const PhasePartition& first = p.phase[0];
   const PhasePartition& second = p.phase[1];
   int64_t partial_bytes = 0;
@@ -340,7 +350,8 @@ inline PersistentPartition partition_of_launch(const PersistentRequest& request,
   if (limits.max_cluster > kPortableCluster && !narrow.refusal.empty()) return partition_with(1, request, limits);
   if (!narrow.refusal.empty() || !request.backward || narrow.cluster || narrow.phases > 1) return narrow;
   const PersistentPartition wide = partition_with(2, request, limits);
-  const bool fewer_rows = wide.refusal.empty() && wide.streamed_bytes == 0 && wide.rows_per_group < narrow.rows_per_group;
+  const bool fewer_rows =
+      wide.refusal.empty() && wide.streamed_bytes == 0 && wide.rows_per_group < narrow.rows_per_group;
   return fewer_rows ? wide : narrow;
 }
 
@@ -349,9 +360,10 @@ inline PersistentPartition partition_of_launch(const PersistentRequest& request,
 // Bytes of partial sums that any launch of such a call writes, on any device: part of the call's scratch memory.
 inline int64_t persistent_sums_bytes(Cell cell, int64_t batch, int64_t hidden, int64_t projection, int directions) {
   if (!facts_of(cell).projects() || batch < 1) return 0;
-  const int64_t blocks = divide_up(hidden, persistent_units(false)) *
-                         divide_up(batch, persistent_row_tile(false)) * directions;
-  return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) * detail::sums_bytes_of_block(projection);
+  const int64_t blocks =
+      divide_up(hidden, persistent_units(false)) * divide_up(batch, persistent_row_tile(false)) * directions;
+  return std::min<int64_t>(blocks, detail::kMostSummingBlocks) * detail::summing_slots(projection, batch) *
+         detail::sums_bytes_of_block(projection);
 }
 
 // Two directions that do not fit together run in sequence. Refusals ignore the batch size, so this choice does too.

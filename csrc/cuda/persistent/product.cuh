@@ -19,14 +19,17 @@ namespace fr::FR_TARGET {
 // kUnitTiles: kGates counts a warp's tiles of units, side by side, instead of gate rows. kHeldSlices: most slices of
 // weights in registers. kStreams: weights that are neither there nor in shared memory are read from L2; if false there
 // are none.
-template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles, int kHeldSlices = persistent_register_slices(kGates), bool kStreams = true>
+template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles,
+    int kHeldSlices = persistent_register_slices(kGates), bool kStreams = true>
 struct PersistentProduct {
   static constexpr bool kTensor = Math::kTensor;
-  static constexpr int kBand = kPersistentBand, kUnits = persistent_units(kTensor), kTileRows = persistent_row_tile(kTensor);
+  static constexpr int kBand = kPersistentBand, kUnits = persistent_units(kTensor),
+                       kTileRows = persistent_row_tile(kTensor);
   static constexpr int kTiles = kBand / kTileRows;
   // kUnitLanes: lanes that share a unit. kHalves: parts of a slice that they take in turn, a piece a lane. kHigh: units
   // a lane.
-  static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes, kHigh = kUnits * kUnitLanes / 32;
+  static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes,
+                       kHigh = kUnits * kUnitLanes / 32;
   static constexpr int kRegisterSlices = kHeldSlices;
   // rows end in padding: backward's transposed weights; the launcher streams no others that end within a piece
   static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;
@@ -51,7 +54,9 @@ struct PersistentProduct {
     uint32_t word[4];
   };
 
-  FR_DEVICE static int operand_offset(int row, int piece) { return row * kRowBytes + ((piece ^ ((row & 1) * 4)) * kPieceBytes); }
+  FR_DEVICE static int operand_offset(int row, int piece) {
+    return row * kRowBytes + ((piece ^ ((row & 1) * 4)) * kPieceBytes);
+  }
 
   // Loads 16 bytes of a row that nothing writes meanwhile; elements from `left` on are zero. Word by word: what one
   // instruction loads stays together in registers, and weights must lie in another order there (Fragment).
@@ -97,8 +102,9 @@ struct PersistentProduct {
   // The warp's slice of the operand in a round, kBand rows of it: in the ring, or in a cluster's operand that begins
   // at `first`.
   FR_DEVICE unsigned char* stage(int round, int first) const {
-    const int place = p.cluster ? first + slice_of(round) * kBand * kRowBytes
-                                : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kBand * kRowBytes;
+    const int place = p.cluster
+                          ? first + slice_of(round) * kBand * kRowBytes
+                          : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kBand * kRowBytes;
     return shared_memory(place, kBand * kRowBytes);
   }
   FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
@@ -114,7 +120,7 @@ struct PersistentProduct {
       const int64_t left = unit < phase.units && slice < phase.slices ? product.depth[segment] - k : 0;
       Piece piece;
       load_piece(piece, left > 0 ? weight + weight_row(m, unit) * product.weight_stride[segment] + k : nullptr, left,
-                 product.copy_weight[segment]);
+          product.copy_weight[segment]);
       Math::prepare(piece.word);
       to.set(high, piece.word);
     }
@@ -126,7 +132,8 @@ struct PersistentProduct {
   FR_DEVICE void stream_weights(Fragment& to, int slice, int half, int m) const {
     const StepProduct& product = placed_steps()[number].product;
     const int segment = slice >= phase.first_slices ? 1 : 0;
-    const int k = (slice - segment * phase.first_slices) * kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * kPieceDepth;
+    const int k =
+        (slice - segment * phase.first_slices) * kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * kPieceDepth;
     const int left = static_cast<int>(product.depth[segment]) - k;
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
@@ -135,8 +142,8 @@ struct PersistentProduct {
       const int64_t row = kUnitTiles ? of_units : m * product.gate_rows + of_units;
       Piece piece{};
       if (left > 0)
-        piece = *reinterpret_cast<const Piece*>(static_cast<const Storage*>(product.weight[segment]) +
-                                                row * product.weight_stride[segment] + k);
+        piece = *reinterpret_cast<const Piece*>(
+            static_cast<const Storage*>(product.weight[segment]) + row * product.weight_stride[segment] + k);
       if (kPaddedRows && left < kPieceDepth) {  // the end of a padded row
         constexpr int kWordDepth = 4 / sizeof(Storage);
 #pragma unroll
@@ -153,9 +160,10 @@ struct PersistentProduct {
   // Where resident weights lie in shared memory. Lanes lie side by side, and a lane reads only what it wrote itself.
   FR_DEVICE Piece* resident_piece(int shared_round, int half, int m, int high) const {
     const int warp = depth_warp * phase.unit_warps + unit_warp;
-    return reinterpret_cast<Piece*>(shared_memory(phase.weights_offset + (shared_round * warps() + warp) * round_bytes() +
-                                                      (((half * gates() + m) * kHigh + high) * 32 + lane) * kPieceBytes,
-                                                  kPieceBytes));
+    return reinterpret_cast<Piece*>(
+        shared_memory(phase.weights_offset + (shared_round * warps() + warp) * round_bytes() +
+                          (((half * gates() + m) * kHigh + high) * 32 + lane) * kPieceBytes,
+            kPieceBytes));
   }
   FR_DEVICE void fill_resident() const {
     for (int round = 0; round < phase.shared_rounds; ++round)
@@ -321,7 +329,8 @@ struct PersistentProduct {
       wait_copies<kPersistentStages - 2>();
       if (phase.unit_warps > 1) block_sync();
       else warp_sync();
-      if (round + kPersistentStages - 1 < phase.rounds) issue(round + kPersistentStages - 1, kTileRows * anew(tiles), kept);
+      if (round + kPersistentStages - 1 < phase.rounds)
+        issue(round + kPersistentStages - 1, kTileRows * anew(tiles), kept);
       commit_copies();
     };
 #pragma unroll
@@ -361,7 +370,9 @@ struct PersistentProduct {
         const Fragment a = next[m % kAhead];
         const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
         stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,
-                       more ? m + 1 : kTensor ? 0 : m);
+            more      ? m + 1
+            : kTensor ? 0
+                      : m);
         warp_sync();
         return a;
       });
@@ -378,7 +389,9 @@ struct PersistentProduct {
     if (segment < product.segments && b < end && b < step.rows) {
       if (product.operand_is_state) {
         const RowState row = row_state(step, d.reverse, p.step.lengths, b);
-        if (row.active) from = old_row<Storage>(row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
+        if (row.active)
+          from = old_row<Storage>(
+              row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
       } else {
         const Matrix operand = rows_of_step(p, phase.operand[direction][segment], step.step);
         from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;
@@ -421,7 +434,8 @@ struct PersistentProduct {
       const bool upper = lane & half;
 #pragma unroll
       for (int i = 0; i < half; ++i)
-        values[i] = (upper ? values[i + half] : values[i]) + warp_shuffle(upper ? values[i] : values[i + half], lane ^ half);
+        values[i] =
+            (upper ? values[i + half] : values[i]) + warp_shuffle(upper ? values[i] : values[i + half], lane ^ half);
     }
     return values[0];
   }
@@ -439,11 +453,13 @@ struct PersistentProduct {
         if (tile > 0 && kTileRows * tile >= rows) break;
         if constexpr (kTensor) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) *place(m, 8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8) = sums[m][tile][i];
+          for (int i = 0; i < 4; ++i)
+            *place(m, 8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8) = sums[m][tile][i];
         } else {
           const State sum = shared_sum(sums[m][tile]);
           const int value = lane % kUnitLanes;
-          *place(m, kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows)) = sum;
+          *place(m, kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows)) =
+              sum;
         }
       }
     }

@@ -27,13 +27,14 @@ FR_GLOBAL(projected_kernel)
 template <class Math, bool kBackward>
 struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)> {
   using Base = PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)>;
+  using Base::p, Base::phase, Base::lane, Base::unit_warp, Base::kHalves, Base::kHigh, Base::kUnits, Base::kUnitLanes,
+      Base::kTileRows, Base::kTiles, Base::kBand;
   using typename Base::Fragment, typename Base::Piece, typename Base::State, typename Base::Storage;
-  using Base::p, Base::phase, Base::lane, Base::unit_warp, Base::kHalves, Base::kHigh, Base::kUnits, Base::kUnitLanes, Base::kTileRows,
-      Base::kTiles, Base::kBand;
   static constexpr int kOwnGates = kBackward ? 4 : 1;
   int own_units, block;
 
-  FR_DEVICE PartialProduct(const PersistentParams& params, int index, int direction, int of_block, int units, int thread)
+  FR_DEVICE PartialProduct(
+      const PersistentParams& params, int index, int direction, int of_block, int units, int thread)
       : Base(params, index, direction, of_block, thread), own_units(units), block(of_block) {}
 
   FR_DEVICE int result0(int item) const { return (item / phase.slices * this->warps() + unit_warp) * kUnits; }
@@ -42,7 +43,8 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
   template <bool kStreamed>
   FR_DEVICE void load_item(Fragment& to, int item, int half) const {
     const int k = item % phase.slices * Base::kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * Base::kPieceDepth;
-    const int gate = kBackward ? k / own_units : 0, unit = block * own_units + k - gate * own_units, hidden = static_cast<int>(p.step.hidden);
+    const int gate = kBackward ? k / own_units : 0, unit = block * own_units + k - gate * own_units,
+              hidden = static_cast<int>(p.step.hidden);
     const int left = k < kOwnGates * own_units ? hidden - unit : 0;
     const StepProduct& product = kStreamed ? placed_steps()[Base::number].product : Base::product;
     const auto* weight = static_cast<const Storage*>(product.weight[0]) + gate * hidden + unit;
@@ -179,10 +181,14 @@ struct ProjectedKernel {
   using Product = PersistentProduct<Math, kGates, false, false, projected_register_slices(kBackward, false), kBackward>;
   using Partial = PartialProduct<Math, kBackward>;
   static constexpr int kBand = kPersistentBand;
-  struct alignas(16) Quad { float value[4]; };
+  struct alignas(16) Quad {
+    float value[4];
+  };
   struct Weights {  // in registers; where there are none an unused element, because arrays cannot be empty
-    typename Product::Fragment product[Product::kRegisterSlices > 0 ? Product::kRegisterSlices : 1][Product::kHalves][kGates];
-    typename Partial::Fragment partial[Partial::kRegisterSlices > 0 ? Partial::kRegisterSlices : 1][Partial::kHalves][1];
+    typename Product::Fragment product[Product::kRegisterSlices > 0 ? Product::kRegisterSlices : 1][Product::kHalves]
+                                      [kGates];
+    typename Partial::Fragment partial[Partial::kRegisterSlices > 0 ? Partial::kRegisterSlices : 1][Partial::kHalves]
+                                      [1];
   };
 
   // One element's sums: those of the warps, added in their order.
@@ -192,8 +198,10 @@ struct ProjectedKernel {
     const PersistentParams& p;
     int own_units, row, unit;  // backward: where in the block's operand
     FR_DEVICE void keep(int gate, State value) const {
-      const int k = (kBackward ? gate : 0) * own_units + unit, slice = k / Product::kSliceDepth, depth = k % Product::kSliceDepth;
-      const int offset = p.own_offset + slice * kBand * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
+      const int k = (kBackward ? gate : 0) * own_units + unit, slice = k / Product::kSliceDepth,
+                depth = k % Product::kSliceDepth;
+      const int offset =
+          p.own_offset + slice * kBand * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
       set(reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes))[depth % Product::kPieceDepth], value);
     }
     FR_DEVICE State operator()(int m) const { return value[m]; }
@@ -220,9 +228,12 @@ struct ProjectedKernel {
     FR_DEVICE float* partial_of(int c, int block) const {
       return at().sums + (static_cast<int64_t>(c % p.slots) * grid_x() + block) * kBand * at().pitch;
     }
-    FR_DEVICE Product product_part() const { return Product(p, kOwn, block_z(), own_value(block_x()), own_value(thread_index())); }
+    FR_DEVICE Product product_part() const {
+      return Product(p, kOwn, block_z(), own_value(block_x()), own_value(thread_index()));
+    }
     FR_DEVICE Partial partial_part() const {
-      return Partial(p, kShared, block_z(), own_value(block_x()), Product::kUnits * p.phase[kOwn].unit_warps, own_value(thread_index()));
+      return Partial(p, kShared, block_z(), own_value(block_x()), Product::kUnits * p.phase[kOwn].unit_warps,
+          own_value(thread_index()));
     }
     FR_DEVICE int rows_of(int c) const {
       const int left = at().end - at().row0 - c * kBand;
@@ -302,8 +313,10 @@ struct ProjectedKernel {
     FR_DEVICE void share(const StepDirection& d, int c, bool product) const {
       product = product && !aborted;
       const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
-      const int thread = own_value(thread_index()), warps = block_threads() / 32, warp = thread / 32, lane = thread % 32;
-      const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine, to = from + mine < all ? from + mine : all;
+      const int thread = own_value(thread_index()), warps = block_threads() / 32, warp = thread / 32,
+                lane = thread % 32;
+      const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine,
+                to = from + mine < all ? from + mine : all;
       const Clips<V> of_cell = clips_of<V>(p.step);
       State* added = part_sums();
       for (int first = from; first < to; first += kPersistentShare) {
@@ -321,7 +334,8 @@ struct ProjectedKernel {
         }
         block_sync();
         for (int i = thread; i < kPersistentShare && first + i < to; i += block_threads()) {
-          const int column = (first + i) / kWarpUnits, row = column % rows, j = column / rows * kWarpUnits + (first + i) % kWarpUnits;
+          const int column = (first + i) / kWarpUnits, row = column % rows,
+                    j = column / rows * kWarpUnits + (first + i) % kWarpUnits;
           if (j >= p.phase[kShared].units) continue;
           Sums sums{{sum_unless(aborted)}, p, 0, 0, 0};
           if (product)
@@ -333,7 +347,9 @@ struct ProjectedKernel {
         block_sync();
       }
     }
-    FR_DEVICE State* part_sums() const { return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)); }
+    FR_DEVICE State* part_sums() const {
+      return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes));
+    }
   };
 
   FR_DEVICE static void run(const PersistentParams& p) {
@@ -359,13 +375,15 @@ struct ProjectedKernel {
 #pragma unroll
       for (int half = 0; half < Product::kHalves; ++half)
 #pragma unroll
-        for (int m = 0; m < kGates; ++m) part.load_weights(weights.product[round][half][m], part.slice_of(round), half, m);
+        for (int m = 0; m < kGates; ++m)
+          part.load_weights(weights.product[round][half][m], part.slice_of(round), half, m);
     }
 #pragma unroll
     for (int item = 0; item < Partial::kRegisterSlices; ++item) {
       if (item >= partial.phase.register_rounds) break;
 #pragma unroll
-      for (int half = 0; half < Partial::kHalves; ++half) partial.template load_item<false>(weights.partial[item][half][0], item, half);
+      for (int half = 0; half < Partial::kHalves; ++half)
+        partial.template load_item<false>(weights.partial[item][half][0], item, half);
     }
     part.fill_resident();
     partial.fill_resident();

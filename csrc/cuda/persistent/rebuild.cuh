@@ -59,10 +59,12 @@ struct StatesBeforeKernel {
     const RowState row = row_state(step_rows(sequence, d.reverse, t), d.reverse, sequence.step.lengths, b);
     const auto from = [&](auto type, int matrix, const void* initial, int64_t width) {
       using T = decltype(type);
-      return row.active ? old_row<T>(row, sequence.step.reset_to_initial, rows_of_step(sequence, sequence.rows[block_z()][matrix], before), initial, width, b)
+      return row.active ? old_row<T>(row, sequence.step.reset_to_initial,
+                              rows_of_step(sequence, sequence.rows[block_z()][matrix], before), initial, width, b)
                         : nullptr;
     };
-    copy(static_cast<H*>(p.h[block_z()]) + r * sequence.step.width, from(H(), StepMatrix::kOutputBefore, d.h0, sequence.step.width), sequence.step.width);
+    copy(static_cast<H*>(p.h[block_z()]) + r * sequence.step.width,
+        from(H(), StepMatrix::kOutputBefore, d.h0, sequence.step.width), sequence.step.width);
     if (p.c[block_z()])
       copy(static_cast<C*>(p.c[block_z()]) + r * p.cells, from(C(), StepMatrix::kCellsBefore, d.c0, p.cells), p.cells);
   }

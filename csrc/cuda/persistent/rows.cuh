@@ -55,10 +55,11 @@ FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirectio
 
 // Prefetches the rows that a band's pointwise part will read: the input part of the gates, or the saved values.
 template <class Math, bool kBackward>
-FR_DEVICE void prefetch_rows(const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0,
-                             int unit_bits, int thread) {
+FR_DEVICE void prefetch_rows(
+    const PersistentParams& p, const StepDirection& d, int row0, int end, int unit0, int unit_bits, int thread) {
   const Matrix& matrix = d.matrix[kBackward ? StepMatrix::kGates : StepMatrix::kInputGates];
-  constexpr int kElement = kBackward ? sizeof(typename Math::Storage) : sizeof(typename Math::State), kLine = kPersistentSlice / kElement;
+  constexpr int kElement = kBackward ? sizeof(typename Math::Storage) : sizeof(typename Math::State),
+                kLine = kPersistentSlice / kElement;
   if (!matrix.data || d.here.step < 0) return;
   constexpr int kLineBits = kLine == 32 ? 5 : 6;
   static_assert(kLine == 1 << kLineBits);

@@ -18,13 +18,13 @@ struct TimeoutReport {
 
 FR_HD unsigned long long status_of(const TimeoutReport& g) {
   const auto bits = [](int64_t value, int at) { return static_cast<unsigned long long>(value) << at; };
-  return bits(1, 63) | bits(g.backward, 62) | bits(g.direction, 61) | bits(g.phase, 60) | bits(g.group, 48) | bits(g.block, 36) |
-         bits(g.step + 1, 0);
+  return bits(1, 63) | bits(g.backward, 62) | bits(g.direction, 61) | bits(g.phase, 60) | bits(g.group, 48) |
+         bits(g.block, 36) | bits(g.step + 1, 0);
 }
 inline TimeoutReport report_of(unsigned long long status) {
   const auto bits = [&](int at, int count) { return static_cast<int64_t>(status >> at & ((1ull << count) - 1)); };
-  return {bits(62, 1) != 0, static_cast<int>(bits(61, 1)), static_cast<int>(bits(60, 1)), static_cast<int>(bits(48, 12)),
-          static_cast<int>(bits(36, 12)), bits(0, 36) - 1};
+  return {bits(62, 1) != 0, static_cast<int>(bits(61, 1)), static_cast<int>(bits(60, 1)),
+      static_cast<int>(bits(48, 12)), static_cast<int>(bits(36, 12)), bits(0, 36) - 1};
 }
 
 // If an earlier call timed out, clears the word and throws std::runtime_error.

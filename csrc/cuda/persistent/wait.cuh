@@ -11,10 +11,12 @@ namespace fr::FR_TARGET {
 // and one branch serve both, so that the lanes of a warp wait together. Returns false if the group aborts; the host and
 // the group know it then. flags: the group's. seen: takes the flag's value.
 template <bool kBackward>
-FR_DEVICE bool wait_for(const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step, unsigned& seen) {
+FR_DEVICE bool wait_for(
+    const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step, unsigned& seen) {
   const int blocks = grid_x();
   if (i == blocks) wanted = 0;
-  const bool came = wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.timeout_ns, flags + blocks);
+  const bool came =
+      wait_until([&] { return (seen = load_acquire(flags + i)) >= wanted; }, p.timeout_ns, flags + blocks);
   if (came) return i < blocks || seen == 0;
   if (load_acquire(flags + blocks) == 0) {
     store_system(p.status, status_of({kBackward, p.first_direction + block_z(), phase, block_y(), block_x(), step}));

@@ -41,13 +41,14 @@ struct StepKernel {
     int tile_units, tile_rows, slice_rows;  // slice_rows: rows of one slice in shared memory, weights first, then
                                             // operands
     int64_t unit0, row0;
-    const Storage** table;   // [2][tile_rows] addresses of operand rows; null: zero
+    const Storage** table;  // [2][tile_rows] addresses of operand rows; null: zero
     unsigned char* stages;
     int64_t first_slices = 0, slices = 0;  // of segment 0, of both segments
 
     // Fills one piece of a row, by asynchronous copy if `aligned`. Elements from `left` on become zero. A copy of no
     // bytes still needs a valid address: `mapped`.
-    FR_DEVICE static void fill(unsigned char* to, const Storage* from, int64_t left, bool aligned, const Storage* mapped) {
+    FR_DEVICE static void fill(
+        unsigned char* to, const Storage* from, int64_t left, bool aligned, const Storage* mapped) {
       const int valid = from == nullptr || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;
       if (aligned) {
         copy_async(to, valid > 0 ? from : mapped, valid * static_cast<int>(sizeof(Storage)));
@@ -67,7 +68,8 @@ struct StepKernel {
       const int64_t k0 = (segment ? slice - first_slices : slice) * kSliceDepth;
       const StepProduct& product = d.product;
       const auto* weight = static_cast<const Storage*>(product.weight[segment]);
-      const auto* mapped = reinterpret_cast<const Storage*>(reinterpret_cast<uintptr_t>(weight) / kPieceBytes * kPieceBytes);
+      const auto* mapped =
+          reinterpret_cast<const Storage*>(reinterpret_cast<uintptr_t>(weight) / kPieceBytes * kPieceBytes);
       const int weight_rows = kGates * tile_units;
       for (int item = thread; item < slice_rows * kRowPieces; item += threads) {
         const int row = item / kRowPieces, piece = item % kRowPieces;
@@ -76,7 +78,8 @@ struct StepKernel {
         bool aligned;
         if (row < weight_rows) {
           const int64_t unit = unit0 + row % tile_units;
-          if (unit < p.units) from = weight + (row / tile_units * product.gate_rows + unit) * product.weight_stride[segment] + k;
+          if (unit < p.units)
+            from = weight + (row / tile_units * product.gate_rows + unit) * product.weight_stride[segment] + k;
           aligned = product.copy_weight[segment];
         } else {
           from = table[segment * tile_rows + row - weight_rows];
@@ -96,8 +99,10 @@ struct StepKernel {
           if (segment == 0 && d.product.operand_is_state) {
             const RowState row = row_state(d.here, d.reverse, p.lengths, b);
             const bool drops = d.entering.data;
-            if (row.active) from = old_row<Storage>(row, p.reset_to_initial, drops ? d.entering_before : d.matrix[StepMatrix::kOutputBefore],
-                                                    drops ? d.h0_entering : d.h0, p.width, b);
+            if (row.active)
+              from = old_row<Storage>(row, p.reset_to_initial,
+                  drops ? d.entering_before : d.matrix[StepMatrix::kOutputBefore], drops ? d.h0_entering : d.h0,
+                  p.width, b);
           } else {
             const Matrix& operand = d.product.operand[segment];
             from = static_cast<const Storage*>(operand.data) + b * operand.row_stride;
@@ -135,7 +140,7 @@ struct StepKernel {
     const int slice_bytes = slice_rows * kRowBytes, stage_bytes = slice_bytes * tile.depth_warps;
 
     Block block{p, d, tile_units, tile_rows, slice_rows, static_cast<int64_t>(block_x()) * tile_units,
-                static_cast<int64_t>(block_y()) * tile_rows, nullptr, nullptr};
+        static_cast<int64_t>(block_y()) * tile_rows, nullptr, nullptr};
     int groups = 0;
     const int partial_pitch = tile_units + kSumsPad;
     if (d.product.segments > 0) {
@@ -158,17 +163,17 @@ struct StepKernel {
         const int stage = static_cast<int>(i % kStages);
         if (i + 1 < iterations)
           block.load((i + 1) * groups + group, block.stages + (1 - stage) * stage_bytes + group * slice_bytes,
-                     thread % group_threads, group_threads);
+              thread % group_threads, group_threads);
         commit_copies();
         if (i * groups + group < block.slices) {
           const unsigned char* weights = block.stages + stage * stage_bytes + group * slice_bytes;
-          multiply_slice<Math, kGates>(sums, weights, tile_units, warp_unit, weights + kGates * tile_units * kRowBytes, warp_row,
-                                       lane);
+          multiply_slice<Math, kGates>(
+              sums, weights, tile_units, warp_unit, weights + kGates * tile_units * kRowBytes, warp_row, lane);
         }
       }
       block_sync();
-      auto* partial = reinterpret_cast<State*>(
-          shared_memory(table_bytes, sizeof(State) * groups * kGates * tile_rows * static_cast<int64_t>(partial_pitch)));
+      auto* partial = reinterpret_cast<State*>(shared_memory(
+          table_bytes, sizeof(State) * groups * kGates * tile_rows * static_cast<int64_t>(partial_pitch)));
 #pragma unroll
       for (int m = 0; m < kGates; ++m)
 #pragma unroll
@@ -188,13 +193,13 @@ struct StepKernel {
       const int64_t b = block.row0 + row, j = block.unit0 + unit;
       if (b >= p.rows || j >= p.units) continue;
       const Sums sums{groups ? reinterpret_cast<const State*>(block.stages) + row * partial_pitch + unit : nullptr,
-                      static_cast<int64_t>(tile_rows) * partial_pitch,
-                      static_cast<int64_t>(kGates) * tile_rows * partial_pitch, groups};
+          static_cast<int64_t>(tile_rows) * partial_pitch, static_cast<int64_t>(kGates) * tile_rows * partial_pitch,
+          groups};
       const Element<Math, Sums> element{p, d, clips, b, j, sums};
       switch (p.cell) {
-#define FR_CELL(name, Type)                 \
-  case Cell::name:                          \
-    element.template run<Type, kGates>();   \
+#define FR_CELL(name, Type) \
+  case Cell::name: \
+    element.template run<Type, kGates>(); \
     break;
 #include "../../cells/cells.inc"
 #undef FR_CELL

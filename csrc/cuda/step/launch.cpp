@@ -43,8 +43,8 @@ void Launcher::operator()(StepParams& p, Phase phase, int gates, int64_t units) 
   p.tile = step_tile(gates, layout.shape.type, depth * layout.element, p.rows, shared_limit);
   if (p.rows == 0) return;
   const LaunchShape shape{static_cast<int>(divide_up(units, kWarpUnits * p.tile.unit_warps)),
-                          static_cast<int>(divide_up(p.rows, kWarpRows * p.tile.row_warps)), directions,
-                          p.tile.threads(), step_shared_bytes(p.tile, gates, layout.shape.type)};
+      static_cast<int>(divide_up(p.rows, kWarpRows * p.tile.row_warps)), directions, p.tile.threads(),
+      step_shared_bytes(p.tile, gates, layout.shape.type)};
   kernels.step[static_cast<int>(math)](gates, shape, p, stream);
 }
 
@@ -96,7 +96,7 @@ void step_forward(const Launcher& launch, const ForwardArgs& args, const StepRan
 // ---- backward -------------------------------------------------------------------------------------------------------
 
 void place_backward_step(const Layout& l, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                         const BackwardSteps& steps, int64_t s, StepParams& p) {
+    const BackwardSteps& steps, int64_t s, StepParams& p) {
   using M = StepMatrix;
   for (int i = 0; i < args.directions; ++i) {
     const BackwardDirection& from = args.direction[i];
@@ -132,8 +132,8 @@ void place_backward_step(const Layout& l, const BackwardArgs& args, const std::v
 namespace {
 
 // The second product of a step that has been placed: d_inner.
-void place_second_product(const Layout& l, const std::vector<BackwardBuffers>& buffers, bool extra, int directions,
-                          StepParams& p) {
+void place_second_product(
+    const Layout& l, const std::vector<BackwardBuffers>& buffers, bool extra, int directions, StepParams& p) {
   for (int i = 0; i < directions; ++i) {
     StepDirection& d = p.direction[i];
     d.product = StepProduct{};
@@ -150,7 +150,7 @@ void place_second_product(const Layout& l, const std::vector<BackwardBuffers>& b
 }  // namespace
 
 void step_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                   const BackwardSteps& steps, StepParams& p) {
+    const BackwardSteps& steps, StepParams& p) {
   const Layout& l = launch.layout;
   for (int64_t s = 0; s <= steps.last(); ++s) {
     const bool extra = s == steps.count;
@@ -163,7 +163,7 @@ void step_backward(const Launcher& launch, const BackwardArgs& args, const std::
 }
 
 void rebuild_gates(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                   const StepParams& call, const PersistentBuffers& memory) {
+    const StepParams& call, const PersistentBuffers& memory) {
   constexpr int64_t kMostRows = int64_t{1} << 20;  // rows of one launch: a grid has at most 65535 tiles of them
   const Layout& l = launch.layout;
   const int64_t first_row = l.first_row(args.first_step), all = l.rows_between(args.first_step, args.last_step);
@@ -186,8 +186,8 @@ void rebuild_gates(const Launcher& launch, const BackwardArgs& args, const std::
       const BackwardDirection& from = args.direction[i];
       const BackwardBuffers& to = buffers[i];
       weights[i] = &from.weights;
-      states[i] = {offset(to.states.h, row * l.width, l.element),
-                   offset(to.states.c, row * l.cell.cells * hidden, l.state)};
+      states[i] = {
+          offset(to.states.h, row * l.width, l.element), offset(to.states.c, row * l.cell.cells * hidden, l.state)};
       StepDirection& d = p.direction[i];
       p.unit_weights[i] = from.weights.unit;
       d.here.step = 0, d.here.rows = rows;

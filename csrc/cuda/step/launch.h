@@ -36,11 +36,11 @@ struct BackwardSteps {
 // Fill p, which holds what all steps share, for iteration s.
 void place_forward_step(const Layout& l, const ForwardArgs& args, const StepRange& range, int64_t s, StepParams& p);
 void place_backward_step(const Layout& l, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                         const BackwardSteps& steps, int64_t s, StepParams& p);
+    const BackwardSteps& steps, int64_t s, StepParams& p);
 
 void step_forward(const Launcher& launch, const ForwardArgs& args, const StepRange& range, StepParams& p);
 void step_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                   const BackwardSteps& steps, StepParams& p);
+    const BackwardSteps& steps, StepParams& p);
 
 struct PersistentBuffers;  // persistent/launch.h
 
@@ -48,6 +48,6 @@ struct PersistentBuffers;  // persistent/launch.h
 // nothing recurs. To the kernels they are the rows of one first step that starts from those states. Inactive rows hold
 // garbage that is never read. `call` holds the call's directions, initial states and options.
 void rebuild_gates(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-                   const StepParams& call, const PersistentBuffers& memory);
+    const StepParams& call, const PersistentBuffers& memory);
 
 }  // namespace fr

@@ -44,18 +44,34 @@ struct Buffer {
   }
   double get(int64_t row, int64_t column) const {
     const unsigned char* p = data + (row * stride + column) * element;
-    if (is_double) { double v; std::memcpy(&v, p, 8); return v; }
-    if (is_float) { float v; std::memcpy(&v, p, 4); return v; }
+    if (is_double) {
+      double v;
+      std::memcpy(&v, p, 8);
+      return v;
+    }
+    if (is_float) {
+      float v;
+      std::memcpy(&v, p, 4);
+      return v;
+    }
     uint16_t bits;
     std::memcpy(&bits, p, 2);
-    return type == fr::Type::kBFloat16 ? fr::host::to_state(fr::host::BFloat16{bits}) : fr::host::to_state(fr::host::Float16{bits});
+    return type == fr::Type::kBFloat16 ? fr::host::to_state(fr::host::BFloat16{bits})
+                                       : fr::host::to_state(fr::host::Float16{bits});
   }
   void set(int64_t row, int64_t column, double value) {
     unsigned char* p = data + (row * stride + column) * element;
-    if (is_double) { std::memcpy(p, &value, 8); return; }
+    if (is_double) {
+      std::memcpy(p, &value, 8);
+      return;
+    }
     const float single = static_cast<float>(value);
-    if (is_float) { std::memcpy(p, &single, 4); return; }
-    const uint16_t bits = type == fr::Type::kBFloat16 ? fr::host::float_to_bf16_bits(single) : fr::host::float_to_fp16_bits(single);
+    if (is_float) {
+      std::memcpy(p, &single, 4);
+      return;
+    }
+    const uint16_t bits =
+        type == fr::Type::kBFloat16 ? fr::host::float_to_bf16_bits(single) : fr::host::float_to_fp16_bits(single);
     std::memcpy(p, &bits, 2);
   }
   // Writes the values and reads them back, rounded to the type.

@@ -6,14 +6,14 @@
 
 inline int failures = 0;
 
-#define CHECK(condition, ...)                                        \
-  do {                                                               \
-    if (!(condition)) {                                              \
-      ++failures;                                                    \
-      std::printf("%s:%d: %s  ", __FILE__, __LINE__, #condition);    \
-      std::printf(__VA_ARGS__);                                      \
-      std::printf("\n");                                             \
-    }                                                                \
+#define CHECK(condition, ...) \
+  do { \
+    if (!(condition)) { \
+      ++failures; \
+      std::printf("%s:%d: %s  ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__); \
+      std::printf("\n"); \
+    } \
   } while (false)
 
 struct Random {

@@ -51,8 +51,8 @@ struct Problem {
   }
 
   Problem(const Case& which, uint64_t seed)
-      : c(which), cell(fr::facts_of(c.cell)), width(c.projection ? c.projection : c.hidden), gates(cell.gates), cell_states(cell.cells),
-        kept(cell.saved) {
+      : c(which), cell(fr::facts_of(c.cell)), width(c.projection ? c.projection : c.hidden), gates(cell.gates),
+        cell_states(cell.cells), kept(cell.saved) {
     Random r{seed * 7919 + 12345};
     active.assign(c.batch, c.steps);
     rows = 0;
@@ -70,7 +70,8 @@ struct Problem {
       rows = c.steps * c.batch;
     }
     if (c.lengths)
-      for (int64_t b = 0; b < c.batch; ++b) lengths.push_back(r.below(c.steps + 1)), active[b] = std::min(active[b], lengths[b]);
+      for (int64_t b = 0; b < c.batch; ++b)
+        lengths.push_back(r.below(c.steps + 1)), active[b] = std::min(active[b], lengths[b]);
     if (c.resets)
       for (int64_t i = 0; i < rows; ++i) resets.push_back(r.below(3) == 0);
     const double k = 1.5 / std::sqrt(static_cast<double>(c.hidden));
@@ -80,7 +81,8 @@ struct Problem {
       d[i].bias_ih = random(r, gates * c.hidden, k), d[i].bias_hh = random(r, gates * c.hidden, k);
       d[i].unit = random(r, cell.unit_weights * c.hidden, 1);
       d[i].h0 = random(r, c.batch * width, 1);
-      for (int64_t j = 0; j < c.batch * cell_states * c.hidden; ++j) d[i].c0.push_back(static_cast<T>(possible_cell(c.cell, c.hidden, j, r.uniform(-1, 1))));
+      for (int64_t j = 0; j < c.batch * cell_states * c.hidden; ++j)
+        d[i].c0.push_back(static_cast<T>(possible_cell(c.cell, c.hidden, j, r.uniform(-1, 1))));
     }
   }
 
@@ -89,15 +91,16 @@ struct Problem {
   }
   int64_t row(int64_t t, int64_t b) const { return c.packed ? offsets[t] + b : t * c.batch + b; }
   fr::Weights weights(int i) const {
-    return {d[i].ih.data(), d[i].hh.data(), c.projection ? d[i].hr.data() : nullptr, d[i].bias_ih.data(), cell.multiplies() ? d[i].bias_hh.data() : nullptr,
-            c.input, width, c.hidden, d[i].unit.data()};
+    return {d[i].ih.data(), d[i].hh.data(), c.projection ? d[i].hr.data() : nullptr, d[i].bias_ih.data(),
+        cell.multiplies() ? d[i].bias_hh.data() : nullptr, c.input, width, c.hidden, d[i].unit.data()};
   }
   fr::Shape shape() const {
-    constexpr fr::Type type = std::is_same_v<S, double> ? fr::Type::kFloat64
-                              : std::is_same_v<S, float> ? fr::Type::kFloat32
-                              : std::is_same_v<S, fr::BFloat16> ? fr::Type::kBFloat16 : fr::Type::kFloat16;
+    constexpr fr::Type type = std::is_same_v<S, double>         ? fr::Type::kFloat64
+                              : std::is_same_v<S, float>        ? fr::Type::kFloat32
+                              : std::is_same_v<S, fr::BFloat16> ? fr::Type::kBFloat16
+                                                                : fr::Type::kFloat16;
     return {c.cell, type, c.steps, c.batch, c.input, c.hidden, c.projection, c.packed ? batch_sizes.data() : nullptr,
-            c.packed ? offsets.data() : nullptr, c.lengths ? lengths.data() : nullptr, c.resets ? resets.data() : nullptr};
+        c.packed ? offsets.data() : nullptr, c.lengths ? lengths.data() : nullptr, c.resets ? resets.data() : nullptr};
   }
   fr::Options options() const { return {c.cell_clip, c.proj_clip, c.to_initial}; }
   bool reverse(int i) const { return i == 1; }
@@ -116,7 +119,8 @@ struct Problem {
       x.output = {output.data() + i * width, c.batch * width * c.directions, width * c.directions};
       x.h0 = d[i].h0.data(), x.c0 = cell_states ? d[i].c0.data() : nullptr;
       x.h_n = h_n[i].data(), x.c_n = c_n[i].data();
-      if (save) x.gates = in_rows(saved[i].data(), kept * c.hidden), x.cells = in_rows(cells[i].data(), cell_states * c.hidden);
+      if (save)
+        x.gates = in_rows(saved[i].data(), kept * c.hidden), x.cells = in_rows(cells[i].data(), cell_states * c.hidden);
     }
     fr::cpu_forward(args);
   }
@@ -167,7 +171,8 @@ struct Problem {
       if (cell.multiplies()) x.d_weight_hh = fresh(g[i].weight_hh, gates * c.hidden * width);
       x.d_weight_hr = fresh(g[i].weight_hr, c.projection * c.hidden);
       x.d_weight_unit = fresh(g[i].weight_unit, cell.unit_weights * c.hidden);
-      x.d_bias_ih = fresh(g[i].bias_ih, gates * c.hidden), x.d_bias_hh = cell.multiplies() ? fresh(g[i].bias_hh, gates * c.hidden) : nullptr;
+      x.d_bias_ih = fresh(g[i].bias_ih, gates * c.hidden),
+      x.d_bias_hh = cell.multiplies() ? fresh(g[i].bias_hh, gates * c.hidden) : nullptr;
     }
     fr::cpu_backward(args);
   }
@@ -214,14 +219,17 @@ struct Problem {
 
 // Rounding of the storage type.
 template <class S>
-constexpr double kUnit = std::is_same_v<S, double> ? 0x1p-53 : std::is_same_v<S, float> ? 0x1p-24
-                         : std::is_same_v<S, fr::Float16> ? 0x1p-11 : 0x1p-8;
+constexpr double kUnit = std::is_same_v<S, double>        ? 0x1p-53
+                         : std::is_same_v<S, float>       ? 0x1p-24
+                         : std::is_same_v<S, fr::Float16> ? 0x1p-11
+                                                          : 0x1p-8;
 
 // Accuracy of one step's arithmetic in each type, times the steps it passes through (inputs and states are at most
 // about 1). The roundings of a long sum add up like a random walk.
 template <class S>
 double tolerance(const Case& c) {
-  return 16 * kUnit<S> * static_cast<double>(c.steps + 1) * std::sqrt(std::max(1., static_cast<double>(c.input + c.hidden) / 256));
+  return 16 * kUnit<S> * static_cast<double>(c.steps + 1) *
+         std::sqrt(std::max(1., static_cast<double>(c.input + c.hidden) / 256));
 }
 
 // The same problem in double, with the very same values.
@@ -232,9 +240,10 @@ Problem<double> in_double(const Problem<S>& p, uint64_t seed) {
     const auto copy = [](const auto& from, std::vector<double>& to) {
       for (size_t k = 0; k < from.size(); ++k) to[k] = static_cast<double>(fr::to_float(from[k]));
     };
-    const auto &from = p.d[i];
+    const auto& from = p.d[i];
     auto& to = wide.d[i];
-    copy(from.input, to.input), copy(from.ih, to.ih), copy(from.hh, to.hh), copy(from.hr, to.hr), copy(from.bias_ih, to.bias_ih);
+    copy(from.input, to.input), copy(from.ih, to.ih), copy(from.hh, to.hh), copy(from.hr, to.hr),
+        copy(from.bias_ih, to.bias_ih);
     copy(from.bias_hh, to.bias_hh), copy(from.unit, to.unit), copy(from.h0, to.h0), copy(from.c0, to.c0);
   }
   return wide;
@@ -256,17 +265,22 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
         if (!(error <= worst)) worst = error;
         most = std::fmax(most, std::fabs(exact[r * one.width + u]));
       }
-    CHECK(worst <= tolerance<S>(c) * most, "%s direction %d: error %g, T %d B %d H %d", name, i, worst, int(c.steps), int(c.batch), int(c.hidden));
+    CHECK(worst <= tolerance<S>(c) * most, "%s direction %d: error %g, T %d B %d H %d", name, i, worst, int(c.steps),
+        int(c.batch), int(c.hidden));
   }
-  const auto same = [](const auto& a, const auto& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0; };
+  const auto same = [](const auto& a, const auto& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+  };
   typename Problem<S>::Gradients base[2], other[2];
   one.backward(1, false, kOneRange, base);
   // Four threads work on ranges of one step. The products over pairs of rows then pair other rows.
   for (int threads : {2, 3, 4, 8}) {
     many.forward(threads, threads != 3);
-    CHECK(same(one.output, many.output) && same(one.h_n[0], many.h_n[0]) && same(one.c_n[0], many.c_n[0]), "%s: %d threads", name, threads);
+    CHECK(same(one.output, many.output) && same(one.h_n[0], many.h_n[0]) && same(one.c_n[0], many.c_n[0]),
+        "%s: %d threads", name, threads);
     one.backward(threads, threads == 3, threads == 4 && !pairs ? 1 : kOneRange, other);
-    for (int i = 0; i < c.directions; ++i) CHECK(base[i] == other[i], "%s backward: %d threads, direction %d", name, threads, i);
+    for (int i = 0; i < c.directions; ++i)
+      CHECK(base[i] == other[i], "%s backward: %d threads, direction %d", name, threads, i);
   }
   // kinks: rounding decides the side
   if (std::is_same_v<S, double> || has_kink(c.cell) || c.cell_clip > 0 || c.proj_clip > 0) return;
@@ -275,7 +289,7 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
   wide.forward(1, true), wide.backward(1, false, kOneRange, exact);
   for (int i = 0; i < c.directions; ++i)
     for (size_t k = 0; k < base[i].all().size(); ++k) {
-      const auto &found = *base[i].all()[k];
+      const auto& found = *base[i].all()[k];
       const auto& truth = *exact[i].all()[k];
       double most = 0, worst = 0;
       for (size_t j = 0; j < truth.size(); ++j) {
@@ -283,7 +297,8 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
         most = std::fmax(most, std::fabs(truth[j]));
         if (!(error <= worst)) worst = error;
       }
-      CHECK(worst <= 4 * tolerance<S>(c) * most, "%s gradient %d direction %d: error %g of %g", name, int(k), i, worst, most);
+      CHECK(worst <= 4 * tolerance<S>(c) * most, "%s gradient %d direction %d: error %g of %g", name, int(k), i, worst,
+          most);
     }
 }
 
@@ -298,7 +313,8 @@ void check_gradient(const Case& c, uint64_t seed, const char* name) {
     Random r{seed + 99};
     double analytic = 0;
     Problem<double> plus(c, seed), minus(c, seed);
-    const auto move = [&](std::vector<double> Problem<double>::Direction::* values, const std::vector<double>& gradient) {
+    const auto move = [&](std::vector<double> Problem<double>::Direction::*values,
+                          const std::vector<double>& gradient) {
       for (size_t k = 0; k < gradient.size(); ++k) {
         const double delta = r.uniform(-1, 1);
         analytic += gradient[k] * delta;
@@ -308,11 +324,13 @@ void check_gradient(const Case& c, uint64_t seed, const char* name) {
     using Direction = Problem<double>::Direction;
     move(&Direction::input, g[i].input), move(&Direction::h0, g[i].h0), move(&Direction::c0, g[i].c0);
     move(&Direction::ih, g[i].weight_ih), move(&Direction::hh, g[i].weight_hh), move(&Direction::hr, g[i].weight_hr);
-    move(&Direction::bias_ih, g[i].bias_ih), move(&Direction::bias_hh, g[i].bias_hh), move(&Direction::unit, g[i].weight_unit);
+    move(&Direction::bias_ih, g[i].bias_ih), move(&Direction::bias_hh, g[i].bias_hh),
+        move(&Direction::unit, g[i].weight_unit);
     plus.forward(1, false), minus.forward(1, false);
     const double numeric = (plus.total() - minus.total()) / (2 * step);
     // Truncation error: step^2 times a third derivative; rounding of the sums, divided by 2*step.
-    CHECK(std::fabs(numeric - analytic) <= 1e-6 * (1 + std::fabs(numeric)), "%s direction %d: %.9g and %.9g", name, i, numeric, analytic);
+    CHECK(std::fabs(numeric - analytic) <= 1e-6 * (1 + std::fabs(numeric)), "%s direction %d: %.9g and %.9g", name, i,
+        numeric, analytic);
   }
 }
 

@@ -38,19 +38,22 @@ struct Case {
   bool lengths = false, resets = false, to_initial = false, packed = false, initial = true, bias = true;
   double cell_clip = 0, proj_clip = 0;
   bool recompute = false, inference = false;
-  int64_t range = 0;   // steps of a backward range; 0: all
+  int64_t range = 0;     // steps of a backward range; 0: all
   bool discard = false;  // d_h0 is not wanted
   int64_t pad = 0, offset = 0;
   bool noise = false;
   std::string text() const {
     static const char* const types[] = {"float32", "float64", "bfloat16", "float16"};
-    std::string t = std::string(fr::facts_of(cell).name) + " " + (tf32 ? "tf32" : types[int(type)]) + " T" + std::to_string(steps) + " B" +
-                    std::to_string(batch) + " H" + std::to_string(hidden) + " P" + std::to_string(projection) + " D" +
-                    std::to_string(directions);
-    const auto flag = [&](bool on, const char* name) { if (on) t += std::string(" ") + name; };
+    std::string t = std::string(fr::facts_of(cell).name) + " " + (tf32 ? "tf32" : types[int(type)]) + " T" +
+                    std::to_string(steps) + " B" + std::to_string(batch) + " H" + std::to_string(hidden) + " P" +
+                    std::to_string(projection) + " D" + std::to_string(directions);
+    const auto flag = [&](bool on, const char* name) {
+      if (on) t += std::string(" ") + name;
+    };
     flag(first_reverse, "reverse"), flag(lengths, "lengths"), flag(resets, "resets"), flag(to_initial, "to_initial");
     flag(packed, "packed"), flag(!initial, "no_initial"), flag(!bias, "no_bias"), flag(cell_clip > 0, "cell_clip");
-    flag(proj_clip > 0, "proj_clip"), flag(recompute, "recompute"), flag(inference, "inference"), flag(range > 0, "ranges"), flag(discard, "discard");
+    flag(proj_clip > 0, "proj_clip"), flag(recompute, "recompute"), flag(inference, "inference"),
+        flag(range > 0, "ranges"), flag(discard, "discard");
     flag(pad || offset, "misaligned"), flag(noise, "noise");
     return t;
   }
@@ -98,7 +101,8 @@ Result reference(const Problem& p, const Inputs& in, int d) {
   const fr::NoiseOptions noise = p.c.noise_options();
   Result result{Values(p.N * R, 0.0), Values(p.c.batch * R), Values(p.c.batch * C)};
   for (int64_t b = 0; b < p.c.batch; ++b) {
-    const Values h0(in.h0.begin() + b * R, in.h0.begin() + (b + 1) * R), c0(in.c0.begin() + b * C, in.c0.begin() + (b + 1) * C);
+    const Values h0(in.h0.begin() + b * R, in.h0.begin() + (b + 1) * R),
+        c0(in.c0.begin() + b * C, in.c0.begin() + (b + 1) * C);
     Values h = h0, c = c0;
     bool started = false;
     for (int64_t s = 0; s < p.c.steps; ++s) {
@@ -111,8 +115,8 @@ Result reference(const Problem& p, const Inputs& in, int d) {
         c = p.c.to_initial ? c0 : Values(C, 0.0);
       }
       plain_step(p.c.cell, weights, &in.gates[p.row(t, b) * G * H], h, c,
-                 {noise.zoneout_h, noise.zoneout_c, noise.candidate, noise.seed ? *noise.seed : 0, static_cast<uint32_t>(b),
-                  static_cast<uint32_t>(t), static_cast<uint32_t>(d)});
+          {noise.zoneout_h, noise.zoneout_c, noise.candidate, noise.seed ? *noise.seed : 0, static_cast<uint32_t>(b),
+              static_cast<uint32_t>(t), static_cast<uint32_t>(d)});
       for (int64_t q = 0; q < R; ++q) result.output[p.row(t, b) * R + q] = h[q];
     }
     for (int64_t q = 0; q < R; ++q) result.h_n[b * R + q] = h[q];
@@ -147,7 +151,9 @@ Problem make_problem(const Case& c, unsigned seed) {
   p.cell = fr::facts_of(c.cell);
   p.R = c.projection ? c.projection : c.hidden;
   std::mt19937 random(seed);
-  const auto integer = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+  const auto integer = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
   const auto normal = [&](int64_t count, double scale) {
     Values v(count);
     std::normal_distribution<double> distribution(0, scale);
@@ -210,7 +216,8 @@ class KernelRun {
     const int together = c.range ? 1 : c.directions;
     const int64_t length = c.range ? c.range : c.steps;
     for (int first = 0; first < c.directions; first += together)
-      for (int64_t done = 0; done < c.steps; done += length) run_range(first, together, done, std::min(length, c.steps - done));
+      for (int64_t done = 0; done < c.steps; done += length)
+        run_range(first, together, done, std::min(length, c.steps - done));
     for (int d = 0; d < c.directions; ++d) take_states(d);
     return got;
   }
@@ -219,7 +226,9 @@ class KernelRun {
   struct Direction {
     Buffer gates, hh, hr, bias, h0, c0, output, h_n, c_n, kept, cells, d_output, d_h, d_c, d_h0r, d_c0r, unit, d_unit;
   };
-  struct Range { Buffer gates, d_gates, d_recurrent, h_prev, inner, d_projected; };
+  struct Range {
+    Buffer gates, d_gates, d_recurrent, h_prev, inner, d_projected;
+  };
 
   Buffer storage(int64_t rows, int64_t columns) const {
     return Buffer(c.type, Kind::kStorage, rows, columns, c.pad, c.offset);
@@ -238,9 +247,9 @@ class KernelRun {
   void allocate(int d) {
     Inputs& in = p.inputs[d];
     all.push_back({state(p.N, GH, c.pad), storage(GH, R), storage(c.projection, H), plain(1, GH), plain(c.batch, R),
-                   state(c.batch, CH), storage(p.N, R), plain(c.batch, R), state(c.batch, CH), plain(p.N, saved),
-                   state(p.N, CH, c.pad), storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R),
-                   state(c.batch, CH), plain(1, UH), state(c.batch, UH)});
+        state(c.batch, CH), storage(p.N, R), plain(c.batch, R), state(c.batch, CH), plain(p.N, saved),
+        state(p.N, CH, c.pad), storage(p.N, R), state(c.batch, R), state(c.batch, CH), state(c.batch, R),
+        state(c.batch, CH), plain(1, UH), state(c.batch, UH)});
     Direction& x = all.back();
     x.gates.put(in.gates), x.hh.put(in.hh), x.bias.put(in.bias), x.h0.put(in.h0), x.c0.put(in.c0), x.unit.put(in.unit);
     if (c.projection) x.hr.put(in.hr);
@@ -252,8 +261,8 @@ class KernelRun {
   void set_forward(int d) {
     if (d == 0) {
       forward.shape = {c.cell, c.type, c.steps, c.batch, 0, H, c.projection, c.packed ? p.batch_sizes.data() : nullptr,
-                       c.packed ? p.step_offset.data() : nullptr, c.lengths ? p.lengths.data() : nullptr,
-                       c.resets ? p.resets.data() : nullptr};
+          c.packed ? p.step_offset.data() : nullptr, c.lengths ? p.lengths.data() : nullptr,
+          c.resets ? p.resets.data() : nullptr};
       forward.options = {c.cell_clip, c.proj_clip, c.to_initial, c.noise_options()};
       forward.directions = c.directions;
       forward.direction.resize(c.directions);
@@ -262,7 +271,7 @@ class KernelRun {
     fr::ForwardDirection& f = forward.direction[d];
     f.reverse = p.reverse(d);
     f.weights = {nullptr, x.hh.data, c.projection ? x.hr.data : nullptr, nullptr, c.bias ? x.bias.data : nullptr, 0,
-                 x.hh.stride, x.hr.stride, x.unit.data};
+        x.hh.stride, x.hr.stride, x.unit.data};
     f.input_gates = x.gates.as_rows(c.batch);
     f.output = x.output.as_rows(c.batch);
     if (c.initial) f.h0 = x.h0.data, f.c0 = x.c0.data;
@@ -287,12 +296,13 @@ class KernelRun {
     std::vector<Range> ranges;
     for (int i = 0; i < together; ++i) {
       ranges.push_back({state(rows, GH), storage(rows, GH), storage(rows, H), plain(rows, R), plain(rows, H),
-                        plain(rows, c.projection)});
+          plain(rows, c.projection)});
       const Values& gates = p.inputs[first + i].gates;
       Values part(gates.begin() + row0 * GH, gates.begin() + (row0 + rows) * GH);
       ranges.back().gates.put(part);
     }
-    for (int i = 0; i < together; ++i) set_backward(backward.direction[i], first + i, ranges[i], done + count < c.steps);
+    for (int i = 0; i < together; ++i)
+      set_backward(backward.direction[i], first + i, ranges[i], done + count < c.steps);
     fr::emulated_backward(backward, options_of(Pass::kBackward));
     for (int i = 0; i < together; ++i) {
       if (g_only == Only::kAll) add_products(first + i, ranges[i], row0, rows);
@@ -332,7 +342,8 @@ class KernelRun {
         g.gates[(row0 + n) * GH + j] = d_input;
         g.bias[j] += d_recurrent;
         const bool second = gate >= p.cell.phase[0].gates;
-        for (int64_t k = 0; k < R; ++k) g.hh[j * R + k] += d_recurrent * (second ? r.inner.get(n, k) : r.h_prev.get(n, k));
+        for (int64_t k = 0; k < R; ++k)
+          g.hh[j * R + k] += d_recurrent * (second ? r.inner.get(n, k) : r.h_prev.get(n, k));
       }
     for (int64_t n = 0; n < rows && c.projection; ++n)
       for (int64_t q = 0; q < R; ++q)
@@ -366,8 +377,8 @@ class KernelRun {
   const uint64_t seed_;
   const int64_t H = c.hidden, R = p.R, GH = p.cell.gates * H, CH = p.cell.cells * H, UH = p.cell.unit_weights * H,
                 saved = p.cell.saved * H;
-  const fr::emulation::Registered known[5] = {registered(p.batch_sizes), registered(p.step_offset), registered(p.lengths),
-                                              registered(p.resets), {p.c.noise_options().seed, sizeof(uint64_t)}};
+  const fr::emulation::Registered known[5] = {registered(p.batch_sizes), registered(p.step_offset),
+      registered(p.lengths), registered(p.resets), {p.c.noise_options().seed, sizeof(uint64_t)}};
   std::vector<Direction> all;
   fr::ForwardArgs forward{};
   std::vector<Got> got = std::vector<Got>(c.directions);
@@ -391,7 +402,8 @@ bool g_verbose = false;
 
 void complain(const Case& c, uint64_t seed, const char* what, double got, double bound) {
   ++g_failures;
-  std::printf("FAIL %s seed %llu: %s %.3g > %.3g\n", c.text().c_str(), static_cast<unsigned long long>(seed), what, got, bound);
+  std::printf(
+      "FAIL %s seed %llu: %s %.3g > %.3g\n", c.text().c_str(), static_cast<unsigned long long>(seed), what, got, bound);
 }
 
 // Bounds: one rounding of the type (half an ulp at 1: 2^-8, 2^-11, 2^-24, 2^-53; TF32 operands 2^-11), times a factor
@@ -454,9 +466,10 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
     // Directional derivatives of the plain loop, one tensor at a time.
     std::mt19937 random(problem_seed + 99);
     std::normal_distribution<double> normal;
-    const std::pair<const char*, std::pair<Values Inputs::*, bool>> members[] = {
-        {"d_gates", {&Inputs::gates, true}}, {"d_weight_hh", {&Inputs::hh, p.cell.multiplies()}}, {"d_weight_hr", {&Inputs::hr, c.projection > 0}},
-        {"d_bias", {&Inputs::bias, p.cell.multiplies()}}, {"d_unit", {&Inputs::unit, p.cell.unit_weights > 0}},   {"d_h0", {&Inputs::h0, !c.discard}},        {"d_c0", {&Inputs::c0, p.cell.cells}}};
+    const std::pair<const char*, std::pair<Values Inputs::*, bool>> members[] = {{"d_gates", {&Inputs::gates, true}},
+        {"d_weight_hh", {&Inputs::hh, p.cell.multiplies()}}, {"d_weight_hr", {&Inputs::hr, c.projection > 0}},
+        {"d_bias", {&Inputs::bias, p.cell.multiplies()}}, {"d_unit", {&Inputs::unit, p.cell.unit_weights > 0}},
+        {"d_h0", {&Inputs::h0, !c.discard}}, {"d_c0", {&Inputs::c0, p.cell.cells}}};
     for (const auto& [name, entry] : members) {
       if (!entry.second) continue;
       const auto member = entry.first;
@@ -465,10 +478,13 @@ void run_case(const Case& c, uint64_t seed, unsigned problem_seed) {
         for (double& x : direction) x = normal(random);
         const double step = 1e-5 / std::sqrt(double(direction.size()));
         Inputs plus = p.inputs[d], minus = p.inputs[d];
-        for (size_t i = 0; i < direction.size(); ++i) (plus.*member)[i] += step * direction[i], (minus.*member)[i] -= step * direction[i];
-        const double want_slope = (loss(p, d, plus) - loss(p, d, minus)) / (2 * step), got_slope = dot(g.*member, direction);
+        for (size_t i = 0; i < direction.size(); ++i)
+          (plus.*member)[i] += step * direction[i], (minus.*member)[i] -= step * direction[i];
+        const double want_slope = (loss(p, d, plus) - loss(p, d, minus)) / (2 * step),
+                     got_slope = dot(g.*member, direction);
         // rounding of two losses of size ~|loss| (2^-53 each), divided by the step, and the cubic term of the step
-        const double bound = 1e-5 * std::fmax(1.0, std::fabs(want_slope)) * std::sqrt(double(direction.size()) / 10 + 1);
+        const double bound =
+            1e-5 * std::fmax(1.0, std::fabs(want_slope)) * std::sqrt(double(direction.size()) / 10 + 1);
         test(name, std::fabs(want_slope - got_slope), bound);
       }
     }

@@ -29,8 +29,11 @@ struct Case {
 
 std::string text(const Case& c) {
   static const char* const types[] = {"float32", "float64", "bfloat16", "float16"};
-  return std::string(fr::facts_of(c.cell).name) + " " + (c.tf32 ? "tf32" : types[int(c.type)]) + " T" + std::to_string(c.steps) + " B" +
-         std::to_string(c.batch) + " H" + std::to_string(c.hidden) + (c.directions == 2 ? " both" : c.first_reverse ? " reverse" : " forward") +
+  return std::string(fr::facts_of(c.cell).name) + " " + (c.tf32 ? "tf32" : types[int(c.type)]) + " T" +
+         std::to_string(c.steps) + " B" + std::to_string(c.batch) + " H" + std::to_string(c.hidden) +
+         (c.directions == 2    ? " both"
+             : c.first_reverse ? " reverse"
+                               : " forward") +
          (c.masked ? " masked" : "") + (c.packed ? " packed" : "") + (c.recompute ? " recompute" : "");
 }
 
@@ -73,8 +76,8 @@ struct Test {
   double worst = 0;
 
   Test(const Case& which, uint64_t s)
-      : c(which), seed(s), cell(fr::facts_of(c.cell)), H(c.hidden), R(c.projection ? c.projection : c.hidden), GH(cell.gates * H),
-        CH(cell.cells * H), UH(cell.unit_weights * H), saved(cell.saved * H) {}
+      : c(which), seed(s), cell(fr::facts_of(c.cell)), H(c.hidden), R(c.projection ? c.projection : c.hidden),
+        GH(cell.gates * H), CH(cell.cells * H), UH(cell.unit_weights * H), saved(cell.saved * H) {}
 
   int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); }
   int64_t batch_at(int64_t t) const { return c.packed ? batch_sizes[t] : c.batch; }
@@ -101,16 +104,17 @@ struct Test {
       buffer.put(values);
     };
     const int64_t B = c.batch;
-    Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H), storage(1, GH),
-                storage(1, GH), storage(B, R), state(B, CH), storage(N, R), storage(B, R), state(B, CH), storage(N, saved), state(N, CH),
-                storage(N, R), storage(B, R), storage(B, CH), storage(1, UH), state(B, UH),
-                state(B, R), state(B, CH), state(B, R), state(B, CH), storage(N, GH), storage(N, H), storage(N, R), storage(N, H),
-                storage(N, c.projection),
-                storage(N, kInput), storage(B, R), storage(B, CH), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
-                storage(1, GH), storage(1, GH), storage(1, UH)};
+    Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
+        storage(1, GH), storage(1, GH), storage(B, R), state(B, CH), storage(N, R), storage(B, R), state(B, CH),
+        storage(N, saved), state(N, CH), storage(N, R), storage(B, R), storage(B, CH), storage(1, UH), state(B, UH),
+        state(B, R), state(B, CH), state(B, R), state(B, CH), storage(N, GH), storage(N, H), storage(N, R),
+        storage(N, H), storage(N, c.projection), storage(N, kInput), storage(B, R), storage(B, CH), storage(GH, kInput),
+        storage(GH, R), storage(c.projection, H), storage(1, GH), storage(1, GH), storage(1, UH)};
     const double scale = 1 / std::sqrt(double(H));
-    fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3), fill(d.bias_hh, 0.3);
-    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.weight_unit, 0.5), fill(d.d_unit, 0), fill(d.d_output, 1), fill(d.d_h_n, 1), fill(d.d_c_n, 1);
+    fill(d.input, 1), fill(d.ih, 0.6), fill(d.hh, scale), fill(d.hr, 1.5 * scale), fill(d.bias_ih, 0.3),
+        fill(d.bias_hh, 0.3);
+    fill(d.h0, 0.7), fill(d.c0, 0.7), fill(d.weight_unit, 0.5), fill(d.d_unit, 0), fill(d.d_output, 1),
+        fill(d.d_h_n, 1), fill(d.d_c_n, 1);
     Values cells = d.c0.take();
     for (size_t i = 0; i < cells.size(); ++i) cells[i] = possible_cell(c.cell, H, i, cells[i]);
     d.c0.put(cells);
@@ -133,23 +137,25 @@ struct Test {
     return to;
   }
   static Direction copy(const Direction& d) {
-    return {copy(d.input), copy(d.input_gates), copy(d.ih), copy(d.hh), copy(d.hr), copy(d.bias_ih), copy(d.bias_hh), copy(d.h0),
-            copy(d.c0), copy(d.output), copy(d.h_n), copy(d.c_n), copy(d.gates), copy(d.cells), copy(d.d_output), copy(d.d_h_n),
-            copy(d.d_c_n), copy(d.weight_unit), copy(d.d_unit), copy(d.d_h), copy(d.d_c), copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent),
-            copy(d.h_prev), copy(d.inner), copy(d.d_projected), copy(d.d_input), copy(d.d_h0), copy(d.d_c0), copy(d.d_weight_ih),
-            copy(d.d_weight_hh), copy(d.d_weight_hr), copy(d.d_bias_ih), copy(d.d_bias_hh),
-            copy(d.d_weight_unit)};
+    return {copy(d.input), copy(d.input_gates), copy(d.ih), copy(d.hh), copy(d.hr), copy(d.bias_ih), copy(d.bias_hh),
+        copy(d.h0), copy(d.c0), copy(d.output), copy(d.h_n), copy(d.c_n), copy(d.gates), copy(d.cells),
+        copy(d.d_output), copy(d.d_h_n), copy(d.d_c_n), copy(d.weight_unit), copy(d.d_unit), copy(d.d_h), copy(d.d_c),
+        copy(d.d_h0_reset), copy(d.d_c0_reset), copy(d.d_gates), copy(d.d_recurrent), copy(d.h_prev), copy(d.inner),
+        copy(d.d_projected), copy(d.d_input), copy(d.d_h0), copy(d.d_c0), copy(d.d_weight_ih), copy(d.d_weight_hh),
+        copy(d.d_weight_hr), copy(d.d_bias_ih), copy(d.d_bias_hh), copy(d.d_weight_unit)};
   }
 
   template <class Args>
   void set_common(Args& args) const {
     args.shape = {c.cell, c.type, c.steps, c.batch, kInput, H, c.projection, c.packed ? batch_sizes.data() : nullptr,
-                  c.packed ? step_offset.data() : nullptr, c.masked ? lengths.data() : nullptr, c.masked ? resets.data() : nullptr};
+        c.packed ? step_offset.data() : nullptr, c.masked ? lengths.data() : nullptr,
+        c.masked ? resets.data() : nullptr};
     args.options = {cell.cells ? 0.9 : 0.0, c.projection ? 0.8 : 0.0, c.masked};
     args.directions = c.directions;
   }
   fr::Weights weights(const Direction& d) const {
-    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data, cell.multiplies() ? d.bias_hh.data : nullptr, kInput, R, H, d.weight_unit.data};
+    return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data,
+        cell.multiplies() ? d.bias_hh.data : nullptr, kInput, R, H, d.weight_unit.data};
   }
   bool reverse(int i) const { return i == 1 ? !c.first_reverse : c.first_reverse; }
 
@@ -225,7 +231,8 @@ struct Test {
 
   // Computes each gradient as the core writes it, from what the kernels wrote.
   void finish(Direction& d) const {
-    const auto sum_rows = [&](const Buffer& left, int64_t first, int64_t count, const Buffer& right, Buffer& to, int64_t row) {
+    const auto sum_rows = [&](const Buffer& left, int64_t first, int64_t count, const Buffer& right, Buffer& to,
+                              int64_t row) {
       for (int64_t j = 0; j < count; ++j)
         for (int64_t k = 0; k < to.columns; ++k) {
           double sum = 0;
@@ -283,7 +290,8 @@ struct Test {
   // The largest difference of any buffer.
   void run(const std::string& strategy) {
     make_rows();
-    const fr::emulation::Registered known[] = {registered(lengths), registered(batch_sizes), registered(step_offset), registered(resets)};
+    const fr::emulation::Registered known[] = {
+        registered(lengths), registered(batch_sizes), registered(step_offset), registered(resets)};
     const fr::EmulationOptions options{strategy, seed, c.tf32, 0, 0, 99 * 1024};
     std::vector<Direction> core, kernels;
     for (int i = 0; i < c.directions; ++i) core.push_back(make_direction()), kernels.push_back(copy(core[i]));
@@ -314,11 +322,12 @@ std::vector<Case> make_cases() {
   std::vector<Case> cases;
   for (const fr::CellFacts& facts : fr::kCells)
     for (const auto& [type, tf32] : {std::pair(Type::kFloat64, false), {Type::kFloat32, false}, {Type::kFloat32, true},
-                                     {Type::kBFloat16, false}, {Type::kFloat16, false}}) {
-      const auto add = [&, type = type, tf32 = tf32](int64_t steps, int64_t batch, int64_t hidden, int directions, bool first_reverse,
-                                                      bool masked, bool packed, bool recompute) {
+             {Type::kBFloat16, false}, {Type::kFloat16, false}}) {
+      const auto add = [&, type = type, tf32 = tf32](int64_t steps, int64_t batch, int64_t hidden, int directions,
+                           bool first_reverse, bool masked, bool packed, bool recompute) {
         const int64_t projection = facts.projects() ? std::max<int64_t>(1, hidden * 2 / 3) : 0;
-        cases.push_back({facts.code, type, tf32, steps, batch, hidden, projection, directions, first_reverse, masked, packed, recompute});
+        cases.push_back({facts.code, type, tf32, steps, batch, hidden, projection, directions, first_reverse, masked,
+            packed, recompute});
       };
       add(5, 3, 7, 1, false, false, false, false);
       add(5, 3, 7, 1, true, true, false, false);
@@ -348,14 +357,12 @@ int main(int argc, char** argv) {
       ++count;
       try {
         test.run(strategy);
-      } catch (const std::exception& error) {
-        test.worst = INFINITY, test.worst_name = error.what();
-      }
+      } catch (const std::exception& error) { test.worst = INFINITY, test.worst_name = error.what(); }
       const bool fails = !(test.worst <= bound_of(c));
       failures += fails;
       if (fails)
-        std::printf("FAIL %s seed %llu: %s differs by %.3g (bound %.3g)\n", text(c).c_str(), static_cast<unsigned long long>(seed),
-                    test.worst_name.c_str(), test.worst, bound_of(c));
+        std::printf("FAIL %s seed %llu: %s differs by %.3g (bound %.3g)\n", text(c).c_str(),
+            static_cast<unsigned long long>(seed), test.worst_name.c_str(), test.worst, bound_of(c));
     }
   std::printf("%d cases, %d failures\n", count, failures);
   return failures ? 1 : 0;

@@ -16,7 +16,7 @@ std::vector<Case> make_cases(bool quick) {
     cases.push_back(c);
   };
   const std::pair<Type, bool> types[] = {{Type::kFloat64, false}, {Type::kFloat32, false}, {Type::kFloat32, true},
-                                         {Type::kBFloat16, false}, {Type::kFloat16, false}};
+      {Type::kBFloat16, false}, {Type::kFloat16, false}};
   for (const fr::CellFacts& facts : fr::kCells)
     for (const auto& [type, tf32] : types) {
       Case c;
@@ -60,7 +60,8 @@ std::vector<Case> make_cases(bool quick) {
     c.packed = false, c.range = 0, c.cell_clip = c.proj_clip = 0, c.bias = false, c.initial = false, c.inference = true;
     add(c);
     Case misaligned;
-    misaligned.cell = cell, misaligned.type = Type::kBFloat16, misaligned.hidden = 16, misaligned.pad = 1, misaligned.offset = 1;
+    misaligned.cell = cell, misaligned.type = Type::kBFloat16, misaligned.hidden = 16, misaligned.pad = 1,
+    misaligned.offset = 1;
     misaligned.projection = facts.projects() ? 8 : 0;
     add(misaligned);
     misaligned.pad = misaligned.offset = 0;  // all rows aligned: asynchronous copies
@@ -92,8 +93,10 @@ int main(int argc, char** argv) {
     if (argument == "quick") quick = true;
     else if (argument == "all") quick = false;
     else if (argument == "verbose") g_verbose = true;
-    else if (argument == "block" || argument == "cluster" || argument == "grid" || argument == "streaming") g_options.strategy = argument;
-    else if (std::isdigit(static_cast<unsigned char>(argument[0]))) seeds.push_back(std::strtoull(argv[i], nullptr, 10));
+    else if (argument == "block" || argument == "cluster" || argument == "grid" || argument == "streaming")
+      g_options.strategy = argument;
+    else if (std::isdigit(static_cast<unsigned char>(argument[0])))
+      seeds.push_back(std::strtoull(argv[i], nullptr, 10));
     else only = argument;
   }
   if (seeds.empty()) seeds = {0, 1};

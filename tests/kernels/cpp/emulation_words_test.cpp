@@ -31,9 +31,7 @@ template <class Kernel>
 std::string run(const typename Kernel::Params& params, LaunchShape shape, Schedule schedule = {}) {
   try {
     launch<Kernel>(shape, params, &schedule);
-  } catch (const emulation::Fault& fault) {
-    return fault.what();
-  }
+  } catch (const emulation::Fault& fault) { return fault.what(); }
   return "";
 }
 
@@ -46,7 +44,13 @@ struct KernelBase {
 void check_lanes() {
   Schedule schedule{0};
   std::vector<std::vector<unsigned char>> memory;
-  check_lane_maps(&schedule, [&](int bytes) { memory.emplace_back(bytes); return static_cast<void*>(memory.back().data()); }, [] {}, check);
+  check_lane_maps(
+      &schedule,
+      [&](int bytes) {
+        memory.emplace_back(bytes);
+        return static_cast<void*>(memory.back().data());
+      },
+      [] {}, check);
 }
 
 // The eight rows that one matrix of a load addresses, and the eight rows that a column of float4 reads touches, cover
@@ -63,7 +67,8 @@ void check_swizzle() {
   for (int row = 0; row < 64; ++row)
     for (int piece = 0; piece < kRowPieces; ++piece) {
       const int place = piece_offset(row, piece) / kPieceBytes;
-      check(piece_offset(row, piece) % kPieceBytes == 0 && place < int(used.size()) && !used[place], "swizzle is one to one");
+      check(piece_offset(row, piece) % kPieceBytes == 0 && place < int(used.size()) && !used[place],
+          "swizzle is one to one");
       used[place] = true;
     }
 }
@@ -76,10 +81,13 @@ void check_conversions() {
     if (brain == brain) check(float_to_bf16_bits(brain) == bits, "bf16 round trip " + std::to_string(bits));
   }
   check(float_to_fp16_bits(65519.f) == 0x7BFF && float_to_fp16_bits(65520.f) == 0x7C00, "fp16 overflow");
-  check(float_to_fp16_bits(1.0f + 1.0f / 2048) == 0x3C00 && float_to_fp16_bits(1.0f + 3.0f / 2048) == 0x3C02, "fp16 ties to even");
-  check(float_to_bf16_bits(1.0f + 1.0f / 256) == 0x3F80 && float_to_bf16_bits(1.0f + 3.0f / 256) == 0x3F82, "bf16 ties to even");
+  check(float_to_fp16_bits(1.0f + 1.0f / 2048) == 0x3C00 && float_to_fp16_bits(1.0f + 3.0f / 2048) == 0x3C02,
+      "fp16 ties to even");
+  check(float_to_bf16_bits(1.0f + 1.0f / 256) == 0x3F80 && float_to_bf16_bits(1.0f + 3.0f / 256) == 0x3F82,
+      "bf16 ties to even");
   check((float_to_bf16_bits(NAN) & 0x7FFF) > 0x7F80 && (float_to_fp16_bits(NAN) & 0x7FFF) > 0x7C00, "NaN stays NaN");
-  check(round_to_tf32(0x3F801000u) == 0x3F802000u && round_to_tf32(0x3F800FFFu) == 0x3F800000u, "tf32 rounds to nearest");
+  check(
+      round_to_tf32(0x3F801000u) == 0x3F802000u && round_to_tf32(0x3F800FFFu) == 0x3F800000u, "tf32 rounds to nearest");
 }
 
 // ---- a small persistent recurrent kernel, correct and broken
@@ -113,11 +121,13 @@ struct LoopKernel : KernelBase {
       if (p.broken != Broken::kLateCopy) wait_copies<0>();
       if (p.broken != Broken::kNoBarrier) block_sync();
       const int i = block * each + thread;
-      const float value = (staged[half + i] + staged[half + (i + 1) % p.n + (p.broken == Broken::kOffByOne ? p.n : 0)]) / 2;
+      const float value =
+          (staged[half + i] + staged[half + (i + 1) % p.n + (p.broken == Broken::kOffByOne ? p.n : 0)]) / 2;
       if (p.broken == Broken::kEarlyFlag && thread == 0) store_release(p.flags + block, step + 1);
       p.h[(p.broken == Broken::kWrongHalf ? step : step + 1) % 2 * p.n + i] = value;  // others still read the old half
       block_sync();  // all of this block's slice is written before its flag
-      if (p.broken != Broken::kEarlyFlag && p.broken != Broken::kNoFlag && thread == 0) store_release(p.flags + block, step + 1);
+      if (p.broken != Broken::kEarlyFlag && p.broken != Broken::kNoFlag && thread == 0)
+        store_release(p.flags + block, step + 1);
       if (thread < blocks) wait_until([&] { return load_acquire(p.flags + thread) > unsigned(step); }, 0, nullptr);
       block_sync();
     }
@@ -138,7 +148,8 @@ LoopResult run_loop(Broken broken, uint64_t seed) {
     want.swap(next);
   }
   LoopResult result;
-  result.fault = run<LoopKernel>({h.data(), flags.data(), steps, n, broken}, {blocks, 1, 1, threads, 2 * n * 4}, {seed});
+  result.fault =
+      run<LoopKernel>({h.data(), flags.data(), steps, n, broken}, {blocks, 1, 1, threads, 2 * n * 4}, {seed});
   result.right = true;
   for (int i = 0; i < n; ++i) result.right = result.right && h[steps % 2 * n + i] == want[i];
   return result;
@@ -164,7 +175,8 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 void check_loop() {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const LoopResult result = run_loop(Broken::kNo, seed);
-    check(result.fault.empty() && result.right, "the correct loop kernel, seed " + std::to_string(seed) + " " + result.fault);
+    check(result.fault.empty() && result.right,
+        "the correct loop kernel, seed " + std::to_string(seed) + " " + result.fault);
   }
   const auto wrong_in_some_seed = [](Broken broken) {
     for (uint64_t seed = 0; seed < 6; ++seed) {
@@ -177,7 +189,8 @@ void check_loop() {
   check(wrong_in_some_seed(Broken::kNoBarrier), "a missing barrier gives wrong numbers in some order");
   check(wrong_in_some_seed(Broken::kWrongHalf), "writing the half that is read gives wrong numbers");
   const std::string never = run_loop(Broken::kNoFlag, 1).fault;
-  check(contains(never, "can never end") && contains(never, "a signal at emulation_words_test.cpp:"), "a missing flag is reported: " + never);
+  check(contains(never, "can never end") && contains(never, "a signal at emulation_words_test.cpp:"),
+      "a missing flag is reported: " + never);
   check(contains(run_loop(Broken::kDiverges, 0).fault, "different collectives"), "diverging lanes are reported");
   const std::string beyond = run_loop(Broken::kTooMuchShared, 0).fault;
   check(contains(beyond, "of 1536 bytes"), "shared memory beyond the launch is reported: " + beyond);
@@ -194,8 +207,9 @@ struct EarlyReturn : KernelBase {
 };
 void check_early_return() {
   const std::string fault = run<EarlyReturn>({}, {1, 1, 1, 64, 0});
-  check(contains(fault, "63 threads wait for block_sync at emulation_words_test.cpp:") && contains(fault, "1 threads have returned"),
-        "an early return before a barrier is reported: " + fault);
+  check(contains(fault, "63 threads wait for block_sync at emulation_words_test.cpp:") &&
+            contains(fault, "1 threads have returned"),
+      "an early return before a barrier is reported: " + fault);
 }
 
 // ---- clusters
@@ -203,7 +217,16 @@ void check_early_return() {
 // The same loop in every cluster: each block keeps the whole old state, double-buffered, and a thread writes its new
 // value to all blocks.
 enum class Torn {
-  kNo, kNoBarrier, kWrongHalf, kWrongPeer, kNoSuchPeer, kNotShared, kNoFirstBarrier, kNoLastBarrier, kKeptAddress, kLeavesEarly,
+  kNo,
+  kNoBarrier,
+  kWrongHalf,
+  kWrongPeer,
+  kNoSuchPeer,
+  kNotShared,
+  kNoFirstBarrier,
+  kNoLastBarrier,
+  kKeptAddress,
+  kLeavesEarly,
   kOneStaysAway
 };
 struct ClusterParams {
@@ -266,10 +289,12 @@ LoopResult run_cluster(Torn torn, uint64_t seed) {
 void check_clusters() {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const LoopResult result = run_cluster(Torn::kNo, seed);
-    check(result.fault.empty() && result.right, "the correct cluster kernel, seed " + std::to_string(seed) + " " + result.fault);
+    check(result.fault.empty() && result.right,
+        "the correct cluster kernel, seed " + std::to_string(seed) + " " + result.fault);
   }
-  for (const auto& [torn, what] : {std::pair(Torn::kNoBarrier, "a missing cluster barrier"), {Torn::kWrongHalf, "writing the half that is read"},
-                                   {Torn::kWrongPeer, "writing to the wrong peer"}, {Torn::kKeptAddress, "writing to a peer that may have returned"}}) {
+  for (const auto& [torn, what] : {std::pair(Torn::kNoBarrier, "a missing cluster barrier"),
+           {Torn::kWrongHalf, "writing the half that is read"}, {Torn::kWrongPeer, "writing to the wrong peer"},
+           {Torn::kKeptAddress, "writing to a peer that may have returned"}}) {
 #if defined(__SANITIZE_ADDRESS__)
     if (torn == Torn::kKeptAddress) continue;  // ends the program there: `race cluster_kept_address`
 #endif
@@ -295,9 +320,7 @@ void check_clusters() {
   bool refused = false;
   try {
     run<ClusterKernel>({}, {4, 1, 1, 32, 768, 3});
-  } catch (const std::logic_error&) {
-    refused = true;
-  }
+  } catch (const std::logic_error&) { refused = true; }
   check(refused, "a grid that is no multiple of its clusters is refused");
 }
 
@@ -320,7 +343,8 @@ void check_clock() {
   int late = 0;
   const TimeoutKernel::Params params{&flag, 10'000'000'000ull, &late};
   const std::string stands = run<TimeoutKernel>(params, {1, 1, 1, 1, 0});
-  check(contains(stands, "can never end") && late == 0, "while the clock stands, a wait without end is a fault: " + stands);
+  check(contains(stands, "can never end") && late == 0,
+      "while the clock stands, a wait without end is a fault: " + stands);
   const std::string goes = run<TimeoutKernel>(params, {1, 1, 1, 1, 0}, {0, 100'000'000ull});
   check(goes.empty() && late == 1, "a timeout ends a wait: " + goes);
 }
@@ -331,15 +355,17 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "check", name = argc > 2 ? argv[2] : "correct";
   if (mode == "race") {
     const std::pair<const char*, Broken> kinds[] = {{"correct", Broken::kNo}, {"no_barrier", Broken::kNoBarrier},
-        {"wrong_half", Broken::kWrongHalf}, {"early_flag", Broken::kEarlyFlag}, {"late_copy", Broken::kLateCopy}, {"off_by_one", Broken::kOffByOne}};
+        {"wrong_half", Broken::kWrongHalf}, {"early_flag", Broken::kEarlyFlag}, {"late_copy", Broken::kLateCopy},
+        {"off_by_one", Broken::kOffByOne}};
     for (const auto& [known, broken] : kinds)
       if (name == known) {
         const LoopResult result = run_loop(broken, 3);
         std::printf("%s: %s %s\n", known, result.right ? "right" : "wrong", result.fault.c_str());
         return 0;
       }
-    const std::pair<const char*, Torn> torn_kinds[] = {{"cluster_correct", Torn::kNo}, {"cluster_no_barrier", Torn::kNoBarrier},
-        {"cluster_wrong_half", Torn::kWrongHalf}, {"cluster_kept_address", Torn::kKeptAddress}};
+    const std::pair<const char*, Torn> torn_kinds[] = {{"cluster_correct", Torn::kNo},
+        {"cluster_no_barrier", Torn::kNoBarrier}, {"cluster_wrong_half", Torn::kWrongHalf},
+        {"cluster_kept_address", Torn::kKeptAddress}};
     for (const auto& [known, torn] : torn_kinds)
       if (name == known) {
         const LoopResult result = run_cluster(torn, 3);

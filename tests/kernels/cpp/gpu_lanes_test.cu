@@ -7,7 +7,8 @@
 
 // rnn_cuda.cpp defines it for the module; this program is one file.
 void fr::gpu::check_launch(cudaError_t result, const char* call, const char* kernel, const LaunchShape&) {
-  if (result != cudaSuccess) throw std::runtime_error(std::string(call) + " " + kernel + ": " + cudaGetErrorString(result));
+  if (result != cudaSuccess)
+    throw std::runtime_error(std::string(call) + " " + kernel + ": " + cudaGetErrorString(result));
 }
 
 int main() {

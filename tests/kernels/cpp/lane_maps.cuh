@@ -34,12 +34,14 @@ struct MmaKernel {
         const int row = (i < 2 || (i >= 4 && i < 6)) ? group : group + 8;
         const int column = i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8;
         const float v = p.a[row * 16 + column];
-        a[i / 2] |= static_cast<uint32_t>(p.type == 0 ? float_to_bf16_bits(v) : float_to_fp16_bits(v)) << (16 * (i % 2));
+        a[i / 2] |= static_cast<uint32_t>(p.type == 0 ? float_to_bf16_bits(v) : float_to_fp16_bits(v))
+                    << (16 * (i % 2));
       }
       for (int i = 0; i < 4; ++i) {
         const int row = i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8;
         const float v = p.b[row * 8 + group];
-        b[i / 2] |= static_cast<uint32_t>(p.type == 0 ? float_to_bf16_bits(v) : float_to_fp16_bits(v)) << (16 * (i % 2));
+        b[i / 2] |= static_cast<uint32_t>(p.type == 0 ? float_to_bf16_bits(v) : float_to_fp16_bits(v))
+                    << (16 * (i % 2));
       }
     } else {
       const uint32_t* bits_a = reinterpret_cast<const uint32_t*>(p.a);
@@ -62,7 +64,9 @@ struct MmaKernel {
 };
 
 // ldmatrix.x4 over a swizzled tile of 16 rows, whose words are numbered row * 1000 + piece * 10 + word.
-struct MatrixParams { uint32_t* got; };  // [32][4]
+struct MatrixParams {
+  uint32_t* got;
+};  // [32][4]
 struct MatrixKernel {
   static constexpr const char* kName = "matrix_kernel";
   FR_ENTRY(matrix_kernel)
@@ -110,14 +114,13 @@ struct Rounded {
 };
 inline constexpr Rounded kRounded[] = {
     {1.f, 0x3F80, 0x3C00, 0x3F800000, 1.f},
-    {0x1.01p0f, 0x3F80, 0x3C04, 0x3F808000, 0x1.01p0f},           // bf16: a tie, to even below
-    {0x1.03p0f, 0x3F82, 0x3C0C, 0x3F818000, 0x1.03p0f},           // a tie, to even above
-    {0x1.01001p0f, 0x3F81, 0x3C04, 0x3F808000, 0x1.01p0f},        // a little more than a tie
-    {0x1.002p0f, 0x3F80, 0x3C00, 0x3F802000, 1.f},                // fp16: a tie, to even; TF32: away from zero
-    {-0x1.002p0f, 0xBF80, 0xBC00, 0xBF802000, -1.f},
-    {0x1.802p0f, 0x3FC0, 0x3E00, 0x3FC02000, 1.5f},
-    {65520.f, 0x4780, 0x7C00, 0x47800000, HUGE_VALF},             // beyond fp16
-    {0x1.8p-25f, 0x3340, 0x0001, 0x33400000, 0x1p-24f},           // subnormal in fp16
+    {0x1.01p0f, 0x3F80, 0x3C04, 0x3F808000, 0x1.01p0f},     // bf16: a tie, to even below
+    {0x1.03p0f, 0x3F82, 0x3C0C, 0x3F818000, 0x1.03p0f},     // a tie, to even above
+    {0x1.01001p0f, 0x3F81, 0x3C04, 0x3F808000, 0x1.01p0f},  // a little more than a tie
+    {0x1.002p0f, 0x3F80, 0x3C00, 0x3F802000, 1.f},          // fp16: a tie, to even; TF32: away from zero
+    {-0x1.002p0f, 0xBF80, 0xBC00, 0xBF802000, -1.f}, {0x1.802p0f, 0x3FC0, 0x3E00, 0x3FC02000, 1.5f},
+    {65520.f, 0x4780, 0x7C00, 0x47800000, HUGE_VALF},    // beyond fp16
+    {0x1.8p-25f, 0x3340, 0x0001, 0x33400000, 0x1p-24f},  // subnormal in fp16
 };
 
 // Runs them on `stream` with buffers from allocate(bytes), and calls check(condition, what) for every element.
@@ -128,7 +131,8 @@ void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
     auto* a = static_cast<float*>(allocate(16 * depth * 4));
     auto* b = static_cast<float*>(allocate(depth * 8 * 4));
     auto* d = static_cast<float*>(allocate(16 * 8 * 4));
-    for (int i = 0; i < 16 * depth; ++i) a[i] = static_cast<float>(i * 37 % 17 - 8);  // small integers: exact in every type
+    for (int i = 0; i < 16 * depth; ++i)
+      a[i] = static_cast<float>(i * 37 % 17 - 8);  // small integers: exact in every type
     for (int i = 0; i < depth * 8; ++i) b[i] = static_cast<float>(i * 23 % 13 - 6);
     launch<MmaKernel>({1, 1, 1, 32, 0}, {a, b, d, type}, stream);
     wait();
@@ -137,7 +141,7 @@ void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
         float want = 1;
         for (int k = 0; k < depth; ++k) want += a[row * depth + k] * b[k * 8 + column];
         check(d[row * 8 + column] == want,
-              "mma type " + std::to_string(type) + " element " + std::to_string(row) + "," + std::to_string(column));
+            "mma type " + std::to_string(type) + " element " + std::to_string(row) + "," + std::to_string(column));
       }
   }
   auto* x = static_cast<float*>(allocate(32 * 4));
@@ -162,7 +166,8 @@ void check_lane_maps(void* stream, Allocate allocate, Wait wait, Check check) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       // thread T holds row T/4, elements 2*(T%4), +1 (one word) of each matrix
       const int row = matrix % 2 * 8 + lane / 4, piece = 2 + matrix / 2, word = lane % 4;
-      check(got[lane * 4 + matrix] == static_cast<uint32_t>(row * 1000 + piece * 10 + word), "ldmatrix lane " + std::to_string(lane));
+      check(got[lane * 4 + matrix] == static_cast<uint32_t>(row * 1000 + piece * 10 + word),
+          "ldmatrix lane " + std::to_string(lane));
     }
 }
 

@@ -43,7 +43,8 @@ inline bool has_kink(fr::Cell cell) {
 
 // input: [G*H]. h [R] and c [cells*H] are the states before the step, and on return those after it.
 template <class Cell>
-void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c, const PlainNoise& noise) {
+void plain_step(const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c,
+    const PlainNoise& noise) {
   using V = fr::host::Scalar<double>;
   using N = fr::Numbers<Cell>;
   using Unit = fr::Unit<V, Cell>;
@@ -100,11 +101,11 @@ void plain_step(const PlainWeights& w, const double* input, std::vector<double>&
   h = next;
 }
 
-inline void plain_step(fr::Cell cell, const PlainWeights& w, const double* input, std::vector<double>& h, std::vector<double>& c,
-                       const PlainNoise& noise = {}) {
+inline void plain_step(fr::Cell cell, const PlainWeights& w, const double* input, std::vector<double>& h,
+    std::vector<double>& c, const PlainNoise& noise = {}) {
   switch (cell) {
 #define FR_CELL(name, Type) \
-  case fr::Cell::name:      \
+  case fr::Cell::name: \
     return plain_step<fr::Type>(w, input, h, c, noise);
 #include "../../../csrc/cells/cells.inc"
 #undef FR_CELL

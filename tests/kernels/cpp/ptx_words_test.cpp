@@ -15,12 +15,14 @@ int main() {
     ++cases;
     if (!condition) ++failures, std::printf("FAIL %s\n", what.c_str());
   };
-  const auto allocate = [&](int bytes) { memory.emplace_back(bytes); return static_cast<void*>(memory.back().data()); };
+  const auto allocate = [&](int bytes) {
+    memory.emplace_back(bytes);
+    return static_cast<void*>(memory.back().data());
+  };
   try {
-    fr::host::check_lane_maps(&schedule, allocate, [] {}, check);
-  } catch (const std::exception& error) {
-    check(false, error.what());
-  }
+    fr::host::check_lane_maps(
+        &schedule, allocate, [] {}, check);
+  } catch (const std::exception& error) { check(false, error.what()); }
   std::printf("%d cases, %d failures\n", cases, failures);
   return failures ? 1 : 0;
 }

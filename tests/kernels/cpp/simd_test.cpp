@@ -29,7 +29,9 @@ double worst_ulps(Function function, Exact exact, double low, double high, int c
   double worst = 0;
   for (int i = 0; i < count; ++i) {
     T x[V::kLanes], y[V::kLanes];
-    for (T& value : x) value = static_cast<T>(i % 3 ? random.uniform(low, high) : random.uniform(-1, 1) * std::exp2(-random.uniform(0, 30)));
+    for (T& value : x)
+      value =
+          static_cast<T>(i % 3 ? random.uniform(low, high) : random.uniform(-1, 1) * std::exp2(-random.uniform(0, 30)));
     store_full(y, function(load_full<V>(x)));
     for (int lane = 0; lane < V::kLanes; ++lane) {
       const double error = ulps(y[lane], exact(static_cast<long double>(x[lane])));
@@ -50,7 +52,11 @@ void functions() {
   CHECK(s <= 2.3, "sigmoid: %g ulp", s);
   CHECK(t <= 2.6, "tanh: %g ulp", t);
   const T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
-  const auto one = [](V v) { T out[V::kLanes]; store_full(out, v); return out[0]; };
+  const auto one = [](V v) {
+    T out[V::kLanes];
+    store_full(out, v);
+    return out[0];
+  };
   CHECK(one(fr_tanh(V(infinity))) == 1 && one(fr_tanh(V(-infinity))) == -1, "tanh at infinity");
   CHECK(one(fr_sigmoid(V(infinity))) == 1 && one(fr_sigmoid(V(-infinity))) < 1e-37, "sigmoid at infinity");
   CHECK(std::isnan(one(fr_tanh(V(nan)))) && std::isnan(one(fr_sigmoid(V(nan)))), "NaN");
@@ -72,7 +78,8 @@ void conversions() {
       CHECK(std::isnan(scalar) ? std::isnan(wide[lane]) : wide[lane] == scalar, "pattern %x", base + lane);
       S back;
       from_float(back, scalar);
-      CHECK(std::isnan(scalar) || back.bits == values[lane].bits, "round trip of pattern %x gave %x", base + lane, back.bits);
+      CHECK(std::isnan(scalar) || back.bits == values[lane].bits, "round trip of pattern %x gave %x", base + lane,
+          back.bits);
     }
   }
   Random random;
@@ -94,7 +101,8 @@ void partial() {
     for (int i = 0; i < n; ++i) exact[i] = static_cast<float>(i + 1);
     float all[V::kLanes];
     store_full(all, load<V>(exact, n));
-    for (int lane = 0; lane < V::kLanes; ++lane) CHECK(all[lane] == (lane < n ? lane + 1 : 0), "lane %d of %d", lane, n);
+    for (int lane = 0; lane < V::kLanes; ++lane)
+      CHECK(all[lane] == (lane < n ? lane + 1 : 0), "lane %d of %d", lane, n);
     store(exact, V(7), n);
     for (int i = 0; i < n; ++i) CHECK(exact[i] == 7, "stored %d of %d", i, n);
     delete[] exact;
@@ -102,10 +110,11 @@ void partial() {
 }
 
 // Philox4x32-10's known answers (Random123, kat_vectors): key, counter, words.
-constexpr uint32_t kKnown[3][10] = {
-    {0, 0, 0, 0, 0, 0, 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u},
-    {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu},
-    {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}};
+constexpr uint32_t kKnown[3][10] = {{0, 0, 0, 0, 0, 0, 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u},
+    {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu, 0x408f276du, 0x41c83b0eu,
+        0xa20bc7c6u, 0x6d5451fdu},
+    {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u, 0x94fdccebu,
+        0x5001e420u, 0x24126ea1u}};
 
 // The words that if_below compares: each is below its successor, and not below itself. Four units share a counter.
 template <class T>
@@ -114,7 +123,8 @@ void random_words() {
   for (const auto& known : kKnown) {
     uint32_t words[4] = {known[2], known[3], known[4], known[5]};
     philox<OneCounter>(words, known[0], known[1]);
-    for (int i = 0; i < 4; ++i) CHECK(words[i] == known[6 + i], "word %d of the known answer %x is %x", i, known[6 + i], words[i]);
+    for (int i = 0; i < 4; ++i)
+      CHECK(words[i] == known[6 + i], "word %d of the known answer %x is %x", i, known[6 + i], words[i]);
     const uint64_t seed = static_cast<uint64_t>(known[1]) << 32 | known[0];
     const Drawer<V> drawer(NoiseParams({0.5, 0.5, 0.5, &seed}, nullptr));
     int64_t seen = 0;

@@ -18,7 +18,7 @@ namespace {
 template <class Kernel>
 void launch_ptx(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
   const emulation::Size size{{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes),
-                             shape.cluster > 0 ? shape.cluster : 1, Kernel::kCooperative};
+      shape.cluster > 0 ? shape.cluster : 1, Kernel::kCooperative};
   const emulation::Entry ptx = emulation::substitute(typeid(Kernel).name(), sizeof params, shape.threads);
   emulation::run(Kernel::kName, ptx, &params, size, *static_cast<emulation::Schedule*>(stream));
 }
@@ -48,7 +48,8 @@ void transpose(int, const TransposeParams& params, void* stream) {
   emulation::substitute = ptx;
 }
 
-#define FR_NOT_COUNTED(name, ...) void name(__VA_ARGS__) { not_counted(); }
+#define FR_NOT_COUNTED(name, ...) \
+  void name(__VA_ARGS__) { not_counted(); }
 FR_NOT_COUNTED(step_bf16, int, const LaunchShape&, const StepParams&, void*)
 FR_NOT_COUNTED(step_fp16, int, const LaunchShape&, const StepParams&, void*)
 FR_NOT_COUNTED(step_tf32, int, const LaunchShape&, const StepParams&, void*)
@@ -76,7 +77,7 @@ int main(int argc, char** argv) {
   ++argv;  // the layer
   Case c;
   const fr::CellFacts* cell = std::find_if(std::begin(fr::kCells), std::end(fr::kCells),
-                                           [&](const auto& facts) { return argv[2] == std::string(facts.name); });
+      [&](const auto& facts) { return argv[2] == std::string(facts.name); });
   if (cell == std::end(fr::kCells)) return std::puts("no such cell"), 2;
   c.cell = cell->code, c.type = Type::kBFloat16;
   c.steps = std::atoi(argv[3]), c.batch = std::atoi(argv[4]), c.hidden = std::atoi(argv[5]);
@@ -88,16 +89,15 @@ int main(int argc, char** argv) {
   try {
     Problem p = make_problem(c, 1);
     run_kernels(p, 0);
-  } catch (const std::exception& error) {
-    return std::puts(error.what()), 1;
-  }
+  } catch (const std::exception& error) { return std::puts(error.what()), 1; }
   for (const fr::ptx::Counts& counts : fr::ptx::counted()) {
     const int warps = counts.threads / 32;
     std::printf("kernel %s %d %d\n", counts.kernel.c_str(), warps, counts.blocks);
     for (int warp = 0; warp < warps; ++warp) {
       for (int block = 0; block < counts.blocks; ++block) {
         uint32_t most = 0;
-        for (int lane = 0; lane < 32; ++lane) most = std::max(most, counts.of[size_t(32 * warp + lane) * counts.blocks + block]);
+        for (int lane = 0; lane < 32; ++lane)
+          most = std::max(most, counts.of[size_t(32 * warp + lane) * counts.blocks + block]);
         std::printf("%u ", most);
       }
       std::printf("\n");

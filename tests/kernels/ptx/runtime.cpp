@@ -44,9 +44,11 @@ emulation::Entry find(const char* type, size_t param_bytes, int threads) {
   if (found == kernels().end()) throw std::logic_error("no PTX of " + name);
   const Known& known = found->second;
   if (known.param_bytes != param_bytes)
-    throw std::logic_error(name + ": parameters of " + std::to_string(param_bytes) + " bytes, its PTX takes " + std::to_string(known.param_bytes));
+    throw std::logic_error(name + ": parameters of " + std::to_string(param_bytes) + " bytes, its PTX takes " +
+                           std::to_string(known.param_bytes));
   if (threads > known.max_threads) throw std::logic_error(name + ": more threads than its PTX allows");
-  if (known.blocks > 0) counted().push_back({known.mangled, threads, known.blocks, std::vector<uint32_t>(size_t(threads) * known.blocks)});
+  if (known.blocks > 0)
+    counted().push_back({known.mangled, threads, known.blocks, std::vector<uint32_t>(size_t(threads) * known.blocks)});
   return known.run;
 }
 
@@ -79,11 +81,12 @@ Registered::Registered(const char* mangled, emulation::Entry run, size_t param_b
 Thread::Thread(const void* p, size_t bytes, const char* f, const Source* s, size_t count)
     : params(reinterpret_cast<uint64_t>(p)), param_bytes(bytes), file(f), sources(s), source_count(count),
       shared(reinterpret_cast<uint64_t>(emulation::shared_memory())), shared_bytes(emulation::shared_bytes()),
-      tid(emulation::thread_index()), ntid(emulation::block_threads()), ctaid(emulation::block_index()), nctaid(emulation::grid_size()),
-      counts(counts_of(ctaid, emulation::thread_index())) {}
+      tid(emulation::thread_index()), ntid(emulation::block_threads()), ctaid(emulation::block_index()),
+      nctaid(emulation::grid_size()), counts(counts_of(ctaid, emulation::thread_index())) {}
 
 void Thread::fail(const std::string& what, int line) const {
-  const Source* after = std::upper_bound(sources, sources + source_count, line, [](int l, const Source& s) { return l < s.line; });
+  const Source* after =
+      std::upper_bound(sources, sources + source_count, line, [](int l, const Source& s) { return l < s.line; });
   emulation::fail(what + " at " + (after == sources ? "?" : after[-1].place), file, line);
 }
 void Thread::fail(const char* what, uint64_t address, size_t bytes, int line) const {
@@ -97,7 +100,8 @@ void Thread::find_buffer(uint64_t address, size_t bytes, int line) {
   constexpr uint64_t kNothingBelow = 65536;  // no object lies below this
   if (address < kNothingBelow || within(address, 1, shared, shared_bytes) || within(address, 1, params, param_bytes))
     fail("no global address", address, bytes, line);
-  if (!emulation::may_touch(address, bytes, last.begin, last.end)) fail("global memory out of range", address, bytes, line);
+  if (!emulation::may_touch(address, bytes, last.begin, last.end))
+    fail("global memory out of range", address, bytes, line);
 }
 
 void Thread::count_first_poll(bool again) {
@@ -165,7 +169,9 @@ struct At {
 // 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16 with floating point type": element i of a lane, figures 79 (A), 81 (B), 83 (C, D).
 struct M16N8K16 {
   static constexpr int kDepth = 16;
-  static At a(int group, int t, int i) { return {(0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8, t * 2 + (i & 1) + (i < 4 ? 0 : 8)}; }
+  static At a(int group, int t, int i) {
+    return {(0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8, t * 2 + (i & 1) + (i < 4 ? 0 : 8)};
+  }
   static At b(int group, int t, int i) { return {t * 2 + (i & 1) + (i < 2 ? 0 : 8), group}; }
 };
 // 9.7.14.5.7, "Matrix Fragments for mma.m16n8k8", .tf32: figures 72 (A), 75 (B), 77 (C, D, as in figure 83).
@@ -185,9 +191,18 @@ void multiply(void** parts, Element element) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const Mma& part = *static_cast<Mma*>(parts[lane]);
     const int group = lane >> 2, t = lane % 4;
-    for (int i = 0; i < kOfA; ++i) { const At at = Shape::a(group, t, i); a[at.row][at.column] = element(part.a, i); }
-    for (int i = 0; i < kOfB; ++i) { const At at = Shape::b(group, t, i); b[at.row][at.column] = element(part.b, i); }
-    for (int i = 0; i < 4; ++i) { const At at = accumulator(group, t, i); d[at.row][at.column] = part.d[i]; }
+    for (int i = 0; i < kOfA; ++i) {
+      const At at = Shape::a(group, t, i);
+      a[at.row][at.column] = element(part.a, i);
+    }
+    for (int i = 0; i < kOfB; ++i) {
+      const At at = Shape::b(group, t, i);
+      b[at.row][at.column] = element(part.b, i);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const At at = accumulator(group, t, i);
+      d[at.row][at.column] = part.d[i];
+    }
   }
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < Shape::kDepth; ++k)
@@ -224,7 +239,8 @@ void distribute_matrices(void** parts) {
 }  // namespace
 
 void mma_bf16(void** parts) {
-  multiply<M16N8K16>(parts, [](const uint32_t* r, int i) { return as<float>(static_cast<uint32_t>(half(r, i)) << 16); });
+  multiply<M16N8K16>(
+      parts, [](const uint32_t* r, int i) { return as<float>(static_cast<uint32_t>(half(r, i)) << 16); });
 }
 void mma_fp16(void** parts) {
   multiply<M16N8K16>(parts, [](const uint32_t* r, int i) { return fp16_to_float(half(r, i)); });
@@ -237,7 +253,8 @@ void Thread::warp_sync(uint32_t mask, const char* place, int line) const {
   if (mask != kWholeWarp) fail("bar.warp.sync of a part of the warp", line);
   emulation::warp_collective(emulation::Collective::kSync, nullptr, nullptr, true, place, line);
 }
-Shuffle Thread::shuffle(uint32_t value, uint32_t from, uint32_t clamp, uint32_t mask, const char* place, int line) const {
+Shuffle Thread::shuffle(
+    uint32_t value, uint32_t from, uint32_t clamp, uint32_t mask, const char* place, int line) const {
   if (mask != kWholeWarp) fail("shfl.sync of a part of the warp", line);
   Shuffle part{value, from, clamp, 0, false};
   emulation::warp_collective(emulation::Collective::kShuffle, &part, shuffle_lanes, false, place, line);
@@ -270,8 +287,8 @@ bool Thread::barrier_or(bool value, const char* place, int line) const {
 uint64_t Thread::map_peer(uint64_t own, uint32_t rank, const char* place, int line) {
   if (!within(own, 1, shared, shared_bytes)) fail("mapa of an address that is not in this block's shared memory", line);
   if (rank >= std::size(peers)) fail("mapa: rank " + std::to_string(rank), line);
-  const uint64_t peer =
-      reinterpret_cast<uint64_t>(emulation::peer_shared(reinterpret_cast<unsigned char*>(own), 1, static_cast<int>(rank), place, line));
+  const uint64_t peer = reinterpret_cast<uint64_t>(
+      emulation::peer_shared(reinterpret_cast<unsigned char*>(own), 1, static_cast<int>(rank), place, line));
   const uint64_t base = peer - (own - shared);
   for (uint64_t& known : peers) {
     if (known == 0) known = base;

@@ -48,7 +48,8 @@ std::vector<Counts>& counted();
 // ---- numbers: reinterprets the bits of one type as another of the same size; converts integers
 template <class To, class From>
 inline To as(From from) {
-  if constexpr (std::is_integral_v<To> && std::is_integral_v<From> && !std::is_same_v<To, bool> && !std::is_same_v<From, bool>) {
+  if constexpr (std::is_integral_v<To> && std::is_integral_v<From> && !std::is_same_v<To, bool> &&
+                !std::is_same_v<From, bool>) {
     return static_cast<To>(from);
   } else {
     static_assert(sizeof(To) == sizeof(From));
@@ -60,7 +61,9 @@ inline To as(From from) {
 inline float float_of(uint32_t bits) { return as<float>(bits); }
 inline double double_of(uint64_t bits) { return as<double>(bits); }
 template <class T>
-inline T shl(T value, uint32_t count) { return count < 8 * sizeof(T) ? static_cast<T>(value << count) : T(0); }
+inline T shl(T value, uint32_t count) {
+  return count < 8 * sizeof(T) ? static_cast<T>(value << count) : T(0);
+}
 template <class T>
 inline T shr(T value, uint32_t count) {
   return count < 8 * sizeof(T) ? static_cast<T>(value >> count) : value < 0 ? T(-1) : T(0);
@@ -126,9 +129,9 @@ struct Thread {
   const emulation::Dim ctaid, nctaid;
   uint32_t* const counts;  // of this thread's basic blocks; null: not counted
   std::vector<uint32_t> counts_at_poll;
-  uint64_t peers[16] = {};  // where mapa has found the shared memory of the cluster's other blocks
+  uint64_t peers[16] = {};      // where mapa has found the shared memory of the cluster's other blocks
   mutable uint64_t polled = 0;  // 0 after a barrier
-  Range last = {0, 0};  // the buffer of the last global access
+  Range last = {0, 0};          // the buffer of the last global access
   bool arrived = false;
 
   Thread(const void* params, size_t param_bytes, const char* file, const Source* sources, size_t source_count);
@@ -153,7 +156,8 @@ struct Thread {
     return address;
   }
   uint64_t at_shared(uint64_t address, size_t bytes, int line) const {
-    if (!within(address, bytes, kSharedBase, shared_bytes)) fail("shared memory out of range", address - kSharedBase, bytes, line);
+    if (!within(address, bytes, kSharedBase, shared_bytes))
+      fail("shared memory out of range", address - kSharedBase, bytes, line);
     check_alignment(address, bytes, line);
     return address - kSharedBase + shared;
   }
@@ -187,9 +191,13 @@ struct Thread {
     T operator[](int i) const { return value[i]; }
   };
   template <class T>
-  static T get(uint64_t address) { return reinterpret_cast<const Any<T>*>(address)->value; }
+  static T get(uint64_t address) {
+    return reinterpret_cast<const Any<T>*>(address)->value;
+  }
   template <class T>
-  static void put(uint64_t address, T value) { reinterpret_cast<Any<T>*>(address)->value = value; }
+  static void put(uint64_t address, T value) {
+    reinterpret_cast<Any<T>*>(address)->value = value;
+  }
   template <class T, int N>
   static Vector<T, N> get(uint64_t address) {
     Vector<T, N> to;
@@ -201,33 +209,61 @@ struct Thread {
     for (int i = 0; i < N; ++i) put<T>(address + i * sizeof(T), from.value[i]);
   }
   template <class T>
-  T load_param(uint64_t address, int line) const { return get<T>(at_param(address, sizeof(T), line)); }
+  T load_param(uint64_t address, int line) const {
+    return get<T>(at_param(address, sizeof(T), line));
+  }
   template <class T>
-  T load_shared(uint64_t address, int line) const { return get<T>(at_shared(address, sizeof(T), line)); }
+  T load_shared(uint64_t address, int line) const {
+    return get<T>(at_shared(address, sizeof(T), line));
+  }
   template <class T>
-  T load_global(uint64_t address, int line) { return get<T>(at_global(address, sizeof(T), line)); }
+  T load_global(uint64_t address, int line) {
+    return get<T>(at_global(address, sizeof(T), line));
+  }
   template <class T>
-  T load_generic(uint64_t address, int line) { return get<T>(at_generic(address, sizeof(T), line)); }
+  T load_generic(uint64_t address, int line) {
+    return get<T>(at_generic(address, sizeof(T), line));
+  }
   template <class T>
-  void store_shared(uint64_t address, T value, int line) const { put<T>(at_shared(address, sizeof(T), line), value); }
+  void store_shared(uint64_t address, T value, int line) const {
+    put<T>(at_shared(address, sizeof(T), line), value);
+  }
   template <class T>
-  void store_global(uint64_t address, T value, int line) { put<T>(at_global(address, sizeof(T), line), value); }
+  void store_global(uint64_t address, T value, int line) {
+    put<T>(at_global(address, sizeof(T), line), value);
+  }
   template <class T>
-  void store_generic(uint64_t address, T value, int line) { put<T>(at_generic(address, sizeof(T), line), value); }
+  void store_generic(uint64_t address, T value, int line) {
+    put<T>(at_generic(address, sizeof(T), line), value);
+  }
   template <class T, int N>
-  Vector<T, N> load_param(uint64_t address, int line) const { return get<T, N>(at_param(address, N * sizeof(T), line)); }
+  Vector<T, N> load_param(uint64_t address, int line) const {
+    return get<T, N>(at_param(address, N * sizeof(T), line));
+  }
   template <class T, int N>
-  Vector<T, N> load_shared(uint64_t address, int line) const { return get<T, N>(at_shared(address, N * sizeof(T), line)); }
+  Vector<T, N> load_shared(uint64_t address, int line) const {
+    return get<T, N>(at_shared(address, N * sizeof(T), line));
+  }
   template <class T, int N>
-  Vector<T, N> load_global(uint64_t address, int line) { return get<T, N>(at_global(address, N * sizeof(T), line)); }
+  Vector<T, N> load_global(uint64_t address, int line) {
+    return get<T, N>(at_global(address, N * sizeof(T), line));
+  }
   template <class T, int N>
-  Vector<T, N> load_generic(uint64_t address, int line) { return get<T, N>(at_generic(address, N * sizeof(T), line)); }
+  Vector<T, N> load_generic(uint64_t address, int line) {
+    return get<T, N>(at_generic(address, N * sizeof(T), line));
+  }
   template <class T, int N>
-  void store_shared(uint64_t address, const Vector<T, N>& from, int line) const { put(at_shared(address, N * sizeof(T), line), from); }
+  void store_shared(uint64_t address, const Vector<T, N>& from, int line) const {
+    put(at_shared(address, N * sizeof(T), line), from);
+  }
   template <class T, int N>
-  void store_global(uint64_t address, const Vector<T, N>& from, int line) { put(at_global(address, N * sizeof(T), line), from); }
+  void store_global(uint64_t address, const Vector<T, N>& from, int line) {
+    put(at_global(address, N * sizeof(T), line), from);
+  }
   template <class T, int N>
-  void store_generic(uint64_t address, const Vector<T, N>& from, int line) { put(at_generic(address, N * sizeof(T), line), from); }
+  void store_generic(uint64_t address, const Vector<T, N>& from, int line) {
+    put(at_generic(address, N * sizeof(T), line), from);
+  }
 
   // Values exchanged with other threads. Loading the same address twice in a row counts as polling: other threads run
   // in between.
@@ -257,8 +293,8 @@ struct Thread {
     if (valid > 16) fail("cp.async of more bytes than it copies", line);
     check_alignment(from, 16, line);
     if (valid > 0) check_global(from, valid, line);
-    const emulation::Copy copy{reinterpret_cast<void*>(at_shared(to & 0xFFFFFFFF, 16, line)), reinterpret_cast<const void*>(from), 16,
-                               static_cast<int>(valid), 0};
+    const emulation::Copy copy{reinterpret_cast<void*>(at_shared(to & 0xFFFFFFFF, 16, line)),
+        reinterpret_cast<const void*>(from), 16, static_cast<int>(valid), 0};
     if (emulation::copy_is_early()) return copy_now(copy);
     for (int i = 0; i < 16; ++i) static_cast<unsigned char*>(copy.to)[i] = 0xFF;
     emulation::put_copy(copy, place, line);
