@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(CXX is None, reason="no C++ c
 LIBRARY = """
 #include "cpu/layer_norm_impl.h"
 #define SHARED extern "C" __attribute__((visibility("default")))
-static const fr::cpu::LayerNormBackend& of(const fr::LayerNormArgs& args) {
+static const fr::cpu::LayerNormKernels& of(const fr::LayerNormArgs& args) {
   return *fr::cpu::find_layer_norm<fr::cpu::Baseline>(args.type);
 }
 SHARED int size_of_arguments() { return sizeof(fr::LayerNormArgs); }
