@@ -182,13 +182,21 @@ class LanguageModel(nn.Module):
             resets: bool [T, B], true where the state is reset to zero before a unit, see :class:`fastrnn.LSTM`.
         """
         layer, table = self.recurrent, self.embedding.weight
-        whole = not (self.training and self.dropout.p)  # no vector has zeros of its own
-        if whole and len(table) < table.shape[1] and len(table) <= ids.numel() and isinstance(layer, Recurrent):
+        if len(table) < table.shape[1] and len(table) <= ids.numel() and self._reads_table():
+            assert isinstance(layer, Recurrent)
             states = (state,) if isinstance(state, Tensor) else state
             output, final = layer.run_units(ids, table, states, resets)
             return output, final if len(final) > 1 else final[0]
         result: tuple[Tensor, State] = layer(self.dropout(self.embedding(ids)), state, resets=resets)
         return result
+
+    def _reads_table(self) -> bool:
+        """Whether the table's product with W_ih may replace those of the units' vectors."""
+        layer = self.recurrent
+        if not isinstance(layer, Recurrent) or (self.training and (self.dropout.p or layer.input_dropout)):
+            return False  # another layer, or each vector has zeros of its own
+        modules = (layer, self.embedding)
+        return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)  # they expect a call
 
     def loss(self, ids: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:
         """Mean nats per unit of ``targets`` [T, B] after ``ids`` [T, B], and the state, attached to the graph."""

@@ -282,6 +282,11 @@ def test_products_of_the_table_change_nothing(monkeypatch: pytest.MonkeyPatch, c
     wanted = results(lambda ids, state, resets: model.recurrent(model.embedding(ids), state, resets=resets))
     for one, other in zip(found, wanted, strict=True):
         tolerances.assert_close(one, other, tolerances.gradient(torch.float64, steps * rows, len(units) + 1))
+    with model.recurrent.register_forward_hook(lambda *_: calls.append(0)):
+        model(ids)
+    model.recurrent.input_dropout = 0.5
+    model(ids)
+    assert calls == [1, 1, 1, 0]
 
 
 def test_options_that_do_not_go_together() -> None:
