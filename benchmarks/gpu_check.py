@@ -25,7 +25,7 @@ from .gpu import bars
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = Path(__file__).resolve().parent / "gpu"
-LAYERS = ("tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py")
+LAYERS = ("tests/test_layer.py", "tests/test_modules.py", "tests/test_autograd.py", "tests/test_layer_norm.py")
 TESTS = ("tests/kernels/test_hard_conditions.py", *LAYERS)
 _GRACE = 5  # s after the budget until a program that watches its own time is killed
 

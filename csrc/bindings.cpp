@@ -149,6 +149,11 @@ void bind_layer_norm(py::module_& m) {
     args.cell_clip = cell_clip, args.threads = threads;
     return args;
   }));
+  // As for the other structs (`arguments`).
+  layer_norm.def_property_readonly(
+      "address", [](const fr::LayerNormArgs& self) { return reinterpret_cast<Address>(&self); });
+  layer_norm.attr("bytes") = sizeof(fr::LayerNormArgs);
+  address(layer_norm, "stream", &fr::LayerNormArgs::stream);
   for (auto [name, field] : std::initializer_list<std::pair<const char*, const void * fr::LayerNormArgs::*>>{
            {"input", &fr::LayerNormArgs::input}, {"units", &fr::LayerNormArgs::units},
            {"shift", &fr::LayerNormArgs::shift}, {"state", &fr::LayerNormArgs::state},

@@ -1,6 +1,6 @@
 // One step of the cells with layer normalisation (Ba, Kiros and Hinton 2016): forward after the recurrent product,
-// backward before that product's gradient. The interface of the CPU core. fastrnn/_core/layer_norm.py calls it in its
-// loop over the steps and owns all buffers.
+// backward before that product's gradient. The interface of the CPU core and of the CUDA kernels (cuda/rnn_cuda.h).
+// fastrnn/_core/layer_norm.py calls it in its loop over the steps and owns all buffers.
 #pragma once
 
 #include "rnn.h"
@@ -12,14 +12,15 @@ namespace fr {
 //     h = sigmoid(o) tanh(N(c) gain_c + shift_c)
 //   GRU (N over r and z, and over n): r, z = sigmoid(input + s), n = tanh(input + r s),
 //     h = (1 - z) n candidate + z h_prev
-// Rows are contiguous; G is 4 or 3. Results do not depend on the number of threads, and a row's result does not depend
-// on other rows.
+// Rows are contiguous; G is 4 or 3. Results do not depend on the number of threads or on the order in which they run,
+// and a row's result does not depend on other rows.
 struct LayerNormArgs {
   Type type;  // float32 or float64
   bool gru;   // else LSTM
   int64_t rows, hidden;
-  double cell_clip;  // LSTM; 0: off
-  int threads;
+  double cell_clip;       // LSTM; 0: off
+  int threads;            // CPU: at most this many
+  void* stream;           // CUDA: the stream to run on
   const void* input;      // [B][G*H]
   void* product;          // [B][G*H]: forward replaces it by N(product)
   const void* units;      // [G][H] gain; LSTM [6][H]: gain, gain_c, shift_c

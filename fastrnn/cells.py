@@ -66,7 +66,7 @@ class CellSpec:
         name: the key in :data:`CELLS`.
         step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states. h enters the recurrence
             through `_entering`, and a candidate passes through `_dropped`, if the header declares one.
-        code: index in csrc/cells/cells.inc, or None if no kernel has the cell: the step loop runs it (reference.py).
+        code: index in csrc/cells/cells.inc, or None if no kernel runs its layers: the step loop does (reference.py).
         gates: G, rows of weight_ih and weight_hh per hidden unit.
         cells: cell states per hidden unit, not counting h.
         unit_weights: U, weights per hidden unit that are not rows of the matrices.
@@ -290,13 +290,13 @@ CELLS: dict[str, CellSpec] = {facts["name"]: CellSpec(step=_STEPS[facts["name"]]
 def _looped(
     of: str, name: str, step: Step, input_part: Callable[[Tensor, Parameters], Tensor], unit_weights: int
 ) -> CellSpec:
-    """The spec of a cell that no kernel has, derived from the kernel cell ``of``."""
+    """The spec of a cell whose layers no kernel runs, derived from the cell ``of``, for which one does."""
     return replace(
         CELLS[of], name=name, step=step, input_part=input_part, code=None, unit_weights=unit_weights, saved=0
     )
 
 
-# All cells, including those that no kernel has.
+# All cells, including those whose layers no kernel runs.
 ALL_CELLS = CELLS | {
     spec.name: spec
     for spec in (

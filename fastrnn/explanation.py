@@ -168,8 +168,9 @@ def explain_layer(
     code, storage = ALL_CELLS[cell].code, STORAGE_CODES[dtype]
     if code is None:
         reason = (
-            f"no kernel has {cell}, whose steps need mean and variance over a row's units: a loop runs them, on a GPU "
-            "of torch's operations, on the CPU of torch's product and one call of the core"
+            f"no kernel runs all steps of {cell}, which need mean and variance over a row's units: a loop runs them, "
+            "each with torch's product and one call of the core for the rest, on a GPU one kernel and in backward two "
+            "(in a build without CUDA torch's operations)"
         )
         return Explanation(f"{cell} H={hidden} B={batch}", "loop", "loop", (reason,), (), {}, training)
     together = min(2, directions * heads)

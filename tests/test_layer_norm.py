@@ -13,10 +13,32 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastrnn
 from fastrnn import _core, functional
+from fastrnn._core.backends import serves
+from fastrnn._core.device import Emulated
 from fastrnn.cells import ALL_CELLS, Clips, Parameters
 from fastrnn.explanation import explain_layer
 
 KINDS = {"lstm_layer_norm": fastrnn.LSTM, "gru_layer_norm": fastrnn.GRU}
+
+
+@pytest.fixture
+def kernels(request, device, monkeypatch):
+    """The device whose tensors the CUDA kernels take: the GPU under test, or the CPU, on which they are emulated."""
+    if device.type == "cpu":
+        request.getfixturevalue("emulated_kernels")
+        emulate(monkeypatch, 0)
+    return device
+
+
+def emulate(monkeypatch, seed):
+    emulated = Emulated("step", seed)
+    monkeypatch.setattr(_core.layer_norm, "select", lambda device: emulated)
+
+
+@pytest.fixture(params=["core", "kernels"])
+def where(request):
+    """The device whose tensors the core, or the CUDA kernels, take."""
+    return torch.device("cpu") if request.param == "core" else request.getfixturevalue("kernels")
 
 
 def normal(a):
@@ -100,9 +122,9 @@ def test_every_type(kind, dtype, device):
     "options", [dict(candidate_dropout=0.3, state_dropout=0.3, reset_to_initial=True), dict(cell_clip=0.1, bias=False)]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_with_options(kind, options):
+def test_gradients_with_options(kind, options, where):
     more = dict(lengths=True, resets=True, reverse=BOTH, zoneout=(0.3, 0.3), gradient_clip=0.3)
-    call = make_call(kind, more | options, (5, 3, 4, 13, 0))
+    call = make_call(kind, more | options, (5, 3, 4, 13, 0), device=where)
     names, tensors = zip(*call.tensors().items(), strict=True)
     found, true = (
         torch.autograd.grad(weighted_sum(*results), tensors)
@@ -127,18 +149,49 @@ def test_other_gradients(kind):
         tol.assert_close(mine, true, tol.SAME_FLOAT64, relative=True)
 
 
+SIZES = [(1, 1), (3, 70), (17, 3), (33, 70), (257, 3), (520, 1)]  # H, B; a block has up to 512 threads
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("hidden, batch", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_core_step_repeats(kind, monkeypatch):
-    """The same bits for any number of threads, and for a row independently of the others."""
-    gates, hidden, batch = ALL_CELLS[kind].gates, 520, 64
-    weight = torch.zeros(gates * hidden, hidden)  # one element per row, so that products are exact in any order
-    weight[torch.arange(gates * hidden), torch.randint(hidden, (gates * hidden,))] = 1.0
-    unit = torch.rand(ALL_CELLS[kind].unit_weights, hidden).requires_grad_()
-    states = [torch.randn(batch, hidden).requires_grad_() for _ in range(ALL_CELLS[kind].states)]
-    inputs, steps = torch.randn(batch, gates * hidden), []
+def test_a_step_of_the_kernels(kind, hidden, batch, dtype, kernels):
+    """States and all gradients, against the formulas of cells.py in float64."""
+    spec = ALL_CELLS[kind]
+    leaves = [torch.randn(batch, spec.gates * hidden), torch.randn(spec.gates * hidden, hidden) * hidden**-0.5]
+    leaves += [torch.rand(spec.unit_weights, hidden) + 0.5, torch.randn(spec.gates * hidden)]
+    leaves += [torch.randn(batch, hidden) for _ in range(spec.states)]
+    core_step, results = _core.layer_norm.core_step(kind, lambda tensors: True), []
+    for step, own in ((core_step, dtype), (spec.step, torch.float64)):
+        operands = [t.to(kernels, own, copy=True).requires_grad_() for t in leaves]
+        gates, weight, unit, shift, *states = operands
+        new = step(gates, tuple(states), Parameters(weight, weight, bias_hh=shift, weight_unit=unit), Clips())
+        results.append([*new, *torch.autograd.grad(weighted_sum(new[0], new[1:]), operands)])
+    bound = tol.SAME_FLOAT64 if dtype == torch.float64 else 4 * tol.gradient(dtype, 1, hidden)
+    for mine, true in zip(*results, strict=True):
+        tol.assert_close(mine, true, bound, relative=True)
+
+
+def test_tensors_without_a_backend():
+    assert serves(torch.device("cpu")) and not serves(torch.device("meta"))
+    assert fastrnn.has_cuda() or not serves(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_repeats(kind, where, monkeypatch):
+    """The same bits for any number or order of threads, and for a row independently of the others."""
+    gates, hidden, batch = ALL_CELLS[kind].gates, 520, 32
+    with where:
+        weight = torch.zeros(gates * hidden, hidden)  # one element per row, so that products are exact in any order
+        weight[torch.arange(gates * hidden), torch.randint(hidden, (gates * hidden,))] = 1.0
+        unit = torch.rand(ALL_CELLS[kind].unit_weights, hidden).requires_grad_()
+        states = [torch.randn(batch, hidden).requires_grad_() for _ in range(ALL_CELLS[kind].states)]
+        inputs, steps = torch.randn(batch, gates * hidden), []
     step = _core.layer_norm.core_step(kind, lambda tensors: True)
     for threads, rows in ((1, batch), (3, batch), (1, 7)):
         monkeypatch.setattr(_core.layer_norm.forked, "threads", lambda threads=threads: threads)
+        if isinstance(_core.layer_norm.select(where), Emulated):
+            emulate(monkeypatch, seed=threads)
         new = step(
             inputs[:rows], tuple(s[:rows] for s in states), Parameters(weight, weight, weight_unit=unit), Clips()
         )
@@ -184,7 +237,7 @@ def test_compiled():
 def test_explain_says_that_a_loop_runs_it(kind):
     plan = fastrnn.explain(KINDS[kind](5, 8, layer_norm=True), torch.empty(4, 3, 5))
     assert plan.strategy == "loop" and plan.predicted_us != plan.predicted_us
-    assert "no kernel has" in str(plan) and str(explain_layer(kind, hidden=8, batch=3)) == str(plan)
+    assert "no kernel runs all steps" in str(plan) and str(explain_layer(kind, hidden=8, batch=3)) == str(plan)
 
 
 @pytest.mark.parametrize(

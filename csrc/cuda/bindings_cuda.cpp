@@ -78,6 +78,8 @@ void bind_cuda(py::module_& m) {
         cuda_backward(args, cuda_options(tf32, strategy, workspace, status, timeout_ns, 0, 0));
       },
       "args"_a, "tf32"_a, "strategy"_a, "workspace"_a, "status"_a, "timeout_ns"_a, Release());
+  m.def("cuda_layer_norm", &cuda_layer_norm, "args"_a, Release());
+  m.def("cuda_layer_norm_gradients", &cuda_layer_norm_gradients, "args"_a, Release());
   m.def("cards", [] {
     py::list names;
     for (const DeviceLimits& card : known_cards()) names.append(limits_dict(card));

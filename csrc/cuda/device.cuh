@@ -11,10 +11,8 @@
 #include "../cells/noise.h"
 
 #if defined(__CUDACC__)
-#define FR_DEVICE __device__ __forceinline__
 #define FR_TARGET gpu
 #else
-#define FR_DEVICE inline
 #define FR_TARGET host
 #include "../emulation/device.h"
 #endif
@@ -99,7 +97,10 @@ FR_DEVICE void block_sync() { __syncthreads(); }
 // A block_sync that returns whether any thread passed true.
 FR_DEVICE bool block_sync_any(bool value) { return __syncthreads_or(value); }
 FR_DEVICE void warp_sync() { __syncwarp(); }
-FR_DEVICE float warp_shuffle(float value, int from) { return __shfl_sync(0xFFFFFFFFu, value, from); }
+template <class T>
+FR_DEVICE T warp_shuffle(T value, int from) {
+  return __shfl_sync(0xFFFFFFFFu, value, from);
+}
 
 // ---- clusters: sm_90 and newer; on older cards every block is its own cluster ---------------------------------------
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

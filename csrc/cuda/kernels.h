@@ -2,6 +2,7 @@
 // fr::gpu, compiled by nvcc, `stream` is a cudaStream_t; in fr::host, emulated, it is an emulation::Schedule.
 #pragma once
 
+#include "../layer_norm.h"
 #include "params.h"
 
 namespace fr {
@@ -29,6 +30,7 @@ using ElementwiseLauncher = void(
 using PrepareLauncher = void(const PrepareParams& params, void* stream);
 using StatesBeforeLauncher = void(int element_bytes, int directions, const StatesBeforeParams& params, void* stream);
 using TransposeLauncher = void(int element_bytes, const TransposeParams& params, void* stream);
+using LayerNormLauncher = void(bool backward, const LayerNormArgs& args);  // on args.stream
 
 // Indexed by Math; null: no kernel for this arithmetic.
 struct Kernels {
@@ -40,6 +42,7 @@ struct Kernels {
   PrepareLauncher* prepare;
   StatesBeforeLauncher* states_before;
   TransposeLauncher* transpose;
+  LayerNormLauncher* layer_norm;
 };
 
 #define FR_KERNELS \
@@ -51,11 +54,12 @@ struct Kernels {
   PrepareLauncher prepare; \
   StatesBeforeLauncher states_before; \
   TransposeLauncher transpose; \
+  LayerNormLauncher layer_norm; \
   inline constexpr Kernels kKernels{{step_bf16, step_fp16, step_tf32, step_fp32, step_fp64}, \
       {block_bf16, block_fp16, block_tf32, nullptr, nullptr}, \
       {persistent_bf16, persistent_fp16, persistent_tf32, persistent_fp32, nullptr}, \
       {projected_bf16, projected_fp16, projected_tf32, projected_fp32, nullptr}, elementwise, prepare, states_before, \
-      transpose};
+      transpose, layer_norm};
 namespace gpu {
 FR_KERNELS
 int persistent_active_clusters(int blocks);  // active_clusters and has_code (launch.cuh) of a persistent kernel

@@ -13,6 +13,8 @@ int64_t cuda_forward_workspace(const ForwardArgs&) { throw std::runtime_error(kW
 int64_t cuda_backward_workspace(const BackwardArgs&) { throw std::runtime_error(kWhy); }
 void cuda_forward(const ForwardArgs&, const CudaOptions&) { throw std::runtime_error(kWhy); }
 void cuda_backward(const BackwardArgs&, const CudaOptions&) { throw std::runtime_error(kWhy); }
+void cuda_layer_norm(const LayerNormArgs&) { throw std::runtime_error(kWhy); }
+void cuda_layer_norm_gradients(const LayerNormArgs&) { throw std::runtime_error(kWhy); }
 std::string cuda_status(int) { return kWhy; }
 DeviceLimits cuda_limits(int) { throw std::runtime_error(kWhy); }
 

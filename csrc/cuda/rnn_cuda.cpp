@@ -148,6 +148,9 @@ void cuda_backward(const BackwardArgs& args, const CudaOptions& options) {
   run_backward(args, how_to_run(args, options, limits, true), gpu::kKernels);
 }
 
+void cuda_layer_norm(const LayerNormArgs& args) { run_layer_norm(args, false, gpu::kKernels); }
+void cuda_layer_norm_gradients(const LayerNormArgs& args) { run_layer_norm(args, true, gpu::kKernels); }
+
 std::string cuda_status(int device) {
   int driver = 0, runtime = 0, count = 0;
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");

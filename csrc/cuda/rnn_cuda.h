@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../layer_norm.h"
 #include "../rnn.h"
 #include "plan.h"
 
@@ -30,6 +31,8 @@ int64_t cuda_backward_workspace(const BackwardArgs& args);
 // code and text for a CUDA error. They never wait for the device, and CUDA graphs can capture them.
 void cuda_forward(const ForwardArgs& args, const CudaOptions& options);
 void cuda_backward(const BackwardArgs& args, const CudaOptions& options);
+void cuda_layer_norm(const LayerNormArgs& args);
+void cuda_layer_norm_gradients(const LayerNormArgs& args);
 
 // "" if the device can run the kernels, else one sentence that says why not.
 std::string cuda_status(int device);

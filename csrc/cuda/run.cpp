@@ -175,4 +175,22 @@ void run_backward(const BackwardArgs& args, const Run& run, const Kernels& kerne
   else step_backward(launch, args, buffers, steps, p);
 }
 
+void run_layer_norm(const LayerNormArgs& args, bool backward, const Kernels& kernels) {
+  check(args.type == Type::kFloat32 || args.type == Type::kFloat64, "type: expected float32 or float64");
+  check(args.rows >= 0 && args.hidden > 0, "rows, hidden: expected sizes");
+  check(args.units && (!backward || (args.d_units && args.d_shift)), "units, d_units, d_shift: expected");
+  const bool rows = args.rows > 0;
+  check(
+      !rows || (args.product && args.gates && args.moments && args.state), "product, gates, moments, state: expected");
+  check(!rows || args.gru || args.c, "c: expected for an LSTM");
+  if (backward) {
+    check(!rows || (args.d_h && args.d_input && args.d_product && args.d_state && args.scratch),
+        "d_h, d_input, d_product, d_state, scratch: expected");
+    check(!rows || args.gru || args.d_c, "d_c: expected for an LSTM");
+  } else {
+    check(!rows || (args.input && args.h), "input, h: expected");
+  }
+  kernels.layer_norm(backward, args);
+}
+
 }  // namespace fr

@@ -39,6 +39,8 @@ struct Run {
 // Throw std::invalid_argument for a broken contract, and std::runtime_error if an earlier call timed out (run.status).
 void run_forward(const ForwardArgs& args, const StepRange& range, const Run& run, const Kernels& kernels);
 void run_backward(const BackwardArgs& args, const Run& run, const Kernels& kernels);
+// A step of the cells with layer normalisation, forward or backward, on args.stream. Throws std::invalid_argument.
+void run_layer_norm(const LayerNormArgs& args, bool backward, const Kernels& kernels);
 
 Math math_of(Type type, bool tf32);
 

@@ -102,9 +102,9 @@ inline T* peer_shared(T* own, int rank, FR_HERE) {
 
 namespace emulated {  // one lane's part of a collective; collectives.cpp computes them
 struct Shuffle {
-  float value;
+  double value;
   int from;
-  float result;
+  double result;
 };
 void shuffle(void** parts);
 struct Matrix {
@@ -124,10 +124,11 @@ float fp16_to_float(uint16_t bits);
 uint16_t float_to_fp16(float value);
 }  // namespace emulated
 
-inline float warp_shuffle(float value, int from, FR_HERE) {
-  emulated::Shuffle part{value, from, 0};
+template <class T>
+inline T warp_shuffle(T value, int from, FR_HERE) {
+  emulated::Shuffle part{static_cast<double>(value), from, 0};
   emulation::warp_collective(emulation::Collective::kShuffle, &part, emulated::shuffle, false, file, line);
-  return part.result;
+  return static_cast<T>(part.result);
 }
 
 // ---- asynchronous copies: performed late (at the wait) or early (at issue), by the seed; the target is poisoned in

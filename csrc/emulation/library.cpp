@@ -55,6 +55,7 @@ extern "C" {
 // Sizes of the argument structs: the caller compares them with its own, to detect a library built from other sources.
 uint64_t emulated_forward_bytes() { return sizeof(fr::ForwardArgs); }
 uint64_t emulated_backward_bytes() { return sizeof(fr::BackwardArgs); }
+uint64_t emulated_layer_norm_bytes() { return sizeof(fr::LayerNormArgs); }
 
 int64_t emulated_launches() { return fr::emulation::launches(); }
 
@@ -63,6 +64,12 @@ int emulated_forward(const fr::ForwardArgs* args, const EmulatedOptions* call) {
 }
 int emulated_backward(const fr::BackwardArgs* args, const EmulatedOptions* call) {
   return guarded(*call, [&] { fr::emulated_backward(*args, options_of(*call)); });
+}
+int emulated_layer_norm(const fr::LayerNormArgs* args, const EmulatedOptions* call) {
+  return guarded(*call, [&] { fr::emulated_layer_norm(*args, options_of(*call)); });
+}
+int emulated_layer_norm_gradients(const fr::LayerNormArgs* args, const EmulatedOptions* call) {
+  return guarded(*call, [&] { fr::emulated_layer_norm_gradients(*args, options_of(*call)); });
 }
 
 }  // extern "C"

@@ -58,6 +58,12 @@ struct Scratch {
   }
 };
 
+void layer_norm(LayerNormArgs args, bool backward, const EmulationOptions& options) {
+  emulation::Schedule schedule = schedule_of(options);
+  args.stream = &schedule;
+  run_layer_norm(args, backward, host::kKernels);
+}
+
 }  // namespace
 
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options) {
@@ -71,6 +77,13 @@ void emulated_backward(const BackwardArgs& args, const EmulationOptions& options
   emulation::Schedule schedule = schedule_of(options);
   const Scratch workspace(backward_workspace(args), options);
   run_backward(args, how_to_run(options, workspace.memory.get(), schedule), host::kKernels);
+}
+
+void emulated_layer_norm(const LayerNormArgs& args, const EmulationOptions& options) {
+  layer_norm(args, false, options);
+}
+void emulated_layer_norm_gradients(const LayerNormArgs& args, const EmulationOptions& options) {
+  layer_norm(args, true, options);
 }
 
 }  // namespace fr

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../cuda/persistent/params.h"
+#include "../layer_norm.h"
 #include "../rnn.h"
 #include "scheduler.h"
 
@@ -38,5 +39,7 @@ struct EmulationOptions {
 // Throw std::invalid_argument for a broken contract, and fr::emulation::Fault for a kernel's error.
 void emulated_forward(const ForwardArgs& args, const EmulationOptions& options);
 void emulated_backward(const BackwardArgs& args, const EmulationOptions& options);
+void emulated_layer_norm(const LayerNormArgs& args, const EmulationOptions& options);
+void emulated_layer_norm_gradients(const LayerNormArgs& args, const EmulationOptions& options);
 
 }  // namespace fr

@@ -39,6 +39,11 @@ class KernelBackend(Protocol):
 
     def backward(self, args: _C.BackwardArgs) -> None: ...
 
+    # A step of the cells with layer normalisation, apart from its products, and its backward: layer_norm.py.
+    def layer_norm(self, args: _C.LayerNormArgs) -> None: ...
+
+    def layer_norm_gradients(self, args: _C.LayerNormArgs) -> None: ...
+
 
 class Cpu:
     """The CPU core. It computes all products itself, and all gradients in one call."""
@@ -73,6 +78,12 @@ class Cpu:
         threads = forked.threads()
         return core.cpu_backward(operands, extent, *saved, *entering, *gradients, found, range_bytes, threads)
 
+    def layer_norm(self, args: _C.LayerNormArgs) -> None:
+        _C.cpu_layer_norm(args)
+
+    def layer_norm_gradients(self, args: _C.LayerNormArgs) -> None:
+        _C.cpu_layer_norm_gradients(args)
+
 
 _CPU = Emulated.from_environment() or Cpu()  # tests run the CUDA kernels on the host: FASTRNN_PLAN=emulate:...
 
@@ -89,3 +100,13 @@ def select(device: torch.device) -> Cpu | KernelBackend:
     if device.type == "cuda":
         return _cuda(torch.cuda.current_device() if device.index is None else device.index)
     raise NotImplementedError(f"fastrnn runs on cpu and cuda, got a tensor on {device}")
+
+
+@cache
+def serves(device: torch.device) -> bool:
+    """Whether `select` finds a backend for tensors on ``device``: false on a GPU that the kernels cannot run on."""
+    try:
+        select(device)
+    except RuntimeError:  # NotImplementedError is one
+        return False
+    return True

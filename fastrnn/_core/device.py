@@ -98,6 +98,12 @@ class Emulated(_KernelBackend):
     def backward(self, args: Any) -> None:
         emulation.backward(args, self.stall, status=self._status.data_ptr(), **self._options)
 
+    def layer_norm(self, args: Any) -> None:
+        emulation.layer_norm(args, **self._options)
+
+    def layer_norm_gradients(self, args: Any) -> None:
+        emulation.layer_norm_gradients(args, **self._options)
+
 
 class Cuda(_KernelBackend):
     """The CUDA kernels on the current stream of ``device``.
@@ -161,3 +167,14 @@ class Cuda(_KernelBackend):
 
     def backward(self, args: Any) -> None:
         self._run(args, _C.cuda_backward_workspace(args), _C.cuda_backward)
+
+    def _run_step(self, args: Any, call: Any) -> None:
+        with torch.cuda.device(self._device):
+            args.stream = torch.cuda.current_stream().cuda_stream
+            call(args)
+
+    def layer_norm(self, args: Any) -> None:
+        self._run_step(args, _C.cuda_layer_norm)
+
+    def layer_norm_gradients(self, args: Any) -> None:
+        self._run_step(args, _C.cuda_layer_norm_gradients)

@@ -39,13 +39,13 @@ def _library() -> ctypes.CDLL:
             "to the path that it prints"
         )
     library = ctypes.CDLL(path)
-    for name in ("emulated_forward_bytes", "emulated_backward_bytes"):
-        getattr(library, name).restype = ctypes.c_uint64
+    structs = {"forward": _C.ForwardArgs, "backward": _C.BackwardArgs, "layer_norm": _C.LayerNormArgs}
     library.emulated_launches.restype = ctypes.c_int64
-    for name in ("emulated_forward", "emulated_backward"):
-        getattr(library, name).argtypes = (ctypes.c_void_p, ctypes.POINTER(_Options))
-    sizes = (library.emulated_forward_bytes(), library.emulated_backward_bytes())
-    if sizes != (_C.ForwardArgs.bytes, _C.BackwardArgs.bytes):
+    for name in (*structs, "layer_norm_gradients"):
+        getattr(library, f"emulated_{name}").argtypes = (ctypes.c_void_p, ctypes.POINTER(_Options))
+    for name in structs:
+        getattr(library, f"emulated_{name}_bytes").restype = ctypes.c_uint64
+    if any(getattr(library, f"emulated_{name}_bytes")() != struct.bytes for name, struct in structs.items()):
         raise RuntimeError(f"{path} was built from other sources than the fastrnn that is running: install it anew")
     return library
 
@@ -68,6 +68,16 @@ def forward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
 def backward(args: Any, stall: tuple[int, ...] | None, **options: Any) -> None:
     """Run backward with _C.BackwardArgs."""
     _run("emulated_backward", args, stall, **options)
+
+
+def layer_norm(args: Any, **options: Any) -> None:
+    """Run a step with layer normalisation, with _C.LayerNormArgs."""
+    _run("emulated_layer_norm", args, None, **options)
+
+
+def layer_norm_gradients(args: Any, **options: Any) -> None:
+    """Run the backward of such a step."""
+    _run("emulated_layer_norm_gradients", args, None, **options)
 
 
 def launches() -> int:

@@ -1,7 +1,8 @@
-"""The step of the cells with layer normalisation in the CPU core, for the step loop over ordinary CPU tensors.
+"""The step of the cells with layer normalisation in the core, for the step loop over ordinary tensors.
 
 Torch computes the products. Everything between them is one call of the core (csrc/layer_norm.h) in forward and one in
-backward. Double backward, and tensors that are not plain CPU tensors, use the same formulas from cells.py instead.
+backward: on the CPU, or as one and two kernels on a GPU. Double backward, and tensors that are not ordinary, use the
+same formulas from cells.py instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..cells import ALL_CELLS, STORAGE_CODES, Clips, Parameters, States, Step
 from . import forked
+from .backends import select
 from .extension import _C
 from .structs import dense
 
@@ -86,7 +88,7 @@ def _forward(
     if c is not None:
         states = (new, torch.empty_like(new))
         args.c = states[1].data_ptr()
-    _C.cpu_layer_norm(args)
+    select(product.device).layer_norm(args)
     return states, (product, activations, moments)
 
 
@@ -130,7 +132,7 @@ class _Step(torch.autograd.Function):
         args.d_shift, args.scratch = d_shift.data_ptr(), scratch.data_ptr()
         if new_c:
             args.c, args.d_c = new_c[0].data_ptr(), given[1].data_ptr()
-        _C.cpu_layer_norm_gradients(args)
+        select(product.device).layer_norm_gradients(args)
         needs_weight, needs_h = ctx.needs_input_grad[4], ctx.needs_input_grad[7]
         entering = states[0] if clips.entering is None else states[0] * clips.entering
         d_weight = d_product.t().mm(entering) if needs_weight else None

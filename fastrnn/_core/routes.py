@@ -6,7 +6,8 @@ A custom operator costs up to 95 us a call, an autograd Function about 48, the r
   device that has a backend, without tracing, dispatch mode, functorch transform or forward-mode AD: fake and meta
   tensors have address 0, and dual tensors would silently lose their tangents.
 - loop: reference.py, under functorch transforms, forward-mode AD and torch.jit.trace (which cannot pass lists of
-  flags). Cells without a kernel always take it; for ordinary CPU tensors the core runs their steps (layer_norm.py).
+  flags). Cells without a layer's kernel always take it; for ordinary tensors the core runs their steps
+  (layer_norm.py).
 - operator: ops.py, for everything else.
 """
 
@@ -24,6 +25,7 @@ from torch.nn import Parameter
 from ..cells import States
 from ..onnx import refuse_plain_export
 from . import backward, forked, raw
+from .backends import serves
 from .config import Config, Segments, call_reference, reads_mixed_output, reference_gradients, saveable
 from .layer_norm import core_step
 from .ops import gradients_operator, run_operator
@@ -69,11 +71,13 @@ def _without_memory(t: Tensor | None) -> bool:
 
 
 def _ordinary(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether these are plain CPU tensors that the core may read, and nothing observes or transforms the call."""
+    """Whether these, all on one device, are plain tensors that the core may read, and nothing observes or transforms
+    the call.
+    """
     return (
         not (torch.compiler.is_compiling() or _transformed() or _observed() or any(map(_without_memory, tensors)))
-        and all(t is None or t.is_cpu for t in tensors)
         and _plain(tensors)
+        and all(t is None or t.is_cpu or (t.is_cuda and serves(t.device)) for t in tensors)
     )
 
 

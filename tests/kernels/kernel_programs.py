@@ -74,8 +74,9 @@ def objects(kind: str, csrc: Path, names: tuple[str, ...]) -> dict[str, list[str
         elif name in INSTANCES:
             jobs[f"{name}.o"] = [*tested, "-x", "c++", "-c", str(csrc / "cuda" / "inst" / f"{name}.cu")]
         else:
-            jobs[f"{name}.o"] = [*SANITIZERS[kind], "-O1" if name == "emulation_words_test" else "-O0", "-c",
-                                 str(TESTS / "cpp" / f"{name}.cpp")]  # fmt: skip
+            level = "-O1" if name in ("emulation_words_test", "emulation_layer_norm_test") else "-O0"
+            source = str(TESTS / "cpp" / f"{name}.cpp")
+            jobs[f"{name}.o"] = [*SANITIZERS[kind], "-std=c++20", level, "-c", source]
     return jobs
 
 
@@ -96,6 +97,7 @@ SOURCES = {
     "emulation_step_test": (*_EMULATED, "emulation_step_test"),
     "emulation_persistent_test": (*_EMULATED, "emulation_persistent_test"),
     "emulation_cpu_test": (*_EMULATED, *CPU_CORE, "emulation_cpu_test"),
+    "emulation_layer_norm_test": ("scheduler", "collectives", "layer_norm", "emulation_layer_norm_test"),
     "ptx_words_test": ("scheduler", "collectives", "ptx_words_test"),
     "emulation_words_test": ("scheduler", "collectives", "emulation_words_test"),
 }
@@ -106,7 +108,8 @@ def library() -> Path:
 
     It is built once for these sources, under a lock, so that several processes may ask for it at once.
     """
-    sources = [CSRC / "rnn.h", *(path for name in ("cells", "cuda", "emulation") for path in (CSRC / name).rglob("*"))]
+    folders = [CSRC / name for name in ("cells", "cuda", "emulation")]
+    sources = [*CSRC.glob("*.h"), *(path for folder in folders for path in folder.rglob("*"))]
     digest = hashlib.sha256(repr((CXX, FLAGS, LEVEL["plain"])).encode())
     for path in sorted(path for path in sources if path.suffix in (".h", ".inc", ".cuh", ".cu", ".cpp")):
         digest.update(f"{path.relative_to(CSRC)}\n".encode() + path.read_bytes())

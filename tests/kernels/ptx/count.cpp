@@ -65,6 +65,7 @@ FR_NOT_COUNTED(projected_fp16, bool, int, const LaunchShape&, const PersistentPa
 FR_NOT_COUNTED(projected_tf32, bool, int, const LaunchShape&, const PersistentParams&, void*)
 FR_NOT_COUNTED(projected_fp32, bool, int, const LaunchShape&, const PersistentParams&, void*)
 FR_NOT_COUNTED(elementwise, Type, bool, const LaunchShape&, const BlockParams&, void*)
+FR_NOT_COUNTED(layer_norm, bool, const LayerNormArgs&)
 FR_NOT_COUNTED(states_before, int, int, const StatesBeforeParams&, void*)
 #undef FR_NOT_COUNTED
 

@@ -39,6 +39,7 @@ OF_FLOATS = {
     "abs": "std::fabs({a})",
     "fma.rn": "std::fma({a}, {b}, {c})", "fma.rm": "fma_down({a}, {b}, {c})", "copysign": "std::copysign({b}, {a})",
     "min": "std::fmin({a}, {b})", "max": "std::fmax({a}, {b})", "rcp.rn": "1 / {a}",
+    "sqrt.rn": "std::sqrt({a})",
     "ex2.approx.ftz": "ex2_approx_ftz({a})", "rcp.approx.ftz": "rcp_approx_ftz({a})",
 }  # fmt: skip
 OF_PREDICATES = {"and": "{a} && {b}", "or": "{a} || {b}", "xor": "{a} != {b}", "not": "!{a}"}
