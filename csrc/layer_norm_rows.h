@@ -14,6 +14,11 @@
 #include "cells/cell.h"
 #include "layer_norm.h"
 
+// cuda/device.cuh, which the kernels include first, has this word for functions of the device.
+#if !defined(FR_DEVICE)
+#define FR_DEVICE inline
+#endif
+
 namespace fr {
 
 template <class T>

@@ -80,8 +80,8 @@ class LSTM(Recurrent):
                 i, f, g, o = N(W_ih x) * gain_ih + bias_ih + N(W_hh h) * gain_hh + bias_hh,
                 c = sigmoid(f)*c + sigmoid(i)*tanh(g),    h = sigmoid(o) * tanh(N(c) * gain_c + shift_c).
             weight_unit_l{k} [10, H] holds gain_ih in rows 0 to 3, gain_hh in 4 to 7, gain_c and shift_c in 8 and 9.
-            Gains start at 1, shifts and biases at 0. No kernel runs the whole sequence: steps run in a loop, on the CPU
-            with torch's product and one call of the core each, on a GPU with torch's operations. Not with
+            Gains start at 1, shifts and biases at 0. No kernel runs the whole sequence: steps run in a loop, with
+            torch's product and one call of the core each (on a GPU one kernel, in backward two). Not with
             ``proj_size``, ``peephole``, ``heads`` or ``recompute``.
     """
 

@@ -52,10 +52,8 @@
 
 #if defined(__CUDACC__)
 #define FR_HD __host__ __device__ __forceinline__
-#define FR_DEVICE __device__ __forceinline__
 #else
 #define FR_HD inline
-#define FR_DEVICE inline
 #endif
 
 namespace fr {

@@ -11,8 +11,10 @@
 #include "../cells/noise.h"
 
 #if defined(__CUDACC__)
+#define FR_DEVICE __device__ __forceinline__
 #define FR_TARGET gpu
 #else
+#define FR_DEVICE inline
 #define FR_TARGET host
 #include "../emulation/device.h"
 #endif

@@ -5,8 +5,9 @@
 
 #include <cmath>
 
-#include "../layer_norm_rows.h"
 #include "launch.cuh"
+
+#include "../layer_norm_rows.h"
 
 namespace fr::FR_TARGET {
 

@@ -4,7 +4,7 @@
 #include "../cuda/inst/block_fp16.cu"
 #include "../cuda/inst/block_tf32.cu"
 #include "../cuda/inst/elementwise.cu"
-#include "../cuda/inst/layer_norm.cu"
+#include "../cuda/inst/layer_norm_step.cu"
 #include "../cuda/inst/persistent_bf16.cu"
 #include "../cuda/inst/persistent_fp16.cu"
 #include "../cuda/inst/persistent_fp32.cu"

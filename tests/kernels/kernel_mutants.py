@@ -18,7 +18,7 @@ class Mutant(NamedTuple):
 
     @property
     def program(self) -> str:
-        if self.instance == "layer_norm":
+        if self.instance == "layer_norm_step":
             return "emulation_layer_norm_test"
         persistent = self.instance.startswith(("persistent", "projected"))
         return "emulation_persistent_test" if persistent else "emulation_step_test"
@@ -36,7 +36,7 @@ RUNS = {
     "block_bf16": (("all", "lstm bfloat16 T4 B3", "block"), ("all", "lstm bfloat16 T3 B17", "block")),
     "elementwise": (("all", "indrnn_tanh float64 T", "block"),),
     "rebuild": (("all", "lstm float64 T6"),),
-    "layer_norm": (("quick",),),
+    "layer_norm_step": (("quick",),),
     "persistent_bf16": tuple((device, "gru bfloat16 T3 B") for device in _ON),
     "persistent_fp32": tuple((device, "gru float32 T3 B") for device in _ON),
     "projected_bf16": tuple(
@@ -564,10 +564,10 @@ MUTANTS = {
         "step/launch.cpp", "return table + " + _BYTES, "return " + _BYTES, "plain", r"shared memory \["
     ),
     "layer norm: a mean misses lanes": Mutant(
-        "layer_norm.cuh", "int distance = 16;", "int distance = 8;", "plain", "FAIL", "layer_norm"
+        "layer_norm.cuh", "int distance = 16;", "int distance = 8;", "plain", "FAIL", "layer_norm_step"
     ),
     "layer norm: a mean misses the last warp": Mutant(
-        "layer_norm.cuh", "int i = 0; i < warps;", "int i = 0; i + 1 < warps;", "plain", "FAIL", "layer_norm"
+        "layer_norm.cuh", "int i = 0; i < warps;", "int i = 0; i + 1 < warps;", "plain", "FAIL", "layer_norm_step"
     ),
     "layer norm: a block takes only as many units as it has threads": Mutant(
         "layer_norm.cuh",
@@ -575,34 +575,36 @@ MUTANTS = {
         "i < count && i < block_threads(); i += block_threads()) function",
         "plain",
         "FAIL",
-        "layer_norm",
+        "layer_norm_step",
     ),
     "layer norm: gradients of gains miss rows": Mutant(
-        "layer_norm.cuh", "row += kGroups", "row += args.rows", "plain", "FAIL", "layer_norm"
+        "layer_norm.cuh", "row += kGroups", "row += args.rows", "plain", "FAIL", "layer_norm_step"
     ),
     "layer norm: gradients of gains miss a warp": Mutant(
-        "layer_norm.cuh", "other < kMaxThreads;", "other + kUnits < kMaxThreads;", "plain", "FAIL", "layer_norm"
+        "layer_norm.cuh", "other < kMaxThreads;", "other + kUnits < kMaxThreads;", "plain", "FAIL", "layer_norm_step"
     ),
     "layer norm: too little shared memory": Mutant(
-        "layer_norm.cuh", "return 2 * (threads / 32)", "return (threads / 32)", "address", _OVERRUN, "layer_norm"
+        "layer_norm.cuh", "return 2 * (threads / 32)", "return (threads / 32)", "address", _OVERRUN, "layer_norm_step"
     ),
     "layer norm: gradients of units that are not there": Mutant(
-        "layer_norm.cuh", "    if (unit < args.hidden)\n", "", "address", _OVERRUN, "layer_norm"
+        "layer_norm.cuh", "    if (unit < args.hidden)\n", "", "address", _OVERRUN, "layer_norm_step"
     ),
     "layer norm: sums read before they are there": Mutant(
-        "layer_norm.cuh", "block_sync();\n    sum = {0, 0};", "sum = {0, 0};", "thread", "data race", "layer_norm"
+        "layer_norm.cuh", "block_sync();\n    sum = {0, 0};", "sum = {0, 0};", "thread", "data race", "layer_norm_step"
     ),
-    "layer norm: one set of sums": Mutant("layer_norm.cuh", "set = 1 - set;", "", "thread", "data race", "layer_norm"),
+    "layer norm: one set of sums": Mutant(
+        "layer_norm.cuh", "set = 1 - set;", "", "thread", "data race", "layer_norm_step"
+    ),
     "layer norm: rows of sums read before they are there": Mutant(
-        "layer_norm.cuh", "block_sync();\n    if (group", "if (group", "thread", "data race", "layer_norm"
+        "layer_norm.cuh", "block_sync();\n    if (group", "if (group", "thread", "data race", "layer_norm_step"
     ),
     **{
         f"layer norm: no barrier after {loop}": Mutant(
-            "../layer_norm_rows.h", f"walk.sync();  // {loop}\n", "\n", "thread", "data race", "layer_norm"
+            "../layer_norm_rows.h", f"walk.sync();  // {loop}\n", "\n", "thread", "data race", "layer_norm_step"
         )
         for loop in ("N(product) of the LSTM", "d_input of the LSTM", "N(product) of the GRU", "d_input of the GRU")
     },
     "layer norm: all threads keep the moments": Mutant(
-        "../layer_norm_rows.h", "if (walk.leads()) ", "", "thread", "data race", "layer_norm"
+        "../layer_norm_rows.h", "if (walk.leads()) ", "", "thread", "data race", "layer_norm_step"
     ),
 }

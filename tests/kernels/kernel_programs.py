@@ -97,7 +97,7 @@ SOURCES = {
     "emulation_step_test": (*_EMULATED, "emulation_step_test"),
     "emulation_persistent_test": (*_EMULATED, "emulation_persistent_test"),
     "emulation_cpu_test": (*_EMULATED, *CPU_CORE, "emulation_cpu_test"),
-    "emulation_layer_norm_test": ("scheduler", "collectives", "layer_norm", "emulation_layer_norm_test"),
+    "emulation_layer_norm_test": ("scheduler", "collectives", "layer_norm_step", "emulation_layer_norm_test"),
     "ptx_words_test": ("scheduler", "collectives", "ptx_words_test"),
     "emulation_words_test": ("scheduler", "collectives", "emulation_words_test"),
 }

@@ -27,13 +27,13 @@ EACH = [*((ENDS, arch) for arch in ENDS), *(pytest.param(MIDDLE, arch, marks=pyt
 # The fp16 kernels are the bf16 kernels with another mma instruction and other conversions.
 ORDINARY = [name for name in INSTANCES if not name.endswith("fp16")]
 NAMES = [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.full) for name in INSTANCES]
-# For kernels without weights. layer_norm: 512 threads a block share the 65,536 registers.
-REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80, "elementwise": 64, "layer_norm": 128}
+# For kernels without weights. layer_norm_step: 512 threads a block share the 65,536 registers.
+REGISTER_BUDGET = {"transpose": 80, "prepare": 80, "rebuild": 80, "elementwise": 64, "layer_norm_step": 128}
 MATHS = {"Bf16": (torch.bfloat16, False), "Fp16": (torch.float16, False), "Tf32": (torch.float32, True),
          "Fp32": (torch.float32, False), "Fp64": (torch.float64, False)}  # fmt: skip
 # step_*: one for each number of gate rows, 1 to 4; block_*: 1, 3, 4 and backward; persistent_*: 1 to 4, and
 # backward's 1 and 2 tiles of units
-KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3, "elementwise": 8, "layer_norm": 6}
+KERNELS = {"transpose": 3, "prepare": 1, "rebuild": 3, "elementwise": 8, "layer_norm_step": 6}
 for _math in ("bf16", "fp16", "fp32", "tf32"):
     KERNELS[f"persistent_{_math}"], KERNELS[f"projected_{_math}"] = 6, 2
 BYTES_BUDGET = {ENDS: 22 << 20, MIDDLE: 18 << 20}  # including the PTX, which ENDS contains; 40 MiB in total

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from test_compiled_kernels import REGISTER_BUDGET, cuobjdump, planned_registers
+from test_compiled_kernels import cuobjdump, planned_registers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +21,9 @@ int cuDriverGetVersion(int* version) { *version = VERSION; return 0; }
 int cuInit(unsigned flags) { return 100; }
 int cuDeviceGetCount(int* count) { return 100; }
 """
+# How the names of kernels without weights start, and the file of each in csrc/cuda/inst.
+WITHOUT_WEIGHTS = {"Transpose": "transpose", "Prepare": "prepare", "StatesBefore": "rebuild",
+                   "Elementwise": "elementwise", "LayerNorm": "layer_norm_step"}  # fmt: skip
 LOAD = "import fastrnn; info = fastrnn.build_info(); print(info['cuda'], info['cuda_architectures'])"
 
 
@@ -60,5 +63,5 @@ def test_a_build_with_a_driver_and_no_toolkit(version: str, tmp_path: Path) -> N
     assert len(kernels) > 60
     for kernel, *numbers in kernels:
         registers, stack, local = map(int, numbers)
-        name = next((name for name in REGISTER_BUDGET if f"{name.capitalize()}Kernel" in kernel), "")
+        name = next((name for start, name in WITHOUT_WEIGHTS.items() if start in kernel), "")
         assert stack == local == 0 and registers <= planned_registers(name, kernel), f"{kernel}: {numbers}"

@@ -97,7 +97,7 @@ RUNS = [
         for job in against_the_core(math, architecture, "0; 1; 2")
     ),
     *(
-        pytest.param(Job("emulation_layer_norm_test", "quick; 1", arch, "layer_norm"), marks=pytest.mark.ptx_all)
+        pytest.param(Job("emulation_layer_norm_test", "quick; 1", arch, "layer_norm_step"), marks=pytest.mark.ptx_all)
         for arch in ("sm_90", "sm_80")
     ),
     *(
