@@ -168,8 +168,8 @@ def test_a_step_of_the_kernels(kind, hidden, batch, dtype, kernels):
         new = step(gates, tuple(states), Parameters(weight, weight, bias_hh=shift, weight_unit=unit), Clips())
         results.append([*new, *torch.autograd.grad(weighted_sum(new[0], new[1:]), operands)])
     bound = tol.SAME_FLOAT64 if dtype == torch.float64 else 4 * tol.gradient(dtype, 1, hidden)
-    for mine, true in zip(*results, strict=True):
-        tol.assert_close(mine, true, bound, relative=True)
+    for mine, true in zip(*results, strict=True):  # with H = 1 some gradients are 0, apart from rounding
+        tol.assert_close(mine, true, bound * max(1.0, true.abs().max().item()))
 
 
 def test_tensors_without_a_backend():
