@@ -5,8 +5,8 @@
 //   Value, V         float or double, and what a visit holds of them: a vector, or a scalar
 //   each(count, f)   calls f(i, n), which works on n values from i on, until all of [0, count) are visited
 //   means(count, f)  the means over [0, count) of a and b, which f(i, n, a, b) sets; always in the same order
-//   sync()           later visits see what earlier ones stored. Without it only two loops of the same count do, since
-//                    they visit a value by the same thread
+//   sync()           later visits see what earlier ones stored. Without it, or a mean, only two loops of the same count
+//                    do, since they visit a value by the same thread
 //   leads()          whether this thread stores what the row has once
 //   load(p, n), store(p, v, n), root(value)
 #pragma once
@@ -162,8 +162,7 @@ struct LayerNormRow {
     const int64_t hidden = args.hidden;
     T* const product = wide(args.product);
     keep(0, normalise(product, 2 * hidden));
-    keep(1, normalise(product + 2 * hidden, hidden));
-    walk.sync();  // N(product) of the GRU
+    keep(1, normalise(product + 2 * hidden, hidden));  // its means make N of r and z visible
     walk.each(hidden, [&](int64_t unit, int n) {
       const auto input = [&](int gate) { return at(args.input, gate, unit, n); };
       const V r = fr_sigmoid(input(0) + recurrent(0, unit, n)), z = fr_sigmoid(input(1) + recurrent(1, unit, n));

@@ -602,7 +602,7 @@ MUTANTS = {
         f"layer norm: no barrier after {loop}": Mutant(
             "../layer_norm_rows.h", f"walk.sync();  // {loop}\n", "\n", "thread", "data race", "layer_norm_step"
         )
-        for loop in ("N(product) of the LSTM", "d_input of the LSTM", "N(product) of the GRU", "d_input of the GRU")
+        for loop in ("N(product) of the LSTM", "d_input of the LSTM", "d_input of the GRU")
     },
     "layer norm: all threads keep the moments": Mutant(
         "../layer_norm_rows.h", "if (walk.leads()) ", "", "thread", "data race", "layer_norm_step"

@@ -51,6 +51,7 @@ CONVERT = {  # 9.7.9.21, "cvt": all but integers to integers
     "cvt.rz.bf16.f32": "to_bf16_toward_zero({a})", "cvt.rn.f16.f32": "to_fp16({a})", "cvt.rna.tf32.f32": "to_tf32({a})",
     "cvt.rn.f32.f64": "float({a})", "cvt.sat.f32.f32": "saturate({a})", "cvt.rni.f32.f32": "std::nearbyint({a})",
     "cvt.rni.f64.f64": "std::nearbyint({a})", "cvt.rn.f32.s32": "float({a})",
+    "cvt.rn.f32.s64": "float({a})", "cvt.rn.f64.s64": "double({a})",
 }  # fmt: skip
 MMA = {
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "mma_bf16",
