@@ -39,13 +39,13 @@ def _library() -> ctypes.CDLL:
             "to the path that it prints"
         )
     library = ctypes.CDLL(path)
-    structs = {"forward": _C.ForwardArgs, "backward": _C.BackwardArgs, "layer_norm": _C.LayerNormArgs}
+    sizes = {"forward": _C.ForwardArgs.bytes, "backward": _C.BackwardArgs.bytes, "layer_norm": _C.LayerNormArgs.bytes}
     library.emulated_launches.restype = ctypes.c_int64
-    for name in (*structs, "layer_norm_gradients"):
+    for name in (*sizes, "layer_norm_gradients"):
         getattr(library, f"emulated_{name}").argtypes = (ctypes.c_void_p, ctypes.POINTER(_Options))
-    for name in structs:
+    for name in sizes:
         getattr(library, f"emulated_{name}_bytes").restype = ctypes.c_uint64
-    if any(getattr(library, f"emulated_{name}_bytes")() != struct.bytes for name, struct in structs.items()):
+    if any(getattr(library, f"emulated_{name}_bytes")() != size for name, size in sizes.items()):
         raise RuntimeError(f"{path} was built from other sources than the fastrnn that is running: install it anew")
     return library
 
