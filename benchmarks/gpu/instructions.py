@@ -1,10 +1,10 @@
 """Counts the instructions that a warp issues in a step of the persistent kernels. Needs nvcc and a C++ compiler.
 
-usage: python -m benchmarks.gpu.instructions [--case NAME ...] [--json OUT.json]
+usage: python -m benchmarks.gpu.instructions [--case NAME ...] [--json OUT.json] [--table csrc/cuda/COSTS.md]
 
 Needs a checkout and no GPU. The PTX of each kernel runs on the host (tests/kernels/ptx) and counts what each warp of a
-block executes in a step: by kind, and by source line for the warp that executes most. Beside it the SASS of each of
-the kernel's loops, counted as it stands: one instruction each, inner loops included.
+block executes in a step: by kind, and by source line for the warp that executes most. For comparison it lists the SASS
+instructions of each of the kernel's loops, without weighting inner loops by how often they run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "kernels"))
 
+_CYCLES_PER_US = 1750  # of an H100; two warps share a scheduler, which starts an instruction a cycle
+_BEGIN = "<!-- python -m benchmarks.gpu.instructions writes this table -->"
+_END = "<!-- end of the table -->"
 _LINES = 20  # source lines shown of a kernel
 _LEAST = 40  # instructions of the smallest loop shown
 _SASS = {  # by the first word of an instruction
@@ -79,6 +84,26 @@ def sass_of(source: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The counts as a Markdown table; a case's name stands in the first of its rows."""
+    lines = ["| case | pass | largest warp | mean | mma | us at the mean |", "|---|---|---|---|---|---|"]
+    before = None
+    for row in rows:
+        mean, mma = row["mean"], row["kinds"]["mma"]
+        case = "" if row["case"] == before else f" {row['case']}"
+        shown = f"{row['largest']:,.0f} | {mean:,.0f} | {mma:.0f} | {2 * mean / _CYCLES_PER_US:.1f}"
+        lines.append(f"|{case} | {row['pass']} | {shown} |")
+        before = row["case"]
+    return "\n".join(lines)
+
+
+def with_table(text: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """A page with the table between its two marks made anew."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{markdown(rows)}\n{_END}{after}"
+
+
 def main() -> None:
     import ptx_count
 
@@ -86,6 +111,7 @@ def main() -> None:
     names = [case.name for case in ptx_count.CASES]
     parser.add_argument("--case", nargs="+", default=names, metavar="NAME", help=f"of {', '.join(map(repr, names))}")
     parser.add_argument("--json", help="where to write the counts")
+    parser.add_argument("--table", type=Path, help="page whose table to write, COSTS.md")
     options = parser.parse_args()
     cases = tuple(case for case in ptx_count.CASES if case.name in options.case)
     with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +138,9 @@ def main() -> None:
     if options.json:
         made = {"steps": "difference of runs of 4 and 5 steps", "counts": rows, "sass_loops": in_loops}
         write_whole(options.json, lambda path: path.write_text(json.dumps(made, indent=1) + "\n"))
+    if options.table:
+        page = with_table(options.table.read_text(), rows)
+        write_whole(options.table, lambda path: path.write_text(page))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastrnn.benchmarks import gpu_check
-from fastrnn.benchmarks.gpu import bars, constants, small
+from fastrnn.benchmarks.gpu import bars, constants, instructions, small
 from fastrnn.benchmarks.gpu.times import cases
 
 from fastrnn._core.extension import _C
@@ -166,3 +166,11 @@ def test_predictions_are_called_predictions(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("H200: PREDICTED") and "nothing measured" in printed.splitlines()[0]
     assert printed.count("met if cuDNN takes") == len({case.key for case in cases() if bars.bar_of(case)})
+
+
+def test_the_table_of_instructions_is_that_of_the_record():
+    """The page has what --table writes; it also fails if the two are recorded at different times."""
+    root = Path(__file__).parents[2]
+    recorded = json.loads((root / "benchmarks" / "results" / "instructions_sm90.json").read_text())["counts"]
+    page = (root / "csrc" / "cuda" / "COSTS.md").read_text()
+    assert "| forward |" in page and instructions.with_table(page, recorded) == page
