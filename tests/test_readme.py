@@ -1,4 +1,4 @@
-"""The README: its commands and options exist, and its layout table names existing files."""
+"""The README and CONTRIBUTING: commands and options exist, and the tables name existing files."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ def test_layout_names_what_is_there():
             folder = ROOT / path if path.endswith("/") else (ROOT / path).parent
         for path in re.findall(r"`(\w+/|[\w/]+\.(?:h|cpp|cuh|py|md))`", what):
             assert any((place / path).exists() for place in (folder, ROOT, ROOT / "fastrnn")), path
+
+
+def test_answers_name_what_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = text[text.index("| question | answer |") : text.index("## Style")].strip().splitlines()[2:]
+    assert len(rows) > 12
+    for row in rows:
+        answer, folders = row.split("|")[2], [ROOT]
+        for path in re.findall(r"`(\w+(?:/\w+)*(?:/|/\w+|\.(?:h|cpp|cuh|inc|py|txt)))`", answer):
+            found = [folder / path for folder in folders if (folder / path).exists()]
+            assert found, f"{row}: {path}"
+            folders += [found[0], found[0].parent]
 
 
 def test_lines_can_be_read():
