@@ -232,17 +232,11 @@ class GRU(Recurrent):
         dtype: of the parameters.
         reset_after: True is torch's GRU; False puts the reset gate before the product.
         recompute: save no gates for backward but rebuild them there.
-        heads: a divisor of H. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
-            https://arxiv.org/abs/2412.07752): head k reads and writes only the H/heads units of the state from
-            k*H/heads on. weight_hh is [heads, G*H/heads, H/heads], gate-major within a head, with the G = 3 gates r, z,
-            n. Everything else is as without heads.
-        weight_dropout: probability of zeroing an element of weight_hh, in training, with one mask per call, layer and
-            direction (DropConnect, Merity et al. 2018).
-        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
-            (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
-        hidden_dropout: likewise of the output of every layer but the last; AWD-LSTM's ``dropouth``. Not together with
-            ``dropout``.
-        output_dropout: likewise of the last layer's output.
+        heads: see :class:`LSTM`, with the G = 3 gates r, z, n.
+        weight_dropout: see :class:`LSTM`.
+        input_dropout: see :class:`LSTM`.
+        hidden_dropout: see :class:`LSTM`.
+        output_dropout: see :class:`LSTM`.
         zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); evaluation uses the
             expectation.
         recurrent_dropout: probability that a unit's candidate is zero at a step, in training (recurrent dropout without
@@ -318,20 +312,13 @@ class GRU(Recurrent):
     ) -> OneState:
         """Run the layers.
 
-        D is 2 with ``bidirectional``, else 1.
-
         Args:
-            input: [T, B, I]; [B, T, I] with ``batch_first``; [T, I] unbatched; or a PackedSequence, sorted or not.
+            input: as for :meth:`LSTM.forward`.
             hx: h0 [L*D, B, H]; without B if the input is unbatched; zeros if None.
-            lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
-                needed. Outputs beyond a row's end are 0, the reverse direction starts at it, and final states are those
-                at it. Values in the padding are not used, but on a GPU they must be finite if gradients of weights are
-                wanted.
-            resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
-                PackedSequence. True where a new segment starts: the state is cut before that step, and so are
-                gradients.
+            lengths: see :meth:`LSTM.forward`.
+            resets: see :meth:`LSTM.forward`.
             reset_to_initial: a reset restores hx, not zero.
-            all_states: also return the states of each layer after every step.
+            all_states: see :meth:`LSTM.forward`.
 
         Returns:
             output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
@@ -369,16 +356,11 @@ class RNN(Recurrent):
         device: of the parameters.
         dtype: of the parameters.
         recompute: accepted as in the other modules, but the cell saves no gates anyway.
-        heads: a divisor of H. The recurrence is block-diagonal (FlashRNN; Poeppel et al. 2024,
-            https://arxiv.org/abs/2412.07752): head k reads and writes only the H/heads units of the state from
-            k*H/heads on. weight_hh is [heads, G*H/heads, H/heads] with G = 1. Everything else is as without heads.
-        weight_dropout: probability of zeroing an element of weight_hh, in training, with one mask per call, layer and
-            direction (DropConnect, Merity et al. 2018).
-        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
-            (variational dropout, Gal and Ghahramani 2016); keras' ``dropout`` and AWD-LSTM's ``dropouti``.
-        hidden_dropout: likewise of the output of every layer but the last; AWD-LSTM's ``dropouth``. Not together with
-            ``dropout``.
-        output_dropout: likewise of the last layer's output.
+        heads: see :class:`LSTM`, with G = 1.
+        weight_dropout: see :class:`LSTM`.
+        input_dropout: see :class:`LSTM`.
+        hidden_dropout: see :class:`LSTM`.
+        output_dropout: see :class:`LSTM`.
         zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); evaluation uses the
             expectation.
         state_dropout: see :class:`LSTM`.
@@ -441,20 +423,13 @@ class RNN(Recurrent):
     ) -> OneState:
         """Run the layers.
 
-        D is 2 with ``bidirectional``, else 1.
-
         Args:
-            input: [T, B, I]; [B, T, I] with ``batch_first``; [T, I] unbatched; or a PackedSequence, sorted or not.
+            input: as for :meth:`LSTM.forward`.
             hx: h0 [L*D, B, H]; without B if the input is unbatched; zeros if None.
-            lengths: int64 [B], any order, zeros allowed: row b ends after lengths[b] steps. No sorting or packing is
-                needed. Outputs beyond a row's end are 0, the reverse direction starts at it, and final states are those
-                at it. Values in the padding are not used, but on a GPU they must be finite if gradients of weights are
-                wanted.
-            resets: bool [T, B]; [B, T] with ``batch_first``; [T] unbatched; [N], the number of packed elements, with a
-                PackedSequence. True where a new segment starts: the state is cut before that step, and so are
-                gradients.
+            lengths: see :meth:`LSTM.forward`.
+            resets: see :meth:`LSTM.forward`.
             reset_to_initial: a reset restores hx, not zero.
-            all_states: also return the states of each layer after every step.
+            all_states: see :meth:`LSTM.forward`.
 
         Returns:
             output [T, B, D*H], in the layout of the input, and the final state h_n [L*D, B, H], in the layout of hx.
@@ -495,10 +470,9 @@ class IndRNN(Recurrent):
         bidirectional: D = 2; the second direction starts at each row's end.
         device: of the parameters.
         dtype: of the parameters.
-        input_dropout: probability of zeroing a feature of the input, in training, with one mask per row for all steps
-            (variational dropout, Gal and Ghahramani 2016).
-        hidden_dropout: likewise of the output of every layer but the last. Not together with ``dropout``.
-        output_dropout: likewise of the last layer's output.
+        input_dropout: see :class:`LSTM`.
+        hidden_dropout: see :class:`LSTM`.
+        output_dropout: see :class:`LSTM`.
         zoneout: probability that a unit keeps its old state at a step (Krueger et al. 2017); evaluation uses the
             expectation.
         state_dropout: see :class:`LSTM`.
