@@ -40,7 +40,7 @@ struct DlExchange {
 };
 constexpr int kCpu = 1;
 
-// Set once by `use_tensors`. to_capsule serves where there is no exchange.
+// Set once by `use_tensors`. `exchange` is null for a torch without these functions; to_capsule is then called instead.
 const DlExchange* exchange = nullptr;
 PyObject *tensor_type = nullptr, *parameter_type = nullptr, *to_capsule = nullptr;
 
@@ -191,8 +191,8 @@ class Layer {
         if (name == parameter.name) parameters_.push_back(parameter);
   }
 
-  // B, if the operands are plain tensors in CPU memory with the type and shapes last given to `remember`, except that T
-  // may differ; -1 if not, or if that is uncertain.
+  // Returns B if the operands are plain tensors in CPU memory with the type and shapes last given to `remember`, T
+  // aside. Returns -1 if they are not, or if that is uncertain.
   int64_t known_batch(py::handle operands) const {
     const Items items(operands);
     const std::shared_ptr<const std::vector<Known>> all = known_;  // another thread may call remember meanwhile
@@ -250,7 +250,7 @@ class Layer {
     direction.weights = weights_of(tensors(operands), Extent(extent), d);
   }
 
-  // input: the core computes the input part of the gates itself.
+  // input: whether the core computes the input part of the gates itself.
   ForwardArgs forward(py::handle operands, const py::tuple& extent, py::handle output, py::handle h_n, py::handle c_n,
       py::handle gates, py::handle cells, bool input) const {
     const std::vector<Tensor> all = tensors(operands);
@@ -286,8 +286,8 @@ class Layer {
     return true;
   }
 
-  // found: where the gradients of the operands go; None for those not wanted. Returns false, and does nothing, if a
-  // tensor cannot be read or written in place.
+  // found: tensors that receive the operands' gradients; None for those not wanted. Returns false, and does nothing, if
+  // a tensor cannot be read or written in place.
   bool cpu_backward(py::handle operands, const py::tuple& extent, py::handle output, py::handle gates, py::handle cells,
       py::handle entering, py::handle h0_entering, py::handle d_output, py::handle d_h_n, py::handle d_c_n,
       py::handle d_cells, py::handle found, int64_t range_bytes, int threads) const {
@@ -443,8 +443,8 @@ class Frozen {
     return run(args, prepared, Tensor(input), first_h, first_c, Tensor(output), Tensor(h_n), Tensor(c_n));
   }
 
-  // One step for the rows of `input` [B, I], or of its part of the first layer's gates [B, G*H]; updates the states h and
-  // c in place.
+  // One step for the rows of `input` [B, I], or of its part of the first layer's gates [B, G*H]; updates the states h
+  // and c in place.
   bool step(py::handle prepared, py::handle input, bool is_gates, py::handle h, py::handle c, py::handle output,
       int threads) const {
     Description x, y;

@@ -2,16 +2,16 @@
 // parts of the core have cross_entropy.h and layer_norm.h.
 //
 // The core knows nothing of torch and owns nothing that a caller sees; from call to call it keeps only scratch memory
-// (cpu/arena.h). The caller (fastrnn/_core: raw.py, backward.py) allocates every buffer. Each pointer below is given with
-// shape and type. It must stay valid for the duration of the call, on CUDA until the stream has passed it.
+// (cpu/arena.h). The caller (fastrnn/_core: raw.py, backward.py) allocates every buffer. Each pointer below is given
+// with shape and type. It must stay valid until the call returns, on CUDA until the stream has run the call.
 //
 // Letters: T steps, B batch, I input, H hidden, P projection, G gates, R = P if projected else H (the width of the
 // state that recurs and of the output), D directions, N rows (T*B for padded input, the sum of batch_sizes for packed
 // input).
 //
-// Heads: with a block-diagonal W_hh each head of a direction is an independent recurrence. To the core it is a
-// direction of its own, with the H and the addresses of its part (fastrnn/_core/heads.py); D, H and R below are then
-// those of the parts.
+// Heads: with a block-diagonal W_hh each head of a direction is an independent recurrence. The core sees it as a
+// direction of its own (fastrnn/_core/heads.py): D below then counts the heads of all directions, H and R are the sizes
+// of one head.
 //
 // Types: "storage" is the type of input, weights and output (float32, float64, bfloat16, float16). "state" is float, or
 // double with float64. Pre-activations, cell states and all sums are kept in the state type.
@@ -58,7 +58,8 @@ struct Options {
   double proj_clip;       // likewise the projected state; 0: off
   bool reset_to_initial;  // a reset restores the initial state, instead of zero
   NoiseOptions noise;     // the same in forward and backward; the seed lies on the kernels' device
-  // Clips the gradient of h that a step passes to the step before to +-this. 0: cuts it off; infinity: no clip.
+  // Clips the gradient of h that a step passes to the previous step to [-gradient_clip, gradient_clip]. 0: passes none;
+  // infinity: no clip.
   double gradient_clip = std::numeric_limits<double>::infinity();
 };
 
@@ -206,32 +207,33 @@ void cpu_backward(const GradientArgs& args);
 // are summed in 32 bits without overflow or rounding.
 enum class Form : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 
-// Header of one direction's prepared weights, 64 bytes. The panels follow (cpu/product.h, cpu/quantised.h): W_ih with
-// b_ih, the first product's rows of W_hh with b_hh, and the second product's, each aligned to 64 bytes. Their layout
-// depends on the instruction set's `lanes` and `tile_vectors`; a set with others needs its own preparation.
+// Header of one direction's prepared weights, 64 bytes. The panels follow (cpu/product.h, cpu/quantised.h), each
+// aligned to 64 bytes: W_ih with b_ih, then the first product's rows of W_hh with b_hh, then the second product's
+// weights. Their layout depends on `lanes` and `tile_vectors` of the instruction set; a set with other values cannot
+// read them.
 struct Prepared {
   int32_t version, form, cell, lanes, tile_vectors, has_bias;
   int64_t input, hidden, projection, bytes, reserved;
 };
 constexpr int kPreparedVersion = 1;
 
-// Uses only cell, input, hidden and projection of the Shape.
+// Bytes of one direction's prepared weights. Reads only cell, input, hidden and projection of the Shape.
 int64_t cpu_prepared_bytes(const Shape& shape, Form form);
-// weights: float32, as in Weights. kInt8: integers from -127 to 127, in units of their row's scale; scales are [G*H],
-// [G*H], and [P] or null. Writes cpu_prepared_bytes.
+// Prepares one direction's weights, which are float32. kInt8: they are integers from -127 to 127, to be multiplied by
+// their row's scale. Scales: ih and hh [G*H], hr [P] or null. Writes cpu_prepared_bytes(shape, form) bytes to `to`.
 struct Scales {
   const float *ih, *hh, *hr;
 };
 void cpu_prepare(const Shape& shape, Form form, const Weights& weights, const Scales& scales, void* to);
-// Whether the instruction set in use can read them. Throws if they are not prepared weights.
+// Whether the instruction set in use can read these weights. Throws if they are not prepared weights.
 bool cpu_reads(const Prepared& prepared);
 
 // The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was
 // chosen.
 std::string cpu_instruction_sets();
 std::string cpu_chosen_instruction_set();
-// From now on uses the named one (tests compare them); an empty name: the best. Throws if it is unknown or the machine
-// lacks it.
+// Chooses the instruction set for all later calls, so that tests can compare them. "": the best. Throws if the name is
+// unknown or the machine lacks the set.
 void cpu_choose_instruction_set(const std::string& name);
 
 }  // namespace fr

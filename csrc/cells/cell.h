@@ -157,7 +157,7 @@ struct Clips {
 };
 
 // Each backend defines these for its own V: the CPU in cpu/simd.h, the device in cuda/device.cuh.
-//   V fr_sigmoid(V), V fr_tanh(V), V fr_max(V, V), V fr_min(V, V)      a NaN as second argument of max and min wins
+//   V fr_sigmoid(V), V fr_tanh(V), V fr_max(V, V), V fr_min(V, V)      max, min: b if b is NaN
 //   V fr_if_less(V a, V b, V yes, V no)                                a < b ? yes : no; no if either is NaN
 //   V fr_exp(V x), V fr_log_sigmoid(V x)                               fr_exp: for x <= 0
 

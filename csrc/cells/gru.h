@@ -1,6 +1,6 @@
-// GRU, gates r, z, n. z weighs the old state, as in torch; papers whose update gate weighs the new state have u = 1 -
-// z:
+// GRU, gates r, z, n:
 //   h = (1 - z) n + z h_prev
+// As in torch, z weighs the old state. Papers whose update gate u weighs the new state have u = 1 - z.
 // reset-after  (torch.nn.GRU, cuDNN):      n = tanh(x W_in + b_in + r (h_prev W_hn + b_hn))
 // reset-before (Cho et al. 2014, https://arxiv.org/abs/1406.1078):  n = tanh(x W_in + b_in + (r h_prev) W_hn + b_hn)
 #pragma once

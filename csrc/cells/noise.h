@@ -33,7 +33,7 @@ struct NoiseParams {
   int first_direction = 0;  // which direction of the call the kernel's first one is
 
   NoiseParams() = default;
-  // state_mask: rnn.h's, of any direction.
+  // state_mask: Weights::state_mask of any direction; only whether it is null matters.
   NoiseParams(const NoiseOptions& options, const void* state_mask)
       : on(options.zoneout_h > 0 || options.zoneout_c > 0 || (options.candidate > 0 && options.seed) || state_mask),
         seed(options.seed), below_h(below(options.zoneout_h)), below_c(below(options.zoneout_c)),
@@ -172,7 +172,7 @@ struct UnitNoise {
   }
 
  private:
-  // Leaves in d_h what goes to the new state, and returns what goes to the old one.
+  // Splits d_h: leaves the new state's part in d_h, and returns the old state's.
   template <class Cell>
   FR_HD V keep_h(Unit<V, Cell>& u) const {
     if (!params.on) return V(0);
@@ -181,8 +181,8 @@ struct UnitNoise {
     u.d_h = zoneout.to_made(u.d_h);
     return kept;
   }
-  // The same for cell states. Where the old state was kept, the stored one is the old one; the formulas need the new
-  // one, which is recomputed.
+  // The same for cell states. Where zoneout kept the old state, the stored state is the old one. The formulas need the
+  // new one, so it is recomputed.
   template <class Cell>
   FR_HD void keep_cells(Unit<V, Cell>& u, V (&kept)[Cell::kCells], const Clips<V>& clips) const {
     for (int i = 0; i < Cell::kCells; ++i) kept[i] = V(0);

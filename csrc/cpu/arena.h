@@ -14,9 +14,10 @@
 
 namespace fr::cpu {
 
-// Keeps the largest block that a call has freed, one a process, for the next call. Fresh pages cost more than packing
-// the weights into them: for ELMo's layer 19,000 faults of 4 KiB pages, 44 ms of system time. Huge pages cost about the
-// same, because the system must clear them. MADV_FREE lets the system reclaim the kept pages when memory runs short.
+// Keeps one block per process for the next call: the largest that a call has freed. Fresh pages cost more than
+// packing the weights into them: for ELMo's layer 19,000 faults of 4 KiB pages, 44 ms of system time. Huge pages cost
+// about the same, because the system must clear them. MADV_FREE lets the system reclaim the kept pages when memory runs
+// short.
 class Memory {
  public:
   Memory() = default;

@@ -89,7 +89,7 @@ struct Backward {
       Transposed::run(work.first_transposed, panel, pending + row0, size, tile, Transposed::kColumns, next);
       for (int64_t row = 0; row < size; ++row) {
         const int64_t b = pending_rows[row0 + row];
-        // a reset to zero is not pending, so a cut leads to the initial state
+        // rows reset to zero are not pending, so a row that is cut here was reset to the initial state
         const bool to_initial = call.is_cut(direction.reverse, pending_step, b);
         for (int group = 0; group < Transposed::kGroups; ++group) {
           const int64_t unit = panel * Transposed::kUnits + group * kLanes;
@@ -137,7 +137,7 @@ struct Backward {
           for (int64_t unit = begin; unit < end && unit < out_units.end; unit += kLanes) first_phase(place, unit);
         }
       });
-    } else {  // whole rows, which memory delivers faster than panels of them
+    } else {  // whole rows: memory delivers them faster than panels
       for (int64_t row = 0; row < count; ++row) {
         const Place place = at_row(t, rows[row]);
         if (noise.on) {
@@ -260,8 +260,8 @@ struct Backward {
     return {noise, words, factor};
   }
 
-  // Backward of the last phase, over R. With one phase this is a unit's whole gradient. `words`: a pointer to those of
-  // noise, or nothing.
+  // Backward of the last phase, over R. With one phase this is a unit's whole gradient. `words`: a pointer to the words
+  // of noise, or nothing.
   template <class... Pointer>
   void first_phase(const Place& row, int64_t unit, Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
@@ -347,7 +347,7 @@ struct Backward {
         store(to, load<V>(to, n) + u.d_unit_weight[i], n);
       }
   }
-  // The gradient that reaches the old state on elementwise paths. The product's part follows with the next step.
+  // The gradient that reaches the old state on elementwise paths. The next step adds the product's part.
   void pass_hidden_on(const Place& row, int64_t unit, int n, V d_h_prev) const {
     // with a product, add_pending clips the sum
     if (!N::kMultiplies && clips_gradient) d_h_prev = clipped(d_h_prev, gradient_clip);

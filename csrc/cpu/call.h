@@ -29,8 +29,9 @@ struct Call {
   bool is_active(int64_t t, int64_t b) const { return t < active[b]; }
   bool reset(int64_t t, int64_t b) const { return shape.resets && shape.resets[row(t, b)]; }
 
-  // For a row b that is active at t: is t the first step processed, and is the state cut before it? The step processed
-  // before t is t-1, or t+1 in the reverse direction, where a segment that starts at t+1 cuts the state just as well.
+  // For a row b that is active at t: is_first: whether t is the first step processed; is_cut: whether the state is cut
+  // before it. The step processed before t is t-1, or t+1 in the reverse direction. There a segment that starts at t+1
+  // cuts the state between the two.
   bool is_first(bool reverse, int64_t t, int64_t b) const { return reverse ? !is_active(t + 1, b) : t == 0; }
   bool is_cut(bool reverse, int64_t t, int64_t b) const {
     return reverse ? is_active(t + 1, b) && reset(t + 1, b) : reset(t, b);

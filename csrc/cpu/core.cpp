@@ -30,9 +30,10 @@ struct Processor {
   bool avx2, avx512, avx512_bf16;
 };
 
-// What the processor has and the system saves. Not __builtin_cpu_supports, which reads a table that zig's runtime
-// library leaves empty (tools/wheel.sh); clang 14 does not know its f16c. Leaves and bits: Intel 64 and IA-32 manual,
-// volume 2, "CPUID"; states in XCR0: volume 1, "XSAVE-Supported Features and State-Component Bitmaps".
+// The extensions that the processor has and whose registers the operating system saves. Not __builtin_cpu_supports,
+// which reads a table that zig's runtime library leaves empty (tools/wheel.sh); clang 14 does not know its f16c. Leaves
+// and bits: Intel 64 and IA-32 manual, volume 2, "CPUID"; states in XCR0: volume 1, "XSAVE-Supported Features and
+// State-Component Bitmaps".
 Processor read_processor() {
   constexpr unsigned kYmm = 0x06, kZmm = 0xe6, k512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
   Processor found{};
@@ -64,8 +65,8 @@ template <class Served>
   return nullptr;
 }
 
-// Best first. A type that one does not serve falls to the next. Layer normalisation is a small part of its steps and is
-// not compiled for a third set. CMakeLists.txt decides which are compiled.
+// Best first. A type that a set does not serve falls to the next set. Layer normalisation is a small part of its steps
+// and is not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", [] { return processor().avx512_bf16; }, find_kernels<Avx512BFloat16>,
@@ -140,8 +141,9 @@ namespace {
 
 // With fewer rows a thread than this, each would stream all weights for too little arithmetic: units are split instead.
 constexpr int64_t kRowsPerThread = 8;
-// Recurrent weights larger than this are far from the cores, and every thread with rows of its own reads all of them at
-// each step. Until rows are many, splitting units is worth its barrier, because each thread reads only its share.
+// Recurrent weights larger than this do not stay in a core's own caches, and every thread with rows of its own reads
+// all of them at each step. Unless rows are many, splitting units is worth its barrier, because each thread then reads
+// only its share.
 constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
 // Multiply-adds below which another thread costs more than it saves: for a whole call; for a call of a single step of
 // few rows; for a step with a barrier. Single steps, as in generation, come between other work: threads must be woken,
@@ -213,8 +215,8 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
 
 namespace {
 
-// Hidden units in a row of scratch, padded to whole panels of any width. The runtime may grant fewer threads than
-// planned, even one, whose part is then everything: scratch is sized for that.
+// Hidden units in a row of scratch, padded to whole panels of any width. Scratch is sized for all units, because the
+// runtime may grant fewer threads than planned, even only one.
 int64_t padded_units(const Shape& shape, int lanes) { return (shape.hidden + 4 * lanes - 1) / (4 * lanes) * 4 * lanes; }
 
 MatrixSource source_of(
@@ -286,7 +288,8 @@ void clear_zeros(const DirectionWork& work, const Shape& s) { std::memset(work.z
 Chunk chunk_of(const Team& team, const CellKernels& kernels, const CellFacts& cell, int64_t most) {
   const int64_t rows = team.call.shape.batch;
   const int64_t row_bytes = cell.gates * padded_units(team.call.shape, kernels.lanes) * kernels.state_bytes;
-  // Weights far from the cores justify larger chunks, whose results leave L2: each chunk reads the weights once.
+  // Each chunk reads the weights once. If they do not stay in a core's caches, larger chunks pay, although their
+  // results leave L2.
   const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * kernels.operand_bytes;
   int64_t steps = (weights > kNearWeightBytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
   if (steps > most) steps = most;

@@ -24,8 +24,8 @@ const CellKernels& choose_serving(Cell cell, Form form);
 // ---- argument checks ----
 
 [[noreturn]] void refuse(const char* argument, const std::string& expected);
-// expected: a text, or a function that makes it. It is made only for an error: a call makes dozens of checks, and one of
-// a single step takes little longer than their texts would.
+// expected: a text, or a function that returns one and is called only if the check fails. A call makes dozens of
+// checks; composing all their texts would take about as long as a single step.
 template <class Text>
 void require(bool holds, const char* argument, const Text& expected) {
   if (holds) [[likely]]
@@ -35,7 +35,7 @@ void require(bool holds, const char* argument, const Text& expected) {
 }
 void check_address(const void* data, int64_t alignment, const char* argument, bool needed);
 
-// The checks that forward and backward share.
+// Checks the arguments that forward and backward have in common.
 template <class Args>
 const CellFacts& check(const Args& args) {
   const Shape& s = args.shape;
@@ -97,8 +97,8 @@ struct Sharing {
   int directions;
   bool by_units;
 
-  // Threads per direction if `count` run. If that divides evenly, each direction has its own threads, or each thread
-  // whole directions; else all threads share every direction.
+  // Threads that share a direction if `count` threads run. If they divide evenly, each direction has threads of its
+  // own, or each thread whole directions. Otherwise all threads share every direction.
   int group(int count) const {
     return count % directions == 0 ? count / directions : directions % count == 0 ? 1 : count;
   }
@@ -151,13 +151,13 @@ void set_sources(DirectionWork& work, const Shape& s, const CellFacts& cell, con
 // Points the panels into prepared weights, from `first` on, and returns their bytes.
 int64_t place_panels(DirectionWork& work, const CellKernels& kernels, const CellFacts& cell, void* first);
 
-// Registers all that the forward pass of one direction needs, except zeros.
+// Registers all buffers that the forward pass of one direction needs, except `zeros`.
 void want_forward(Arena& arena, DirectionWork& work, const CellKernels& kernels, const Shape& s, const CellFacts& cell,
     const Weights& w, bool pack, bool pack_input);
 void want_zeros(Arena& arena, DirectionWork& work, const Shape& s);
 void clear_zeros(const DirectionWork& work, const Shape& s);
 
-// Steps whose input product is computed together, at most `most`, and their rows.
+// The number of steps whose input product is computed together, at most `most`, and the rows of these steps.
 struct Chunk {
   int64_t steps, rows;
 };

@@ -78,11 +78,11 @@ class CrossEntropyPass {
     const int64_t panel = kernels_.panel_words, fit = args_.slab_bytes / (kSlabRows * element_ * panel);
     words_ = std::min(args_.words, std::max<int64_t>(1, fit) * panel);
     stride_ = (words_ + panel - 1) / panel * panel;
-    if (stride_ * element_ % 4096 == 0) stride_ += panel;  // else all rows share a set of L1's lines
+    if (stride_ * element_ % 4096 == 0) stride_ += panel;  // otherwise all rows fall into one set of L1
     const int64_t wanted = std::min(kRowsPerThread * threads_, args_.slab_bytes / (stride_ * element_));
     slab_rows_ = std::min(count_, std::max(kSlabRows, wanted));
-    // Rows of a block: as many as keep their logits in cache. But every block reads all weights, and with a large depth
-    // those reads cost more than the few passes over the logits: then a block has more rows.
+    // Rows of a block: as many as keep their logits in cache. But every block reads all weights. With a large depth
+    // these reads cost more than the few passes over the logits, so a block then has more rows.
     const int64_t near_rows = std::max(kernels_.near_bytes / (stride_ * element_), args_.depth / 8);
     const int64_t group = kernels_.group_rows;
     block_rows_ = std::clamp(near_rows / group * group, std::min(group, kTileRows), kTileRows);

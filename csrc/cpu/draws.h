@@ -113,7 +113,8 @@ class Drawer {
   using Registers = TwoRegisters<typename V::IsaTag>;
   using Raw = typename Registers::Raw;
   // In float the words of a register's counters fill two vectors: its even lanes serve the first, its odd ones the
-  // second. In double they serve one vector, and each lane has the counter of its unit, whose other words are lost.
+  // second. In double they serve one vector: each lane takes the word of its own unit and discards the counter's other
+  // words.
   static constexpr bool kFloat = sizeof(typename V::Lane) == 4;
   static constexpr int kAtOnce = 8, kTogether = kFloat ? 4 : 2, kCounters = sizeof(Raw) / 8;
 

@@ -17,7 +17,7 @@ struct Products {
   using Of = Product<Isa, S, kGates, W>;
 };
 
-// W: the type of the weights in the panels. Prepared weights may have another one than the operands; they serve only
+// W: the type of the weights in the panels. Prepared weights may have another type than the operands; they serve only
 // inference without noise.
 template <class Isa, class Cell, class S, class W = Operand<Isa, S>>
 struct Forward {
@@ -156,7 +156,7 @@ struct Forward {
     }
   }
 
-  // Takes the product from the caller: only the order of its values changes.
+  // Uses the caller's product: only reorders its values.
   void place_input_gates(int64_t begin, int64_t end) const {
     T* to = input_gates;
     for_each_active(begin, end, [&](int64_t t, int64_t b) {
@@ -215,7 +215,8 @@ struct Forward {
         std::memset(static_cast<void*>(out + out_units.begin), 0, (out_units.end - out_units.begin) * sizeof(S));
       }
     }
-    // When rebuilding, parts that share rows have each converted their own units of the states: wait for all.
+    // When gates are rebuilt, each part that shares rows has converted only its own units of the states: wait for the
+    // others.
     if (N::kMultiplies && !kOutputIsOperand && gates_only) work.barrier->wait(part.parts);
     if constexpr (N::kMultiplies) {
       for_each_tile<First>(
@@ -358,7 +359,7 @@ struct Forward {
     return {noise, words, factor};
   }
 
-  // `words`: a pointer to those of noise, or nothing.
+  // `words`: a pointer to the words of noise, or nothing.
   template <class... Pointer>
   void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums,
       T* input, Pointer... words) {

@@ -4,17 +4,18 @@
 
 namespace fr::cpu {
 
-// kBytes: a register.
-// kAccumulators: registers that hold a tile of sums, while operands pass through the rest.
+// kBytes: bytes of a register.
+// kAccumulators: registers that hold a tile of sums. The others hold operands in passing.
 // kTileVectors: width of such a tile in registers. On AVX2, 3 rows of 4 registers would need one register more than its
 // 16, so that each row reads a weight from memory again. 6 rows of 2 take 8 loads for 12 multiply-adds instead of 9,
 // and half as many bytes of weights from L2.
-// kDepthBlock: operands of a row that a tile processes at a time. On AVX2 a slice of them is 16 KiB (64 bytes each),
-// which stays in an L1 of 32 KiB from one group of rows to the next; elsewhere 128 KiB, in L2.
+// kDepthBlock: the depth, in operands of a row, that a tile processes at a time. On AVX2 a slice of weights that deep is
+// 16 KiB (64 bytes an operand) and stays in an L1 of 32 KiB from one group of rows to the next. Elsewhere it is 128 KiB
+// and stays in L2.
 // kL2Bytes: L2 of a core that has this set and no better one.
 // kNativeBFloat16: one instruction multiplies bfloat16 pairs (vdpbf16ps), so operands stay in 16 bit.
-// kUnpacksLines: weights that are used once are read one cache line of each row at a time, if they are many or their
-// rows share a set of L1.
+// kUnpacksLines: weights that are used once are read one cache line of each row at a time, if they come from memory or
+// their rows fall into one set of L1.
 //
 // Baseline: SSE2 with its 16 registers, or on arm64 NEON with 32.
 #if defined(__aarch64__)

@@ -1,5 +1,5 @@
-// One table of functions for each instruction set, cell and storage type: all that rnn_cpu.cpp and core.cpp know of
-// them.
+// A table of functions for each instruction set, cell and storage type. rnn_cpu.cpp and core.cpp reach them only
+// through these tables.
 #pragma once
 
 #include "input_gradient.h"

@@ -2,8 +2,9 @@
 // and bias gradients, which are the sums of the left rows. Rows are given by pointers, so the right ones may lie
 // anywhere (the input, the output one step before, the initial state).
 //
-// Every sum adds the rows in ascending order in one accumulator (bfloat16: in pairs of rows). Threads share out the
-// elements of C, and a later call continues the sums of the one before, so results depend on neither.
+// Every sum adds the rows in ascending order in one accumulator (bfloat16: in pairs of rows). Threads split the
+// elements of C, never a sum, and a later call continues the sums of the previous one. So results depend neither on the
+// number of threads nor on how rows are spread over calls.
 #pragma once
 
 #include "call.h"
@@ -41,8 +42,7 @@ struct OuterProduct {
   // columns stays in L1.
   static constexpr int64_t kDepth = 128, kLeftBytes = Isa::kL2Bytes / 8 * 3, kRightBytes = Isa::kL2Bytes / 8;
 
-  // Bytes of one thread's buffers for at most `rows` rows: what the products need, and no more. Fewer rows make wider
-  // blocks, which may need more bytes, because less is lost to rounding.
+  // Bytes of one thread's buffers for at most `rows` rows. Fewer rows make wider blocks, which may need more bytes.
   static int64_t left_bytes(int64_t rows, int64_t columns) {
     return columns < left_block(depth_of(rows)) ? strips(columns) * kStrip * depth_of(rows) * sizeof(Packed)
                                                 : kLeftBytes;
@@ -52,7 +52,8 @@ struct OuterProduct {
     return columns < right_block(depth_of(rows)) ? whole : kRightBytes;
   }
 
-  // Computes the share of thread `index` of `count`. first: the sums start with these rows instead of adding to C.
+  // Computes the share of thread `index` of `count`. first: overwrites C with the sums of these rows instead of adding
+  // them.
   static void run(
       const Outer& job, int64_t rows, bool first, int index, int count, void* left_buffer, void* right_buffer) {
     T* const left_sums = static_cast<T*>(job.left_sums[job.left_sums[0] ? 0 : 1]);

@@ -72,8 +72,8 @@ void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Sc
   kernels.pack_forward(Call{s, {}, nullptr, 0, 0}, work, nullptr, 0, 1);
 }
 
-// What a kernel reads depends on the header alone, so a header that was changed since must not pass. Every unit and
-// every feature has a byte or more.
+// The header alone decides which bytes a kernel reads, so a header that was changed since must be refused. The sizes
+// are bounded first: every unit and every feature takes at least a byte.
 bool cpu_reads(const Prepared& prepared) {
   using namespace cpu;
   require(prepared.version == kPreparedVersion, "prepared", "weights that this version of the library prepared");

@@ -1,6 +1,6 @@
 // The matrix product of the CPU backend: rows of operands times a packed weight matrix, into a tile of sums that the
-// caller's pointwise code reads while it is in L1. The micro-kernel is here; no other file knows how a product is
-// computed.
+// caller's pointwise code reads while it is in L1. The micro-kernel is here; other files do not depend on how a product
+// is computed.
 //
 // A packed matrix is cut into panels of kVectors registers of columns. A panel covers kGroups*kLanes hidden units with
 // all kGates of their gates, gate-major, so that a unit's pointwise part finds its gates in one tile:
@@ -67,8 +67,7 @@ struct Product {
   static constexpr int kMaxRows = Isa::kAccumulators / kSlice;
   static_assert(kVectors % kSlices == 0 && kSlice <= Isa::kTileVectors && (kSlices == 1 || kSlice * Isa::kBytes <= 64));
   static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
-  static constexpr bool kOnlyPrepared = !std::is_same_v<W, O>;  // the panels are always prepared: nothing is packed on
-                                                                // the fly
+  static constexpr bool kOnlyPrepared = !std::is_same_v<W, O>;  // the panels come prepared, never packed here
   // kDepthBlock keeps a slice in cache (isa.h) from one group of rows to the next. Blocks packed on the fly stay in L1.
   static constexpr int64_t kDepthBlock = Isa::kDepthBlock, kFlyBlock = 64;
   static constexpr int64_t kLine = 64;  // bytes of a cache line
@@ -192,8 +191,8 @@ struct Product {
     } else if constexpr (!kOnlyPrepared) {
       int64_t k = 0;
 #if defined(__AVX2__)
-      // If rows of weights are a multiple of 4 KiB apart, they share one set of L1's lines. Then they are read line by
-      // line, or packed, a block at a time.
+      // Rows of weights that are a multiple of 4 KiB apart fall into one set of L1. They are then read line by line, or
+      // packed, a block at a time.
       const int64_t row_bytes = source.stride * static_cast<int64_t>(sizeof(S));
       const bool spread = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
       const bool full = (panel + 1) * kUnits <= source.units && depth >= kStep;
@@ -222,9 +221,9 @@ struct Product {
   }
 
   // Adds k in [k0, k1) to the sums, slice by slice, in groups of rows of nearly equal size. The first block starts from
-  // the bias, the others from the sums so far. Meanwhile it prefetches the next block from `ahead`: each group asks for
-  // a part, so that memory is busy all the time. With slices the first group asks for all of it and the others for what
-  // is in cache already, because more would evict from a small L2 what is in use.
+  // the bias, the others from the sums so far. Meanwhile it prefetches the next block from `ahead`: each group of rows
+  // prefetches a part, so that memory is busy all the time. With slices the first group prefetches all of it, and the
+  // others repeat lines that are already in cache: any more would evict from a small L2 what is in use.
   static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
       const T* bias, T* out, int64_t out_stride, const char* ahead) {
     if constexpr (kSlices > 1) {
@@ -307,7 +306,7 @@ struct Product {
       int64_t k = 0;
       do {
         V w[kWidth];
-        // All slices at once are read as fast as memory delivers them: prefetches would only take the loads' place.
+        // All slices at once are read as fast as memory delivers them, so prefetches would only displace loads.
         if constexpr (kWide == 1) __builtin_prefetch(ahead + k * kLine, 0, 2);
 #pragma GCC unroll 4
         for (int vector = 0; vector < kWidth; ++vector) w[vector] = load_full<V>(weights + place(k, vector));
@@ -329,8 +328,7 @@ struct Product {
   // ---- weights that are not packed ----
 #if defined(__AVX2__)
 
-  // Half registers transpose at twice the rate: two go through the ports at once, and rows are merged as they are
-  // loaded.
+  // Half registers transpose at twice the rate: two are processed at once, and rows are merged as they are loaded.
   using Half = typename HalfRegister<T>::Type;
   static constexpr int kHalf = 32 / sizeof(T);
 

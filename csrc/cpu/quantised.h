@@ -95,7 +95,7 @@ struct QuantisedProduct {
   static constexpr int kGates = kGates_, kGroups = Geometry::kGroups, kVectors = Geometry::kVectors, kLanes = V::kLanes;
   static constexpr int kColumns = Geometry::kColumns, kUnits = Geometry::kUnits;
   static constexpr int kSlices = Geometry::kSlices, kSlice = Geometry::kSlice;
-  // Registers hold the sums, the slice's weights, one operand and one product.
+  // The registers must hold the sums, the slice's weights, one operand and one product.
   static constexpr int kRegisters = Isa::kAccumulators > 16 ? 32 : 16, kMostRows = (kRegisters - 2 - kSlice) / kSlice;
   static constexpr int kMaxRows = kMostRows < Geometry::kMaxRows ? kMostRows : Geometry::kMaxRows;
 
@@ -152,7 +152,7 @@ struct QuantisedProduct {
   static float quantise(const float* from, int64_t depth, int16_t* to) {
     using Bits = typename Pairs<Isa>::Sums;
     const auto n_at = [depth](int64_t k) { return lanes_left<V>(depth - k); };
-    Bits most_bits{};  // without the sign they are ordered like the numbers
+    Bits most_bits{};  // without the sign, bit patterns have the order of the numbers
     for (int64_t k = 0; k < depth; k += kLanes) {
       const Bits bits = reinterpret_cast<Bits>(load<V>(from + k, n_at(k)).raw) & 0x7fffffff;
       most_bits = bits > most_bits ? bits : most_bits;

@@ -94,8 +94,8 @@ std::vector<Range> cut(const Shape& s, int64_t most_rows) {
 GradientColumns columns_of(const CellFacts& cell, const Shape& s, const CellKernels& kernels) {
   const int64_t gates = cell.split_gate >= 0 ? s.hidden : 0, inner = gates + cell.gates * s.hidden;
   const int64_t projected = inner + (cell.two_phases() ? s.hidden : 0), size = projected + s.projection;
-  // Rows are an odd number of cache lines apart, so that those of one product never compete for the same few cache
-  // lines.
+  // Rows are an odd number of cache lines apart, so that the rows of a product do not fall into the same few sets of
+  // the cache.
   const int64_t line = 64 / kernels.operand_bytes;
   return {gates, inner, projected, ((size + line - 1) / line | 1) * line};
 }
@@ -224,8 +224,8 @@ class BackwardPass {
   std::vector<RangeRows> rows_;
   std::vector<std::vector<Outer>> products_;
   std::vector<InputGradient> inputs_;
-  // Directions of both ways share the input but are at different ranges: their sum stays in the state type until it is
-  // complete.
+  // Forward and reverse directions share the input but are at different ranges, so their sum stays in the state type
+  // until it is complete.
   bool shared_input_ = false;
   void* input_sums_ = nullptr;
   struct Buffers {
@@ -374,8 +374,8 @@ class BackwardPass {
           });
         },
         team_.threads);
-    // Directions that share the input and are at the same range compute its gradient together, in the first one's name.
-    // Of those at different ranges the first to reach a range stores its part, and the second adds to it.
+    // Directions that share the input and are at the same range compute its gradient in one job, that of the first of
+    // them. Of directions at different ranges the first to reach a range stores its part, and the second adds to it.
     const bool second = ranges_.size() != 2 * index + 1 && index >= ranges_.size() / 2;
     for (int d = 0; d < args_.directions; ++d) {
       int first = 0;
@@ -415,7 +415,7 @@ class BackwardPass {
       for (int64_t i = 0; i < columns; ++i) static_cast<T*>(to)[i] += static_cast<const T*>(from)[row * columns + i];
   }
 
-  // Rounds what was summed in the state type, and the gradients of the initial states.
+  // Rounds the gradients that were summed in the state type, and those of the initial states.
   void finish() {
     for (int d = 0; d < args_.directions; ++d) {
       const GradientDirection& x = args_.direction[d];

@@ -1,7 +1,7 @@
-// Vectors of the CPU backend: GCC/Clang vector extensions behind one small type, tagged by instruction set, so that
-// code compiled for one is never linked into another. Every function here is a template over a tagged vector type, or
-// takes one. Included only by files that are compiled for one instruction set (isa.h). Accuracies are stated at the
-// functions, and tested by tests/kernels/cpp/simd_test.cpp.
+// Vectors of the CPU backend: GCC/Clang vector extensions behind one small type. The type is tagged by instruction set,
+// so that code compiled for one set is never linked into another; every function here is a template over a tagged
+// vector type, or takes one. Included only by files that are compiled for one instruction set (isa.h). Accuracies are
+// stated at the functions, and tested by tests/kernels/cpp/simd_test.cpp.
 #pragma once
 
 #include <cstdint>
@@ -124,7 +124,7 @@ inline void store_full(S* p, V v) {
   }
 }
 
-// The lanes that `left` elements fill: all of a vector, or those that remain.
+// The number of lanes that `left` elements fill: at most all of a vector.
 template <class V>
 inline int lanes_left(int64_t left) {
   return left < V::kLanes ? static_cast<int>(left) : V::kLanes;
@@ -161,7 +161,8 @@ inline Vec<T, Isa> fr_if_less(Vec<T, Isa> a, Vec<T, Isa> b, Vec<T, Isa> yes, Vec
   return {a.raw < b.raw ? yes.raw : no.raw};
 }
 
-// a / b to within 1 ulp, for b in [1, 2^126). A division costs as much as six of the other operations here.
+// a / b to within 1 ulp, for b in [1, 2^126). A division instruction would cost as much as six of the operations used
+// instead.
 template <class T, class Isa>
 inline Vec<T, Isa> quotient(Vec<T, Isa> a, Vec<T, Isa> b) {
 #if defined(__AVX512F__)

@@ -32,9 +32,9 @@ void run_on_new_threads(int threads, void (*body)(void*, int, int), void* contex
 }
 
 #if defined(FASTRNN_OPENMP)
-// A process forked after anyone used OpenMP inherits the runtime's record of a team whose threads do not exist in the
-// child, and would wait for them forever. Nobody can be asked whether OpenMP was used, so a forked process does not use
-// it. Watched from the time the library is loaded, because a fork may come before the first call.
+// A process that forks after OpenMP was used leaves the child a team whose threads do not exist there: the runtime
+// would wait for them forever. Whether it was used cannot be queried, so a forked process never uses OpenMP. The flag
+// is set up when the library is loaded, because a fork may come before the first call.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
 

@@ -11,8 +11,8 @@ namespace fr::cpu {
 void run_team(int threads, void (*body)(void* context, int index, int count), void* context);
 
 // The last of `parties` threads to arrive releases the others. A waiter spins briefly, then sleeps in the kernel: on a
-// busy machine, or under a container's CPU quota, the thread it waits for may not be running, and spinning would take
-// the core that this thread needs.
+// busy machine, or under a container's CPU quota, the thread it waits for may not be running, and spinning could hold
+// the very core it needs.
 struct alignas(64) Barrier {
   std::atomic<int32_t> arrived{0};
   alignas(64) std::atomic<uint32_t> generation{0};

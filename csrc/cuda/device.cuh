@@ -1,6 +1,6 @@
-// The device vocabulary: kernels reach everything beyond plain C++ through the fr:: functions below. Compiled by nvcc
-// this file holds their CUDA bodies. Any other compiler gets the host bodies in emulation/device.h, which run the same
-// kernels on fibers. asm, __shared__ and threadIdx appear only here and in launch.cuh.
+// The device vocabulary: kernels reach everything beyond plain C++ through the fr:: functions below. For nvcc this file
+// holds their CUDA bodies. Any other compiler gets the host bodies in emulation/device.h, which run the same kernels on
+// fibers. asm, __shared__ and threadIdx appear only here and in launch.cuh.
 //
 // FR_TARGET is the inner namespace (gpu or host), so that one binary can hold both builds of a kernel.
 #pragma once
@@ -49,8 +49,8 @@ FR_DEVICE unsigned char* shared_memory(size_t offset, size_t) {
   extern __shared__ __align__(128) unsigned char fr_shared_memory[];
   return fr_shared_memory + offset;
 }
-// p, of which the compiler learns that it points to global memory. An address read from memory could point anywhere,
-// and generic loads and stores take longer.
+// Returns p, telling the compiler that it points to global memory. For an address read from memory it would otherwise
+// use generic loads and stores, which take longer.
 template <class T>
 FR_DEVICE T* global(T* p) {
   __builtin_assume(__isGlobal(p));
@@ -76,8 +76,8 @@ FR_DEVICE void store_system(unsigned long long* p, unsigned long long value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
-// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0 (null:
-// no abort flag). Both are checked only every 256 polls, to keep the common wait short.
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0
+// (null: no abort flag). Both are checked only every 256 polls, to keep the common wait short.
 template <class Ready>
 FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag) {
   unsigned long long deadline = 0;
@@ -117,8 +117,8 @@ FR_DEVICE int cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
-// A barrier for all threads of the cluster, also in two parts: what a thread does between them costs nothing while others
-// are late. What they wrote before they arrived, to shared or global memory, is visible to all after the wait (PTX ISA,
+// A barrier for all threads of the cluster. Split into arrive and wait, it lets a thread work while others are late.
+// What threads wrote to shared or global memory before they arrived is visible to all after the wait (PTX ISA,
 // "barrier.cluster").
 FR_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 FR_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
@@ -172,19 +172,22 @@ FR_DEVICE void load_matrix_x4(uint32_t (&to)[4], const void* row) {
 }
 FR_DEVICE void mma_bf16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 FR_DEVICE void mma_fp16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 FR_DEVICE void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -235,9 +238,9 @@ FR_DEVICE void set(double& to, double value) { to = value; }
 FR_DEVICE void set(BFloat16& to, float value) { to.bits = float_to_bf16_bits(value); }
 FR_DEVICE void set(Float16& to, float value) { to.bits = float_to_fp16_bits(value); }
 
-// The scalar that the cells (cells/*.h) are instantiated with: one unit of one row per thread. Its own type, so that
-// the linker never merges these instantiations with another backend's. kFast: sigmoid and tanh in a few instructions,
-// for arithmetics whose products round their operands to 16 bits or TF32.
+// The scalar that the cells (cells/*.h) are instantiated with: one unit of one row per thread. A type of its own, so
+// that the linker never merges these instantiations with another backend's. kFast: sigmoid and tanh in a few
+// instructions, for products that round their operands to 16 bits or TF32 anyway.
 template <class T, bool kFast = false>
 struct Scalar {
   using Lane = T;
@@ -270,7 +273,8 @@ FR_HD float fast_logistic_of_minus(float x) {
   return 1 / (1 + expf(x));
 #endif
 }
-// 1 - 2 / (1 + e^2x), which cancels near 0: there the Taylor series, whose next term is 3e-7 of the value at 0.25.
+// 1 - 2 / (1 + e^2x). This cancels near 0, where the Taylor series is used instead; its next term is 3e-7 of the value
+// at 0.25.
 FR_HD float fast_tanh(float x) {
   const float square = x * x;
   const float near = x + x * square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315)));
@@ -321,7 +325,7 @@ struct Draws<FR_TARGET::Scalar<T, kFast>> {
   FR_HD Draws(NoiseKind kind, uint64_t seed, const NoisePlace& place) {
     uint32_t counter[4] = {place.unit / 4, place.row, place.step, noise_stream(kind, place.direction)};
     philox<OneCounter>(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    // Not counter[unit % 4], which would put it into local memory.
+    // Not counter[unit % 4]: an index would put the array into local memory.
     const uint32_t even = place.unit & 2 ? counter[2] : counter[0], odd = place.unit & 2 ? counter[3] : counter[1];
     word = place.unit % 2 ? odd : even;
   }

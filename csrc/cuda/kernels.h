@@ -20,7 +20,7 @@ struct PersistentParams;  // persistent/params.h
 struct PrepareParams;
 struct StatesBeforeParams;
 
-// gates: gate rows of the product; as each launch_* at the end of a kernel's file says.
+// gates: gate rows of the product. The launch_* function at the end of each kernel's file says which.
 using StepLauncher = void(int gates, const LaunchShape& shape, const StepParams& params, void* stream);
 using BlockLauncher = void(bool backward, int gates, const LaunchShape& shape, const BlockParams& params, void* stream);
 using PersistentLauncher = void(

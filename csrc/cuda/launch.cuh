@@ -13,8 +13,8 @@
 #include "device.cuh"
 #include "kernels.h"
 
-// FR_GLOBAL(name) defines the __global__ function under which profilers list a template's kernels; FR_ENTRY(name) inside
-// such a kernel makes launch() call it.
+// FR_GLOBAL(name) defines the __global__ function under which profilers list a template's kernels; FR_ENTRY(name)
+// inside such a kernel makes launch() call it.
 #if defined(__CUDACC__)
 #define FR_GLOBAL(name) \
   template <class Kernel> \
@@ -35,18 +35,18 @@ namespace fr::FR_TARGET {
 
 #if defined(__CUDACC__)
 
-// Throws std::runtime_error unless the result is success. Defined in rnn_cuda.cpp: what nvcc's host compiler makes holds no types of
-// its C++ library, so that the binary can be linked with another one (tools/wheel.sh).
+// Throws std::runtime_error unless the result is success. Defined in rnn_cuda.cpp, because files compiled by nvcc use
+// no types of the C++ library: so they can be linked with another one (tools/wheel.sh).
 void check_launch(cudaError_t result, const char* call, const char* kernel, const LaunchShape& shape);
 
-// A call of the runtime that may have failed.
+// The result of a call of the CUDA runtime.
 struct Outcome {
   cudaError_t result = cudaSuccess;
   const char* call = "";
 };
 
-// A kernel must opt in to more than 48 KiB of shared memory and to clusters of more than 8 blocks. Done once per kernel
-// and device, for all that the device has, because opting in takes longer than launching.
+// A kernel must opt in to more than 48 KiB of shared memory and to clusters of more than 8 blocks. This is done once
+// per kernel and device, for the device's maximum, because opting in takes longer than launching.
 template <class Kernel>
 Outcome ask_for_limits(const LaunchShape& shape) {
   constexpr int kWithoutAsking = 48 * 1024, kDevices = 64;

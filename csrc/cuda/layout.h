@@ -1,5 +1,5 @@
-// What run.cpp and the strategies' launch.cpp share: where the rows of a step lie, a cell's products as StepProduct, and the
-// caller's scratch memory. Internal, not part of the library's interface.
+// What run.cpp and the strategies' launch.cpp share: where the rows of a step lie, a cell's products as StepProduct,
+// and the caller's scratch memory. Internal, not part of the library's interface.
 #pragma once
 
 #include <cstdint>

@@ -90,8 +90,8 @@ struct StepDirection {
   StepRows pending;  // backward: the step whose product this launch computes, which is the one processed just before
   StepProduct product;
   Matrix matrix[StepMatrix::kCount];  // this step's rows
-  Matrix entering, entering_before;   // rnn.h's `entering` of this step and of the step before; null: the output itself
-                                      // enters the product
+  // rnn.h's `entering` of this step and of the step before; null: the output itself enters the product
+  Matrix entering, entering_before;
   const void* h0_entering = nullptr;
   const void* h0 = nullptr;
   const void* c0 = nullptr;

@@ -13,8 +13,8 @@
 
 namespace fr::FR_TARGET {
 
-// Copies a struct with all threads of the block, a word each in turn. An assignment by one thread would take a register
-// for each word.
+// Copies a struct with all threads of the block, each thread some of its words. An assignment by one thread would take
+// a register for each word.
 template <class T>
 FR_DEVICE void copy_words(T& to, const T& from, int thread) {
   static_assert(sizeof(T) % sizeof(uint64_t) == 0);
@@ -22,8 +22,8 @@ FR_DEVICE void copy_words(T& to, const T& from, int thread) {
     reinterpret_cast<uint64_t*>(&to)[i] = reinterpret_cast<const uint64_t*>(&from)[i];
 }
 
-// A row's role in a step. The state it starts from: after a reset (cut) zero, or with reset_to_initial the initial
-// state; else that of the step before, if there is one (has_before); else the initial state.
+// A row's role in a step. The state it starts from is, after a reset (cut), zero, or the initial state with
+// reset_to_initial; otherwise that of the step before, if there is one (has_before), or else the initial state.
 struct RowState {
   bool active, has_before, cut, last;
 };
@@ -63,8 +63,8 @@ FR_DEVICE const T* old_row(
   return initial ? global(static_cast<const T*>(initial)) + b * width : nullptr;
 }
 
-// Whether every row of the batch goes on from the step before and to the one after, and no option acts on its state.
-// Nearly all steps of padded rows are such steps, and Element then has no decision to make for a row.
+// Whether every row of the batch continues from the step before and into the step after, and no option acts on its
+// state. Most steps of padded input are plain; Element then makes no decisions for single rows.
 template <bool kBackward>
 FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
   const auto goes_on = [](const StepRows& rows) {
@@ -74,9 +74,9 @@ FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
          !p.clips_gradients;
 }
 
-// One element of one phase. sums(m) is the product of gate row m, without bias. sums.keep(i, value) hands over what
-// later products read, for kernels that keep it on the chip: in backward the gradient of gate i, in forward, with i =
-// 1, the operand of the second product. kPlain: is_plain is true of this step.
+// One element of one phase. sums(m) is the product of gate row m, without bias. Kernels that keep operands of later
+// products on the chip get them by sums.keep(i, value): in backward the gradient of gate i, in forward, with i = 1, the
+// operand of the second product. kPlain: is_plain holds for this step.
 template <class Math, class Sums, bool kPlain = false>
 struct Element {
   using Storage = typename Math::Storage;
@@ -101,7 +101,8 @@ struct Element {
   }
   FR_DEVICE bool exists() const { return kPlain || (d.here.step >= 0 && b < d.here.rows); }
 
-  // H. Recomputed where it is used: the offsets of gates would else be kept in registers from step to step.
+  // H. Recomputed at each use; otherwise the compiler would keep the offsets of all gates in registers from step to
+  // step.
   FR_DEVICE int units() const { return made_anew(static_cast<int>(p.hidden)); }
   template <class T>
   FR_DEVICE T* at(const Matrix& matrix) const {

@@ -1,13 +1,14 @@
 // The cost model. A step of a persistent launch costs the exchange of the state between its SMs, the gather of the
-// state by every SM, the product on the SMs in use, the weights that are read again each step, gate mathematics, and the
-// instructions that a block issues one after the other. A launch for each step costs the launch instead of the exchange,
-// and reads all weights. Constants:
+// state by every SM, the product on the SMs in use, the weights that are read again each step, gate mathematics, and
+// the instructions that a block issues one after the other. A launch for each step costs the launch instead of the
+// exchange, and reads all weights. Constants:
 //   reads      L2 42 KB/us an SM, peer shared memory 25, own shared memory 225
 //   products   65 % of the dense tensor rate with mma.sync, 60 % of the vector rate
-//   the rest   fitted to an H200's times (benchmarks/results/gpu_nvidia_h200_times.json): 107 of forward on tensor cores
-//              with 80 % of them within -11 and +9 %, 18 of backward within 5 %. The probe of the same card gives 0.28 us
-//              for an exchange within an SM, 0.8 in a cluster, 2.8 by flags with all that a step of the probe does,
-//              4.6 from launch to launch. Other cards take the same, scaled by nothing.
+//   the rest   fitted to an H200's times (benchmarks/results/gpu_nvidia_h200_times.json). The model is
+//              within -11 and +9 % of 80 % of the 107 forward times on tensor cores, and within 5 % of 18 backward
+//              times. The probe of the same card gives 0.28 us for an exchange within an SM, 0.8 in a cluster, 2.8 by
+//              flags with all that a step of the probe does, 4.6 from launch to launch. Other cards use the same
+//              values, unscaled.
 #include "plan.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr double kBlockExchange = 0.28, kClusterExchange = 0.56, kGridExchange = 0.9, kLaunch = 4.6;
-// us that instructions of a block take which run one after the other, forward and backward.
+// us that instructions which a block issues one after the other take, forward and backward.
 struct Issue {
   double band;       // of each product of a band of rows: barriers, addresses, publishing
   double round;      // of each slice that a warp multiplies
@@ -50,7 +51,7 @@ std::string kib(int64_t bytes) {
   return text;
 }
 
-// The sizes of a request, as the model counts them.
+// A request with its sizes as the model counts them.
 struct Work {
   const PlanRequest& r;
   const CellFacts& cell;
@@ -65,7 +66,7 @@ struct Work {
   bool tensor() const {
     return r.type == Type::kBFloat16 || r.type == Type::kFloat16 || (r.type == Type::kFloat32 && r.tf32);
   }
-  // The device's TFLOP/s at the share that kernels reach.
+  // The TFLOP/s that kernels reach on the device: a share of its dense rate.
   double rate(const DeviceLimits& limits) const {
     if (r.type == Type::kFloat64) return limits.vector64 * kVectorShare;
     if (!tensor()) return limits.vector32 * kVectorShare;
@@ -413,11 +414,12 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
 
 const std::vector<DeviceLimits>& known_cards() {
   // From the vendor's data sheets: capability, SMs, shared memory of a block and an SM, registers, L2, cluster, dense
-  // rates. H100: tensor16 and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). H200: L2, clusters, peer and own shared
-  // memory as the probe found them (benchmarks/results/gpu_nvidia_h200_probe.json). Clusters elsewhere: the portable 8,
-  // with as many resident as the SMs allow. A part may hold fewer: one H100 of 132 SMs holds 120 blocks in clusters of 8
-  // (github.com/accel-sim/gpu-app-collection/pull/87). rnn_cuda.cpp queries the device itself, for 16 too. Reads an SM:
-  // see the head of this file; scaled by clock for other cards.
+  // rates. H100: tensor16 and dram as measured publicly (800 TFLOP/s, 3.0 TB/s). H200: L2, clusters, peer and own
+  // shared memory as the probe found them (benchmarks/results/gpu_nvidia_h200_probe.json). Clusters on other cards: the
+  // portable size of 8, with as many resident as the SMs allow. A real card may hold fewer: one H100 of 132 SMs holds
+  // 120 blocks in clusters of 8 (github.com/accel-sim/gpu-app-collection/pull/87). On the device itself rnn_cuda.cpp
+  // queries the number, for clusters of 16 too. The read rates of an SM are those at the head of this file, scaled by
+  // clock for other cards.
   static const std::vector<DeviceLimits> cards = {
       {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 65536, 40 * kMiB, 1, 312, 156, 19.5, 9.7, 2.0, 36, 0, 180},
       {"H100", 90, 132, 227 * kKiB, 228 * kKiB, 65536, 50 * kMiB, 8, 800, 400, 60, 33.5, 3.0, 42, 25, 225},

@@ -40,8 +40,8 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
-// Makes a device the current one for its lifetime. Sets nothing if it already is, because setting a device creates a
-// context on it.
+// Makes a device the current one for this object's lifetime. If it already is, it is not set, because setting a device
+// creates a context on it.
 class Current {
  public:
   explicit Current(int device) : device_(device) {
@@ -58,8 +58,8 @@ class Current {
   int device_, before_ = 0;
 };
 
-// The largest cluster the device has, and how many of each size are resident at once. Differs from part to part, and
-// under MIG, because SMs of a cluster must be neighbours.
+// Queries the largest cluster of the device, and how many of each size can be resident at once. The SMs of a cluster
+// must be neighbours, so the numbers differ between cards of one model, and under MIG.
 void ask_for_clusters(DeviceLimits& limits) {
   limits.max_cluster = 1;
   for (int log = 1; log < 5; ++log) {

@@ -57,8 +57,8 @@ inline void store_system(unsigned long long* p, unsigned long long value) {
   __atomic_store_n(p, value, __ATOMIC_RELEASE);
 }
 
-// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0 (null:
-// no abort flag). Both are checked only every 256 polls.
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0
+// (null: no abort flag). Both are checked only every 256 polls.
 template <class Ready>
 inline bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag, FR_HERE) {
   unsigned long long deadline = 0;

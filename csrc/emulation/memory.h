@@ -35,7 +35,7 @@ class Registered {
   uint64_t begin_;
 };
 
-// Whether a kernel may touch these bytes. [begin, end) becomes the buffer that the address lies in.
+// Whether a kernel may touch these bytes. Sets [begin, end) to the buffer that the address lies in.
 inline bool may_touch(uint64_t address, size_t bytes, uint64_t& begin, uint64_t& end) {
   const auto& all = registered_memory();
   begin = address, end = address + bytes;

@@ -13,10 +13,11 @@
 namespace fr {
 namespace {
 
-// Little enough that the shapes of tests stream their weights.
+// Bytes of shared memory: so few that the shapes of tests stream their weights.
 constexpr int64_t kStreamingShared = 4 * 1024;
 
-// What a poll takes if a block is to stall beyond a timeout, so that no test waits for seconds.
+// The time a poll takes on the emulated clock if a block is to stall beyond a timeout, so that no test waits for
+// seconds.
 constexpr unsigned long long kPollNanoseconds = 1'000'000'000;
 
 emulation::Schedule schedule_of(const EmulationOptions& options) {

@@ -13,8 +13,8 @@
 namespace fr {
 
 // The device that the persistent strategies see: 16 SMs, blocks of two warps, one slice of weights in a warp's
-// registers. So small, that small shapes already spread over blocks and groups, and over registers, shared memory and
-// (streaming) L2.
+// registers. It is so small that the shapes of tests spread over blocks and groups, and over registers, shared memory
+// and (streaming) L2.
 inline PersistentLimits emulated_limits() {
   PersistentLimits limits;
   limits.sms = 16, limits.warps = 2, limits.register_slices = 1;

@@ -239,7 +239,7 @@ const char* base_name(const char* file) {
   return name;
 }
 
-// Who waits where, grouped: what one needs to understand a deadlock.
+// A text for deadlocks: which threads wait where, grouped.
 std::string waiting_report(const Launch& l) {
   std::map<std::string, std::pair<int, std::string>> groups;
   int returned = 0;
@@ -416,7 +416,7 @@ int cluster_size() { return g_launch->size.cluster; }
 
 namespace {
 
-// The running thread arrives at a barrier of all threads of `count` blocks, and goes on when all have arrived.
+// The running thread arrives at a barrier of all threads of `count` blocks, and continues when all have arrived.
 void meet(Barrier& barrier, Block* blocks, int count, const char* what, const char* file, int line) {
   Launch& l = *g_launch;
   Fiber* self = l.current;

@@ -4,8 +4,8 @@
 //
 // scheduler.cpp is compiled without sanitizers in every build, so that its own bookkeeping is invisible to
 // ThreadSanitizer. It finds the runtimes of AddressSanitizer and ThreadSanitizer through weak symbols and reports every
-// fiber switch to them. It annotates the ordering that a kernel may rely on (barriers, release and acquire) for
-// ThreadSanitizer, but not the scheduler's own.
+// fiber switch to them. For ThreadSanitizer it annotates the ordering that a kernel may rely on (barriers, release and
+// acquire), but not the order in which the scheduler happens to run fibers.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ struct Dim {
 };
 
 // How the threads of a launch interleave: seed 0 runs them in order, others pick the next thread at random. The
-// device's clock advances only by poll_nanoseconds for each poll (wait_until) of any thread. With 0, a wait that can
-// never end is reported as a fault before the kernel's timeout can hide it.
+// device's clock advances only by poll_nanoseconds for each poll (wait_until) of any thread. With 0 the clock stands
+// still, so that a wait that can never end is reported as a fault before the kernel's timeout can hide it.
 struct Schedule {
   uint64_t seed = 0;
   unsigned long long poll_nanoseconds = 0;
@@ -32,8 +32,8 @@ struct Schedule {
   Dim stalled = {0, 0, 0};
 };
 
-// A launch. cooperative: all blocks are resident together and may wait for each other. Else a few run at a time, in an
-// order that the seed decides. The blocks of a cluster are neighbours in x and always resident together.
+// A launch. cooperative: all blocks are resident together and may wait for each other. Otherwise a few run at a time,
+// in an order that the seed decides. The blocks of a cluster are neighbours in x and always resident together.
 struct Size {
   Dim grid;
   int threads;
@@ -81,15 +81,15 @@ int cluster_size();
 void cluster_sync(const char* file, int line);
 unsigned char* peer_shared(unsigned char* own, size_t bytes, int rank, const char* file, int line);
 
-// Every lane of the warp arrives with a pointer to its part. The last one calls compute(parts), then all go on. Orders
-// memory only if `ordering` is set (warp_sync): a shuffle or an mma does not.
+// Every lane of the warp arrives with a pointer to its part. The last one calls compute(parts), then all continue.
+// Memory is ordered only if `ordering` is set (warp_sync); a shuffle or an mma orders nothing.
 void warp_collective(
     Collective kind, void* part, void (*compute)(void** parts), bool ordering, const char* file, int line);
 
 // Lets other threads run while this one polls. After too many polls without progress anywhere the launch ends as a
 // Fault.
 void pause(const char* file, int line);
-// Reports an event that others may wait for, to the watchdog and for Schedule::stall_after.
+// Reports an event that other threads may wait for. The watchdog and Schedule::stall_after count these.
 void progress();
 
 [[noreturn]] void fail(const std::string& what, const char* file, int line);

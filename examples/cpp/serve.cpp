@@ -1,7 +1,7 @@
 // Runs an LSTM on the CPU without Python and without torch: serve FILE.safetensors [THREADS]
 //
-// FILE holds a fastrnn.LSTM's (or torch.nn.LSTM's) parameters by their names and the tensor `input` [T, B, I], all float32; the
-// layers may be stacked, bidirectional and without biases. Prints the output, one row of T*B a line.
+// FILE holds a fastrnn.LSTM's (or torch.nn.LSTM's) parameters by their names and the tensor `input` [T, B, I], all
+// float32; the layers may be stacked, bidirectional and without biases. Prints the output, one row of T*B a line.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -34,7 +34,7 @@ def ptx_programs(programs: Programs, root: Path) -> PtxPrograms:
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a test program (arguments separated by "; ") with the kernels' PTX, some of which may be changed."""
+    """A run of a test program (arguments separated by "; ") with the kernels' PTX, perhaps with a fault."""
 
     program: str
     arguments: str
@@ -106,7 +106,7 @@ RUNS = [
     ),
 ]
 
-_BF16 = "f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}"
+_BF16 = 'f32.bf16.bf16.f32 "\n      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}'
 _TF32 = _BF16.replace("bf16", "tf32")
 _ON_STEP = {"program": "emulation_cpu_test", "arguments": "step; rnn_tanh bfloat16; 1", **_STEP}
 _ON_GRID = {"program": "emulation_cpu_test", "arguments": "grid; rnn_tanh bfloat16; 1", **_FORWARD}
@@ -197,7 +197,7 @@ _ORDINARY = ("LSTM 256, cluster", "forward")  # half a minute; the others: as mu
     ids=str,
 )
 def test_instructions_of_a_step_stay_within_budget(tmp_path: Path, case: Case, direction: str):
-    """Recorded, and 5 % more. A change that needs more records it: python -m benchmarks.gpu.instructions."""
+    """The budget is the recorded number and 5 %; to record more: python -m benchmarks.gpu.instructions."""
     recorded = json.loads(COUNTS.read_text())["counts"]
     (budget,) = (row["largest"] for row in recorded if (row["case"], row["pass"]) == (case.name, direction))
     (count,) = PtxCounter(tmp_path, (case,), (direction,)).counts(case)

@@ -45,8 +45,8 @@ struct StepKernel {
     unsigned char* stages;
     int64_t first_slices = 0, slices = 0;  // of segment 0, of both segments
 
-    // Fills one piece of a row, by asynchronous copy if `aligned`. Elements from `left` on become zero. A copy of no
-    // bytes still needs a valid address: `mapped`.
+    // Fills one piece of a row, by asynchronous copy if `aligned`. Elements from `left` on become zero. `mapped`: any
+    // valid address, which even a copy of zero bytes needs.
     FR_DEVICE static void fill(
         unsigned char* to, const Storage* from, int64_t left, bool aligned, const Storage* mapped) {
       const int valid = from == nullptr || left <= 0 ? 0 : left < kPieceDepth ? static_cast<int>(left) : kPieceDepth;

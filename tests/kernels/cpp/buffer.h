@@ -15,8 +15,8 @@
 
 using Values = std::vector<double>;
 
-// What memory holds before it is written: NaN, so that a missing result shows, or a number, so that it does not look
-// like NaN.
+// The byte that fills memory before it is written: 0xFF gives NaN, so that a missing result shows. Tests of timeouts
+// set another, because NaN is a result there.
 inline unsigned char g_unwritten = 0xFF;
 
 enum class Kind { kStorage, kState };

@@ -1,7 +1,7 @@
 // Tests the CPU backend through its public entry points (csrc/rnn.h), for every cell, several odd shapes and all ways
-// of sharing work. The result must equal that of one thread bit for bit; agree with a plain double step loop (forward)
-// and with central differences of the forward pass (backward, in float64); and agree between instruction sets within
-// rounding. Built plain and under sanitizers (test_cpp.py); buffers have the exact size, so that an access beyond is
+// of sharing work. Results must equal those of one thread bit for bit. Forward must agree with a plain step loop in
+// double, backward (in float64) with central differences of forward, and instruction sets with each other within
+// rounding. Built plain and under sanitizers (test_cpp.py). Buffers have the exact size, so that an access beyond is
 // seen.
 #include <algorithm>
 #include <cmath>
@@ -125,7 +125,7 @@ struct Problem {
     fr::cpu_forward(args);
   }
 
-  // Backward's results for d_output = 1 everywhere and final states without gradient.
+  // The results of backward for d_output = 1 everywhere and no gradient of the final states.
   struct Gradients {
     std::vector<S> input, h0, c0, weight_ih, weight_hh, weight_hr, bias_ih, bias_hh, weight_unit;
 
@@ -273,7 +273,8 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
   };
   typename Problem<S>::Gradients base[2], other[2];
   one.backward(1, false, kOneRange, base);
-  // Four threads work on ranges of one step. The products over pairs of rows then pair other rows.
+  // Four threads also cut the sequence into ranges of one step. Not if products sum over pairs of rows, because these
+  // ranges pair other rows.
   for (int threads : {2, 3, 4, 8}) {
     many.forward(threads, threads != 3);
     CHECK(same(one.output, many.output) && same(one.h_n[0], many.h_n[0]) && same(one.c_n[0], many.c_n[0]),
@@ -282,7 +283,7 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
     for (int i = 0; i < c.directions; ++i)
       CHECK(base[i] == other[i], "%s backward: %d threads, direction %d", name, threads, i);
   }
-  // kinks: rounding decides the side
+  // at a kink, rounding decides the side
   if (std::is_same_v<S, double> || has_kink(c.cell) || c.cell_clip > 0 || c.proj_clip > 0) return;
   Problem<double> wide = in_double(one, seed);
   Problem<double>::Gradients exact[2];

@@ -1,6 +1,6 @@
-// A layer on the emulated device, compared with a plain double loop (forward) and its finite differences (backward;
-// types other than double are compared with the kernels in double). Shared by emulation_step_test and
-// emulation_persistent_test.
+// A layer on the emulated device, compared with a plain loop in double: forward with its results, backward in double
+// with its finite differences. Backward in other types is compared with the kernels in double. Shared by
+// emulation_step_test and emulation_persistent_test.
 #pragma once
 
 #include <cmath>
@@ -22,12 +22,12 @@ namespace {
 using fr::Cell, fr::Type;
 
 fr::EmulationOptions g_options;  // strategy and device of the runs
-// The calls in which a block stalls as g_options says; with kForward a run ends there.
+// The calls in which a block stalls as g_options says. With kForward a run ends after the forward call.
 enum class Pass { kNone, kForward, kBackward, kBoth } g_stalled = Pass::kNone;
-// For those who count instructions: run_kernels runs one pass only, and without the caller's products.
+// To count instructions (../ptx/count.cpp): run_kernels runs only this pass, without the caller's products.
 enum class Only { kAll, kForward, kBackward } g_only = Only::kAll;
 
-// ---- a case ----------------------------------------------------------------------------------------------------------------
+// ---- a case ---------------------------------------------------------------------------------------------------------
 struct Case {
   Cell cell = Cell::kLstm;
   Type type = Type::kFloat64;
@@ -57,7 +57,7 @@ struct Case {
     flag(pad || offset, "misaligned"), flag(noise, "noise");
     return t;
   }
-  // Everything that the cell can have; without ranges, which run each direction in a call of its own.
+  // Every kind of noise that the cell supports.
   fr::NoiseOptions noise_options() const {
     static const uint64_t seed = 0x0123456789ABCDEF;
     if (!noise) return {};

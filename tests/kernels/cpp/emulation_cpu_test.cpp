@@ -1,7 +1,7 @@
 // Compares the emulated CUDA kernels with the CPU core, through the structs of csrc/rnn.h: every cell x type x
 // direction on small odd shapes, padded with lengths and resets, packed, and with rebuilt gates. Both get the same
-// rows, and backward starts for both from what the CPU core kept. The time-parallel products, which the kernels leave
-// to their caller, are computed here in double.
+// rows, and both backward passes start from what the CPU core kept. The kernels leave the time-parallel products to
+// their caller; here they are computed in double.
 // usage: emulation_cpu_test STRATEGY [TEXT] [seed ...]: all cases, or those with TEXT in their name. Prints a line for
 // each failure and a summary; exit status 1 on failure.
 #include <cmath>
@@ -37,10 +37,10 @@ std::string text(const Case& c) {
          (c.masked ? " masked" : "") + (c.packed ? " packed" : "") + (c.recompute ? " recompute" : "");
 }
 
-// Both round at the same places (operands and states to the storage type, all else to the state type), so they differ
-// by the order of sums in the state type: 32 of its roundings cover the sums over H and the steps. In 16 bit such a
-// difference sometimes flips a rounding to storage, which later steps pass on: 4 of those. TF32 rounds the operands of
-// every product to 11 bits, the CPU core does not: 16 of those.
+// Both backends round at the same places: operands and states to the storage type, all else to the state type. So they
+// differ only by the order of sums in the state type. 32 roundings of that type cover the sums over H and the steps. In
+// 16 bit such a difference sometimes flips a rounding to storage, which later steps pass on: 4 roundings of storage.
+// TF32 rounds the operands of every product to 11 bits, the CPU core does not: 16 of these roundings.
 double bound_of(const Case& c) {
   if (c.tf32) return 16 * std::ldexp(1, -11);
   switch (c.type) {
@@ -229,7 +229,7 @@ struct Test {
     return args;
   }
 
-  // Computes each gradient as the core writes it, from what the kernels wrote.
+  // Computes from the kernels' results each gradient that the core writes itself.
   void finish(Direction& d) const {
     const auto sum_rows = [&](const Buffer& left, int64_t first, int64_t count, const Buffer& right, Buffer& to,
                               int64_t row) {

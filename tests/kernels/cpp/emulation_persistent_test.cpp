@@ -39,7 +39,7 @@ const Device kDevices[] = {
     {"cluster_of_sixteen", "cluster", 20, 1, 8, kAll},
 };
 
-// Whether an earlier cell has the same numbers: then the two differ only in formulas, which emulation_step_test covers.
+// Whether an earlier cell has the same facts. The two then differ only in formulas, which emulation_step_test covers.
 bool is_like_another(const fr::CellFacts& facts) {
   for (const fr::CellFacts* other = fr::kCells; other != &facts; ++other) {
     const auto numbers = [](const fr::CellFacts& c) {
@@ -165,8 +165,8 @@ bool check_it_runs(const Case& c, const Device& device) {
   return true;
 }
 
-// For the cards' limits: the partition fits the device, covers all units and rows, and what decides the order of sums
-// does not depend on the batch.
+// Checks for the limits of known cards that the partition fits the device and covers all units and rows, and that what
+// decides the order of sums does not depend on the batch.
 void check_partitions() {
   const std::pair<int, int64_t> cards[] = {{108, 163 * 1024}, {132, 227 * 1024}, {142, 99 * 1024}};
   for (const auto& [sms, shared] : cards)
@@ -242,7 +242,7 @@ void check_partitions() {
       }
 }
 
-// Clusters: the parts that must not depend on the batch, and rows in as few waves as the device allows.
+// The same for clusters, and that rows run in as few waves as the device allows.
 void check_clusters() {
   for (const fr::CellFacts& facts : fr::kCells)
     for (const int64_t hidden : {1, 100, 128, 200, 512, 600, 768, 1024})
@@ -398,7 +398,7 @@ void check_timeouts(const std::string& only, const std::string& device, const st
     choose_device(one);
     for (Case c : make_cases()) {
       if (c.batch == 1 || c.range || c.packed) continue;
-      // blocks wait as in the cells without these
+      // with these, blocks wait as in other cells
       if (fr::facts_of(c.cell).unit_weights > 0 || fr::facts_of(c.cell).cells > 1) continue;
       c.steps = 4, c.directions = 2, c.noise = false;
       for (const bool masked : {false, true}) {
@@ -448,7 +448,7 @@ int main(int argc, char** argv) {
       if (!check_it_runs(c, one) && races) continue;
       if ((number + (&one - kDevices)) % share != 0) continue;
       for (const uint64_t seed : seeds) {
-        // But with seed 0 a block stalls until the others are as far ahead as they can be.
+        // With other seeds than 0, a block stalls until the others are as far ahead as they can be.
         g_stalled = Pass::kBoth;
         g_options.stall_after = seed == 0 ? -1 : static_cast<int>((number + seed) % 4);
         g_options.stalled = {static_cast<int>(number % 2), 0, 0};

@@ -40,7 +40,7 @@ struct KernelBase {
   static constexpr bool kCooperative = false;
 };
 
-// ---- lane maps ----------------------------------------------------------------------------------------------------------
+// ---- lane maps ------------------------------------------------------------------------------------------------------
 void check_lanes() {
   Schedule schedule{0};
   std::vector<std::vector<unsigned char>> memory;
@@ -155,7 +155,7 @@ LoopResult run_loop(Broken broken, uint64_t seed) {
   return result;
 }
 
-// The formulas of sigmoid and tanh for rounded products. On a GPU ex2 and rcp add a few roundings.
+// The fast formulas of sigmoid and tanh, for rounded products. On a GPU ex2 and rcp add a few roundings.
 void check_fast_gates() {
   double worst = 0;
   for (float x = -30; x <= 30; x += 1.0f / 1024) {

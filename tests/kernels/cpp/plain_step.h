@@ -17,8 +17,8 @@ struct PlainWeights {
   double cell_clip, proj_clip;
 };
 
-// Noise of one row at one step, as in cells/noise.h: each unit draws its words again. Probabilities with few binary
-// digits.
+// Noise of one row at one step, as in cells/noise.h, except that each unit draws its words anew. Probabilities must
+// have few binary digits, so that the comparison with a word is exact.
 struct PlainNoise {
   double zoneout_h = 0, zoneout_c = 0, candidate = 0;
   uint64_t seed = 0;
@@ -30,13 +30,13 @@ struct PlainNoise {
   }
 };
 
-// Turns random cell states of a row into possible ones: sLSTM's normaliser is positive.
+// Makes a random cell state one that can occur: sLSTM's normaliser is positive.
 inline double possible_cell(fr::Cell cell, int64_t hidden, int64_t place, double value) {
   return cell == fr::Cell::kSlstm && place % (3 * hidden) / hidden == 1 ? 0.5 + std::abs(value) : value;
 }
 
-// Whether the gradient jumps somewhere (relu; which gate sLSTM's stabiliser follows): then rounding to 16 bit may
-// decide the side.
+// Whether the gradient jumps somewhere (relu; the gate that sLSTM's stabiliser follows). Rounding to 16 bit may then
+// decide on which side of the jump a value falls.
 inline bool has_kink(fr::Cell cell) {
   return cell == fr::Cell::kRnnRelu || cell == fr::Cell::kIndRnnRelu || cell == fr::Cell::kSlstm;
 }

@@ -2,8 +2,8 @@
 // each basic block of its kernel's PTX. Only kernels that were translated to count are printed; prepare, transpose and
 // rebuild run as they are.
 // usage: count forward|backward STRATEGY CELL STEPS BATCH HIDDEN PROJECTION DIRECTIONS
-// output: a line "kernel NAME WARPS BLOCKS", then a line of counts for each warp. A warp's count is that of the lane that
-// ran the block most.
+// output: a line "kernel NAME WARPS BLOCKS", then a line of counts for each warp. A warp's count is that of the lane
+// that ran the block most.
 #include "../cpp/emulation_cases.h"
 #include "../../../csrc/cuda/persistent/kernel.cuh"
 #include "../../../csrc/cuda/persistent/prepare.cuh"
@@ -14,7 +14,7 @@
 namespace fr::host {
 namespace {
 
-// launch.cuh's, without a host build of the kernel: that would take most of the time to compile.
+// Replaces launch.cuh's, without a host build of the kernel, which would take most of the compile time.
 template <class Kernel>
 void launch_ptx(const LaunchShape& shape, const typename Kernel::Params& params, void* stream) {
   const emulation::Size size{{shape.x, shape.y, shape.z}, shape.threads, static_cast<size_t>(shape.shared_bytes),
@@ -36,7 +36,7 @@ void projected_bf16(bool backward, int, const LaunchShape& shape, const Persiste
   if (backward) launch_ptx<ProjectedKernel<Bf16Math, true>>(shape, params, stream);
   else launch_ptx<ProjectedKernel<Bf16Math, false>>(shape, params, stream);
 }
-// Their host builds run.
+// These kernels run as their host builds.
 void prepare(const PrepareParams& params, void* stream) {
   const auto ptx = std::exchange(emulation::substitute, nullptr);
   launch_prepare(params, stream);

@@ -1,6 +1,6 @@
-// Compiled without sanitizers, because collectives read the lanes' stacks. Numbers and lane layouts are written from
-// the PTX ISA (version 9.0; section and figure at each), independently of those of csrc/emulation, to which they are a
-// second opinion.
+// Compiled without sanitizers, because collectives read the lanes' stacks. Numbers and lane layouts follow the PTX ISA
+// (version 9.0; section and figure at each). They are written independently of csrc/emulation, so that each checks the
+// other.
 #include "runtime.h"
 
 #include <cxxabi.h>
@@ -52,7 +52,8 @@ emulation::Entry find(const char* type, size_t param_bytes, int threads) {
   return known.run;
 }
 
-// Where a thread counts its basic blocks. Threads of other blocks than the first count into a place that is not read.
+// Where a thread counts its basic blocks. Threads of later blocks than the first count into a buffer that is never
+// read.
 uint32_t* counts_of(emulation::Dim block, int thread) {
   static std::vector<uint32_t> others;
   if (counted().empty()) return nullptr;
@@ -95,7 +96,7 @@ void Thread::fail(const char* what, uint64_t address, size_t bytes, int line) co
   fail(text, line);
 }
 
-// A global access outside the buffer of the last one.
+// Finds the buffer of a global access that lies outside the buffer of the last one.
 void Thread::find_buffer(uint64_t address, size_t bytes, int line) {
   constexpr uint64_t kNothingBelow = 65536;  // no object lies below this
   if (address < kNothingBelow || within(address, 1, shared, shared_bytes) || within(address, 1, params, param_bytes))
@@ -109,7 +110,7 @@ void Thread::count_first_poll(bool again) {
   else counts_at_poll.assign(counts, counts + counted().back().blocks);
 }
 
-// ---- numbers ------------------------------------------------------------------------------------------------------------
+// ---- numbers --------------------------------------------------------------------------------------------------------
 namespace {
 float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 double flush(double x) { return std::fabs(x) < 0x1p-1022 ? std::copysign(0.0, x) : x; }
@@ -125,7 +126,8 @@ float fma_down(float a, float b, float c) {
   const double above = rounded - sum;
   return above > 0 || (above == 0 && rest < 0) ? std::nextafter(rounded, -INFINITY) : rounded;
 }
-// Rounded to the nearest float, and one step back if that lies beyond the sum, whose rounding error in double is `rest`.
+// Rounded to the nearest float, and one step back if that lies beyond the sum, whose rounding error in double is
+// `rest`.
 float add_toward_zero(float a, float b) {
   const double sum = static_cast<double>(a) + b, back = sum - a, rest = (a - (sum - back)) + (b - back);
   const float rounded = static_cast<float>(sum);
@@ -158,7 +160,7 @@ uint32_t to_tf32(float x) {
   return std::isinf(as<float>(rounded)) ? rounded : rounded | 0x1FFF;
 }
 
-// ---- warps --------------------------------------------------------------------------------------------------------------
+// ---- warps ----------------------------------------------------------------------------------------------------------
 namespace {
 
 constexpr int kLanes = 32;
@@ -166,7 +168,8 @@ struct At {
   int row, column;
 };
 
-// 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16 with floating point type": element i of a lane, figures 79 (A), 81 (B), 83 (C, D).
+// 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16 with floating point type": element i of a lane, figures 79 (A), 81
+// (B), 83 (C, D).
 struct M16N8K16 {
   static constexpr int kDepth = 16;
   static At a(int group, int t, int i) {
@@ -228,8 +231,8 @@ void shuffle_lanes(void** parts) {
   }
 }
 
-// 9.7.14.5.15, "ldmatrix" .m8n8.x4: lanes 8 m to 8 m + 7 hold the addresses of matrix m's rows, and register m of a lane gets the two
-// elements of figure 104: of row lane / 4, a word for each of four lanes.
+// 9.7.14.5.15, "ldmatrix" .m8n8.x4: lanes 8 m to 8 m + 7 hold the addresses of matrix m's rows, and register m of a
+// lane gets the two elements of figure 104: of row lane / 4, a word for each of four lanes.
 void distribute_matrices(void** parts) {
   for (int lane = 0; lane < kLanes; ++lane)
     for (int m = 0; m < 4; ++m)
@@ -271,7 +274,7 @@ void Thread::mma(void (*how)(void** parts), Mma& part, const char* place, int li
   emulation::warp_collective(emulation::Collective::kMma, &part, how, false, place, line);
 }
 
-// ---- blocks and clusters --------------------------------------------------------------------------------------------------
+// ---- blocks and clusters --------------------------------------------------------------------------------------------
 // bar.sync is aligned (9.7.13.1): all lanes of a warp are at the same one.
 void Thread::barrier(const char* place, int line) const {
   polled = 0;

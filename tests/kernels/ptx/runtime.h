@@ -1,8 +1,8 @@
 // The functions that translated PTX (translate.py) calls: one Thread for each CUDA thread, on a fiber of
 // csrc/emulation/scheduler.h. Every access is checked for alignment to its whole width (PTX ISA 6.4.1, "Addresses as
 // Operands") and for bounds: shared memory and parameters always, global memory if a test has registered any
-// (csrc/emulation/memory.h). `line` is the PTX line. It identifies an instruction where threads must meet at the same
-// one; messages name the source line behind it.
+// (csrc/emulation/memory.h). `line` is the PTX line: where threads must meet at one instruction, it identifies that
+// instruction. Messages name the source line behind it.
 //
 // Generic and global addresses are host addresses. Shared ones begin at kSharedBase, because real ones do not begin at
 // 0 either. Parameters have the address of the launch's struct. Loads and stores are inline, so that a sanitizer sees
@@ -35,9 +35,9 @@ struct Registered {
   Registered(const char* mangled, emulation::Entry run, size_t param_bytes, int max_threads, int blocks);
 };
 
-// How often each thread of a launch's first block ran each basic block of its kernel, a row for each thread, for each
-// launch of a kernel that was translated to count (blocks > 0). Of a wait only the first poll counts: the others depend
-// on when the emulation runs the threads that are waited for.
+// Counts for each launch of a kernel that was translated to count (blocks > 0): how often each thread of the first
+// block ran each basic block, a row for each thread. Of a wait only the first poll counts, because the others depend on
+// when the emulation runs the awaited threads.
 struct Counts {
   std::string kernel;
   int threads, blocks;
