@@ -129,7 +129,7 @@ def make_trainer(
 
 
 def data_speed(shards: list[Shard], vocabulary: Vocabulary, batch: int, unroll: int, tokens: int) -> float:
-    """Tokens per second of one core in the data pipeline alone: both directions, including the reading of shards."""
+    """Tokens per second of the data pipeline alone, on one core, for both directions, including reading shards."""
     from fastrnn.bilm.data import TrainingData
 
     data = TrainingData(shards, vocabulary, batch=batch, steps=unroll, seed=0)

@@ -1,10 +1,10 @@
 """``fastrnn bench char-lm``: one character language model with torch.nn's layer, with fastrnn's, and from `fastrnn.lm`.
 
 "torch.nn" and "fastrnn" are one model, written by hand, with either layer. "fastrnn.lm" is
-:class:`fastrnn.lm.LanguageModel`, the same function again. All start from the same weights and see the same text in the
-same order. They take turns at each step, so that their losses agree up to rounding and their times are measured under
-the same load. Training is truncated backpropagation with the state carried over. Then torch.nn's model, in a loop
-written by hand, and the `LanguageModel` write text in turn, one character per step.
+:class:`fastrnn.lm.LanguageModel`, which computes the same function. All start from the same weights and see the same
+text in the same order. They take turns at each step, so that their losses agree up to rounding and their times are
+measured under the same load. Training is truncated backpropagation with the state carried over. Then torch.nn's model,
+in a loop written by hand, and the `LanguageModel` write text in turn, one character per step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def default_text() -> tuple[str, str]:
 @dataclass
 class Curve:
     """One implementation's losses (nats per character), seconds per training step, and for each turn seconds per
-    generated character. CPU seconds of all threads mean something beside other load too, unless a GPU does the work."""
+    generated character. CPU seconds count all threads; unlike wall time they stay comparable on a loaded machine, but
+    say nothing if a GPU does the work."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

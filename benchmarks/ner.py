@@ -40,7 +40,7 @@ def read_tagged(folder: Path) -> Data:
 
 
 def read_words(path: Path) -> Iterable[list[str]]:
-    """Sentences of a .conllu file, or of a text file with one tokenised sentence a line."""
+    """Sentences of a .conllu file, or of a text file with one tokenised sentence per line."""
     if path.suffix != ".conllu":
         return read_sentences(path)
     return read_document(path, tagged=False).sentences
@@ -112,7 +112,7 @@ def train_language_model(folder: Path, sentences: Sequence[Sequence[str]], epoch
     "--text",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Further text for that biLM besides DATA's training part: .conllu, or a sentence a line.",
+    help="Further text for that biLM besides DATA's training part: .conllu, or one sentence per line.",
 )
 @click.option("--bilm-epochs", default=6, show_default=True, type=click.IntRange(1))
 @click.option("--seeds", default=4, show_default=True, type=click.IntRange(1), help="Taggers of each kind.")

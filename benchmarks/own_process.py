@@ -1,4 +1,4 @@
-"""Runs providers in their own processes, which wait without using a core while others are measured.
+"""Runs providers in processes of their own, which use no core while others are measured.
 
 A process serves one provider for a whole run. It builds workloads from cases, times calls, and sends results back.
 Weights and input come from fixed seeds, so they are the same as for every other provider.

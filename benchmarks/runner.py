@@ -38,7 +38,7 @@ class Settings:
 class Result:
     """One provider on one case; ``failure`` replaces the timing if it raised an error.
 
-    ``runs`` is 3 if fastrnn was slower than torch.nn: then these two ran twice more, and of the three runs the one with
+    ``runs`` is 3 if fastrnn was slower than torch.nn in the first run. These two then ran twice more, and the run with
     the median ratio counts.
     """
 

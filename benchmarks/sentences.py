@@ -1,4 +1,4 @@
-"""Splits running text into tokenised sentences, one a line, as `fastrnn vocab` and `fastrnn train-bilm` read them.
+"""Splits running text into tokenised sentences, one per line, as `fastrnn vocab` and `fastrnn train-bilm` read them.
 
 python -m fastrnn.benchmarks.sentences input.txt text --held-out 0.1
 """

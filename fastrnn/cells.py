@@ -64,8 +64,9 @@ class CellSpec:
 
     Attributes:
         name: the key in :data:`CELLS`.
-        step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states. h enters the recurrence
-            through `_entering`, and a candidate passes through `_dropped`, if the header declares one.
+        step: (input part of the gates [B, G*H], old states, parameters, clips) -> new states. It passes h
+            through `_entering` where h enters the recurrence, and the candidate of a cell with kDropsCandidate through
+            `_dropped`.
         code: index in csrc/cells/cells.inc, or None if no kernel runs its layers: the step loop does (reference.py).
         gates: G, rows of weight_ih and weight_hh per hidden unit.
         cells: cell states per hidden unit, not counting h.
@@ -81,7 +82,7 @@ class CellSpec:
         drops_candidate: whether it has a candidate that dropout can act on.
         split_gate: the gate whose recurrent part has its own gradient (always the last), or None.
         input_part: (input [..., I], parameters) -> input part of the gates [..., G*H].
-        parameters: their names with their indices in a flat list; without biases, and with biases.
+        parameters: names of the parameters with their indices in a flat list; first without biases, then with them.
     """
 
     name: str

@@ -33,8 +33,8 @@ class Explanation:
         reasons: one sentence for each strategy.
         candidates: for each strategy its partition, bytes and predicted microseconds a step, named as in
             csrc/cuda/plan.h.
-        limits: of the device.
-        training: whether backward counts.
+        limits: limits of the device.
+        training: whether costs include backward.
         launches: number of launches in sequence, each with the candidates' costs. Each launch runs up to two
             recurrences: directions, or with heads the heads of directions.
     """

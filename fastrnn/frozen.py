@@ -55,7 +55,7 @@ class Frozen(Recurrent):
     _buffers: dict[str, Tensor]  # type: ignore[assignment] # none is None, as buffers of other modules may be
     _stream: _Stream | None = None
     _core: _C.Frozen | None = None
-    _widths: tuple[int, int] = (0, 0)  # of `_sizes`, once there is a _core
+    _widths: tuple[int, int] = (0, 0)  # the result of `_sizes`, once `_core` is set
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{type(self).__name__} is made by fastrnn.freeze(layer)")

@@ -1,5 +1,5 @@
-"""Lists over which tests run, and the random layer calls that they describe. A new cell or option needs a line here
-but no test file."""
+"""Lists of cells and options over which tests run, and the random layer calls that they describe. A new cell or option
+needs a line here, but no test file."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _name(value: object) -> str:
 def spread(others: Sequence, share: int) -> list:
     """All combinations of a cell and option with one of ``others``: (cell, option, other).
 
-    The ordinary run takes ``share`` of the others for each cell and option, different ones for the next; the rest have
-    the mark ``full``.
+    The ordinary run takes ``share`` of the others for each cell and option, and different ones for the next. The rest
+    have the mark ``full``.
     """
     count, cases = len(others), []
     for first, (cell, option) in enumerate(COMBINATIONS):

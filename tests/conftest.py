@@ -12,8 +12,8 @@ from pathlib import Path
 # their cores and make these tests five times as long. OpenMP reads this once, when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# The tests are those of the installed package. `python -m pytest` puts the source folder before it on the path, where
-# fastrnn may not be built.
+# The tests run the installed package. `python -m pytest` puts the source folder before it on the path, where fastrnn
+# may not be built.
 ROOT = Path(__file__).resolve().parents[1]
 if not any((ROOT / "fastrnn").glob("_C.*.so")):
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]

@@ -33,7 +33,7 @@ def as_function(call, layer=functional.layer):
     return function, tuple(call.tensors().values())
 
 
-# A clipped gradient is not the gradient of the function.
+# Without clipped gradients, which are not the gradient of the function.
 TRUE = [(cell, option) for cell, option in COMBINATIONS if "gradient_clip" not in OPTIONS[option]]
 
 
@@ -157,7 +157,8 @@ def test_an_unchanged_output_costs_no_second_forward(device, monkeypatch):
 
 
 def test_an_output_let_go_leaves_no_memory(device):
-    """The tensor that detects changes of the output does not keep its memory: offloading and checkpointing free it."""
+    """The tensor that detects changes of the output does not keep its memory, so offloading and checkpointing free
+    it."""
     call = make_call("rnn_tanh", "plain", device=device)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         output, final = call.run(functional.layer)

@@ -22,7 +22,7 @@ ROUTES = ["core", "core in slabs", "torch"]
 
 @pytest.fixture(params=ROUTES)
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The core with all words at once, or in chunks of a few panels, and the code for other devices."""
+    """The core with all words at once, the core in slabs of a few panels, and the code for other devices."""
     if request.param != "core":
         monkeypatch.setattr(_core.cross_entropy, "SLAB_BYTES", 40 << 10)
     if request.param == "torch":
@@ -122,7 +122,7 @@ def test_nothing_takes_part(route: str) -> None:
 
 
 def test_bits_do_not_depend_on_threads_or_other_rows() -> None:
-    """Nor on the number of rows of a chunk, nor on the strides of the operands."""
+    """Nor do they depend on the number of rows of a slab, or on the strides of the operands."""
     x, weight, bias, target = operands = example(400, 1000, 24)
     threads, alone = torch.get_num_threads(), None
     try:

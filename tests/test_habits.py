@@ -82,7 +82,7 @@ def flops(module, x, hx):
     ],
 )
 def test_operations_are_counted_as_torch_counts_its_own(kind, options, wanted):
-    """In float64, where torch's LSTM is not a single operator without a formula."""
+    """In float64: in float32 torch's LSTM is a single operator, for which torch has no formula."""
     counts = []
     for library in (torch.nn, fastrnn):
         module = getattr(library, kind)(3, 4, dtype=torch.float64, **options)

@@ -130,7 +130,7 @@ def test_every_emulated_strategy(cell, strategy, dtype, monkeypatch, emulated_ke
 
 
 def test_weights_that_lie_apart(device):
-    """Rows with gaps, and heads of one unit, whose stride between rows is not determined."""
+    """Rows with gaps between them, and heads of one unit, whose stride between rows is arbitrary."""
     for hidden in (6, 3):
         call = make_call("gru", dict(heads=3), (3, 2, 4, hidden, 0), torch.float64, device)
         own = call.parameters[0]

@@ -1,4 +1,4 @@
-"""The build backend of pyproject.toml: that of setuptools, which also requests an nvcc from PyPI if one is needed.
+"""The build backend of pyproject.toml: setuptools' own, which here also requires an nvcc from PyPI if one is needed.
 
 It is needed with FASTRNN_CUDA=on, or auto on a machine with an NVIDIA driver, if there is no nvcc.
 """

@@ -3,10 +3,10 @@
 usage: python -m benchmarks.gpu.times OUT.json --seconds N [--strategies step grid ...]
 
 Measures whole module calls, including the input product, by CUDA events: queued calls (``ms``) and single calls on an
-idle GPU (``ms_single``). For each case torch.nn comes first, then fastrnn as it chooses, then with each strategy that
-is asked for. The most informative cases come first, and the run ends cleanly when its time is used up. "tf32" and
-"fp32" are float32 with torch's flag for RNNs on and off. The error of a case is the relative L2 distance of the output
-from torch.nn's in float64 with the same weights, over at most 64 steps.
+idle GPU (``ms_single``). For each case it runs torch.nn, then fastrnn with the strategy it chooses, then fastrnn with
+each of --strategies. The most informative cases come first, and the run ends cleanly when its time is used up. "tf32"
+and "fp32" are float32 with torch's flag for RNNs on and off. The error of a case is the relative L2 distance of the
+output from torch.nn's in float64 with the same weights, over at most 64 steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the pictures and the figures of these pages: sh make.sh FOLDER INPUT. FOLDER is a new one, for tables and
-# pictures; INPUT is tinyshakespeare's input.txt. Run again, it goes on where it was stopped. What stands in FOLDER
-# already is made no more.
+# pictures; INPUT is tinyshakespeare's input.txt. Run again, it continues where it stopped: what FOLDER already
+# holds is not made again.
 set -e
 mkdir -p "$1"
 input=$(realpath "$2")
@@ -32,4 +32,4 @@ once cells_prose.png fastrnn probe cells held.txt --model lm --property position
 test -e cells.png || fastrnn lm train "$library/[a-k]*.py" --out code $small
 once cells.png fastrnn probe cells "$library/[l-z]*.py" --model code --property beginning,quotes,comments --lines 8
 once agreement.png fastrnn probe agreement --cell rnn,gru,lstm --json agreement.json
-times # of the shell, and below it of the commands: user and system
+times # user and system time: of the shell, and below it of the commands

@@ -1,7 +1,7 @@
 """The backends: each passes the argument structs of csrc/rnn.h to the compiled core for tensors of one device.
 
-raw.py allocates every buffer. A backend adds what only it knows (a stream, or the input product if the caller computes
-it) and makes the call. Only `select` chooses a backend.
+raw.py allocates every buffer. A backend adds what depends on its device, such as the stream, and makes the call. Only
+`select` chooses a backend.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class KernelBackend(Protocol):
     """The interface of the backends that run the kernels of csrc/cuda, as raw.py and backward.py use it."""
 
-    # Whether the core computes the time-parallel products. Here the caller computes them: it fills ``input_gates`` with
-    # `input_product` and makes the products of the gradients.
+    # Whether the core computes the time-parallel products. For these backends the caller does: it fills ``input_gates``
+    # with `input_product`, and computes the gradients of input and weights from those of the gates.
     computes_input_gates: Literal[False]
 
     def input_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...

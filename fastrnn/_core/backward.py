@@ -1,4 +1,4 @@
-"""Backward of one layer, in one of two ways. Assumes what raw.py assumes.
+"""Backward of one layer, in one of two ways. Operands must be checked tensors with memory, as in raw.py.
 
 The CPU core computes every gradient in one call. The kernels of csrc/cuda process a range of steps backward and write
 the gradients of the gates and the operands of the weight gradients. Products in torch, parallel in time, then give the
@@ -35,9 +35,9 @@ from .structs import (
     sizes_of,
 )
 
-# Both ways process ranges of steps, which bounds the memory of the gates' gradients. RANGE_BYTES: for the CUDA kernels,
-# whose launches need long ranges; rebuilt gates and the operands that rebuild them count too. CORE_RANGE_BYTES: for
-# the CPU core.
+# Both ways process ranges of steps, which bounds the memory of the gates' gradients. RANGE_BYTES is for the CUDA
+# kernels, which need long ranges to amortise their launches; it includes rebuilt gates and what rebuilds them.
+# CORE_RANGE_BYTES is for the CPU core.
 RANGE_BYTES, CORE_RANGE_BYTES = 128 << 20, 16 << 20
 
 
@@ -250,7 +250,7 @@ class _InRanges:
         config, sizes, result = self.config, self.sizes, self.result
         args, batch, two = self.args, sizes.batch, config.spec.cells > 0
         args.first_step, args.last_step = steps.first_step, steps.last_step
-        # If the initial state needs no gradient, the kernels skip one product: the only one if T is 1.
+        # If the initial state needs no gradient, the kernels skip one product, which for T = 1 is the only one.
         wants_initial = not last or (config.has_initial and any(self.needs[config.first_state : config.first_weight]))
         backend, structs, rebuilding = self.backend, [], []
         for d, buffer in zip(own, buffers, strict=True):

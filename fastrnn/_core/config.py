@@ -120,7 +120,7 @@ def _known_config(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config
 
 
 def config_of(cell: str, reverse: tuple[bool, ...], *options: Any) -> Config:
-    """The Config with these options, in the order of its fields; cached, as a lookup is cheaper than making one."""
+    """The Config with these options, in the order of its fields; cached, because a lookup costs less than an object."""
     if torch.compiler.is_compiling():  # torch.compile traces through such a cache and warns of it
         return Config(ALL_CELLS[cell], reverse, *options)
     return _known_config(cell, reverse, *options)

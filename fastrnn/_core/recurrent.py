@@ -339,8 +339,8 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
     ) -> tuple[Tensor, States]:
         """The output and final states for the input ``table[units]``, without its product with weight_ih.
 
-        That product is computed once for each row of the table. A step's is then a product with a one-hot vector, which
-        is narrower if the table has fewer rows than columns. Backward needs no gradient of the input.
+        The product table @ weight_ih^T [V, G*H] takes the place of weight_ih, and one-hot vectors [T, B, V] that of the
+        input. That saves work if V < I, and backward needs no gradient of an input.
 
         Args:
             units: int64 [T, B].
@@ -394,7 +394,7 @@ class Recurrent(StepOptions, torch.nn.RNNBase):
         return PackedSequence(output, *like), final, [*packed_states]
 
     def _weights(self) -> list[Tensor]:
-        """The parameters, or what replaces them; reads _parameters first because an attribute costs 0.6 us each."""
+        """The parameters in use; reads _parameters first, because module attributes cost 0.6 us each."""
         own: Mapping[str, Any] = self._parameters
         weights: list[Tensor] = [own[name] if name in own else getattr(self, name) for name in self._flat_weights_names]
         if self.training and self.weight_dropout:

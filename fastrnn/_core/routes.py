@@ -43,7 +43,7 @@ def _transformed() -> bool:
 
 
 def _transformed_while_compiling() -> bool:
-    """The same while torch.compile traces: it really enters the transforms it meets and guards on those around it."""
+    """The same while torch.compile traces: it enters the transforms that it meets, and guards on those around it."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
@@ -120,7 +120,7 @@ def run(
         refuse_plain_export()
         return run_operator(config, operands, segments, save)
     if save:
-        operands = [t.clone() if t.is_inference() else t for t in operands]  # inline: each saveable() costs 0.1 us
+        operands = [t.clone() if t.is_inference() else t for t in operands]  # not saveable(t), which costs 0.1 us each
         if (
             segments.lengths is not None
             or segments.resets is not None

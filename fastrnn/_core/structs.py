@@ -111,7 +111,7 @@ def check_lengths(lengths: Tensor, steps: int) -> None:
 
 
 def extent_of(config: Config, x: Tensor, segments: Segments, sizes: Sizes | None, width: int) -> Extent:
-    """The arguments that vary from call to call besides the operands, for csrc/bindings_layer.cpp; keeps tensors alive.
+    """What varies from call to call besides the operands (Extent in csrc/bindings_layer.cpp). Keeps its tensors alive.
 
     ``sizes`` is only needed for packed rows; ``width``: R, with heads that of one head.
     """

@@ -1,6 +1,6 @@
 """Caches token vectors of a vocabulary, since a few tokens make up most of running text.
 
-The key is the token string, so users pass text and no ids are reserved. Tokens outside the vocabulary go through the
+The key is the token string, so that callers pass text and need no ids. Tokens outside the vocabulary go through the
 encoder.
 
 Threads: entries are only added, and a token becomes visible after its row is written, so readers need no lock. A writer

@@ -30,7 +30,7 @@ def _path(text: str) -> Callable[..., Any]:
 def vocab(text: tuple[str, ...], out: str, min_count: int, max_size: int | None, overwrite: bool) -> None:
     """Make a vocabulary of text.
 
-    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
+    TEXT: paths, folders or patterns, - for standard input; one tokenised sentence per line.
     """
     from ..text_models.text import find_texts, read_text
     from ..text_models.vocabulary import SPECIALS, build_vocabulary, count_words
@@ -317,7 +317,7 @@ def _load(model: str, device: str) -> LanguageModel:
 def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
     """Perplexity of text under a trained biLM, for each direction, over the whole vocabulary, each token counted once.
 
-    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line.
+    TEXT: paths, folders or patterns, - for standard input; one tokenised sentence per line.
     """
     with plain_errors():
         from ..text_models.text import read_text
@@ -336,7 +336,7 @@ def eval_bilm(text: tuple[str, ...], model: str, device: str, batch: int) -> Non
 def score(text: tuple[str, ...], model: str, device: str, batch: int) -> None:
     """Log probability (nats) of every token: line, token, forward, backward, and * if it counts as <UNK>.
 
-    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. Only the backward direction
+    TEXT: paths, folders or patterns, - for standard input; one tokenised sentence per line. Only the backward direction
     predicts <S>, only the forward one </S>. A model that only reads forward has no backward column.
     """
     with plain_errors():

@@ -15,7 +15,7 @@ from ..text_models.errors import plain_errors
 MODEL = click.Path(exists=True, path_type=Path)
 OPTIONS_HELP = "The options.json of hdf5 weights, if not beside them; also for .th, which lack a few settings."
 HDF5_ENDINGS = (".hdf5", ".h5", ".hdf", "")
-VOCABULARY_HELP = "Word models: the words of the table's rows, one a line, if not vocab.txt beside the weights."
+VOCABULARY_HELP = "Word models: the words of the table's rows, one per line, if not vocab.txt beside the weights."
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TEXT = click.Path(exists=True, dir_okay=False, allow_dash=True)  # a str: Path("./-") would be Path("-")
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -89,7 +89,7 @@ def convert_bilm(
 @model_options
 @overwrite_option
 def cache_tokens(vocabulary: str, output: Path, model: Path, options: Path | None, overwrite: bool) -> None:
-    """Write the context-free vectors of VOCAB's tokens (one a line; - is standard input) to OUTPUT.
+    """Write the context-free vectors of VOCAB's tokens (one per line; - is standard input) to OUTPUT.
 
     OUTPUT is an hdf5 file with one dataset, "embedding" (tokens, P), as bilm-tf writes and reads it; with the ending
     .txt it is a text file of lines "token v1 v2 ...". Each line of VOCAB is one token without blanks; no token repeats.

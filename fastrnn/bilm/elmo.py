@@ -3,7 +3,7 @@
 State: the original carries the recurrent state of each batch row from one call to the next although the sentences are
 unrelated, so a sentence gives slightly different vectors each time. ``stateful=True`` (the default) does the same. With
 ``stateful=False`` every sentence starts from zero, and its vectors depend on nothing else. :meth:`Elmo.warm_up` is the
-middle way: every sentence starts from one fixed state that has seen text.
+middle way: every sentence starts from one fixed state, that after some other text.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Elmo(nn.Module):
     def warm_up(self, batches: Iterable[Sentences | Tensor]) -> None:
         """Run over some batches and make the state of their first row the start of every sentence from now on.
 
-        With ``stateful=False`` vectors then depend only on the sentence, yet start from a state that has seen text.
+        With ``stateful=False`` vectors then depend only on the sentence, but start from the state after these batches.
         The carried state is dropped.
         """
         seen = CarriedState()

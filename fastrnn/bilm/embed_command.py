@@ -99,10 +99,10 @@ class _Layers(click.ParamType):  # type: ignore[type-arg] # generic, but not in 
 def embed(sentences: str, output: Path, **settings: Any) -> None:
     """Write ELMo vectors of SENTENCES to OUTPUT (hdf5).
 
-    SENTENCES has one sentence a line, tokens split on blanks; - is standard input. OUTPUT has a dataset for each line,
-    named by its number from 0; a blank line gives an array without tokens. "sentence_to_index" holds a JSON object from
-    sentences to keys, as AllenNLP's elmo command wrote it. The same command given again continues a run that was
-    stopped, and the file is then the same as that of an uninterrupted run.
+    SENTENCES has one sentence per line, tokens split on blanks; - is standard input. OUTPUT has a dataset for each
+    line, named by its number from 0; a blank line gives an array without tokens. "sentence_to_index" holds a JSON
+    object from sentences to keys, as AllenNLP's elmo command wrote it. The same command given again continues a run
+    that was stopped, and the file is then the same as that of an uninterrupted run.
     """
     if output.exists() and not output.is_file():
         raise click.ClickException(f"{output} is no ordinary file")

@@ -1,6 +1,6 @@
 """Log probabilities of held-out text under a biLM, over the whole vocabulary, each sentence from the same start state.
 
-So a sentence's result depends on neither its neighbours nor the batch, and every token counts exactly once. In a
+A sentence's result therefore depends on neither its neighbours nor the batch, and every token counts exactly once. In a
 sentence of n words each direction predicts n + 1 tokens: the words and the boundary at its end.
 """
 

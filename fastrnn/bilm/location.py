@@ -43,7 +43,7 @@ class ModelFiles:
         place: the given path: a folder, an archive or a file.
         weights: .hdf5, .safetensors, .th, .pt or .bin.
         options: the options.json that belongs to ``weights``, or None.
-        vocabulary: the words, one a line, or None; models that read characters need none.
+        vocabulary: the words, one per line, or None; models that read characters need none.
         packed_vocabulary: the file from which ``vocabulary`` was unpacked, or None.
     """
 

@@ -147,7 +147,7 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
 def predict(
     file: str, model: str, out: Path | None, probabilities: bool, device: str, overwrite: bool, **moved: str | None
 ) -> None:
-    """Label the texts of FILE, one a line and without labels (- for standard input); writes a label a line.
+    """Label the texts of FILE, one per line and without labels (- for standard input); writes one label per line.
 
     \b
     Example: fastrnn classify predict texts.txt --model classifier --probabilities

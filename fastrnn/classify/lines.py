@@ -1,4 +1,4 @@
-"""Reads labelled texts, one a line: a label, a blank or a tab, and the words."""
+"""Reads labelled texts, one per line: a label, a blank or a tab, and the words."""
 
 from __future__ import annotations
 

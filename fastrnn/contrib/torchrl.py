@@ -164,7 +164,8 @@ def _pack(is_init: Tensor) -> _Packed:
     return _Packed(source, step.bincount().cpu(), first[order], (first + lengths - 1)[order])
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # sizes depend on the data (the number of trajectories); torchrl disables it too
+# Sizes depend on the data (the number of trajectories); torchrl disables compilation here too.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run(layer: Recurrent, x: Tensor, states: list[Tensor] | None, is_init: Tensor) -> list[Tensor]:
     """Run all trajectories of a batch.
 

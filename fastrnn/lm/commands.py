@@ -60,7 +60,7 @@ def _results(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Without --held-out: the part of TEXT, from its end, that is held out.",
 )
 @click.option("--units", default="characters", show_default=True, type=click.Choice(["characters", "words"]))
-@click.option("--vocab", "vocabulary", help="File of words, one a line.  [default: those of the training text]")
+@click.option("--vocab", "vocabulary", help="File of words, one per line.  [default: those of the training text]")
 @click.option(
     "--min-count", type=_SIZE, help="Units seen less often are <UNK>.  [default: 1 of characters, 3 of words]"
 )

@@ -36,7 +36,7 @@ class Run:
         held_out: likewise, text that is evaluated after each epoch; if not given, the last ``held_out_share`` of the
             units of ``text``, which are not trained on.
         units: "characters" or "words".
-        vocabulary: file of words, one a line, as `fastrnn vocab` makes it; None: the words of the training text.
+        vocabulary: file of words, one per line, as `fastrnn vocab` makes it; None: the words of the training text.
         min_count: units that occur less often in the training text become `<UNK>`; None: 1 for characters, 3 for words.
         epochs: passes over the text.
         patience: stop after this many epochs that have not lowered the held-out loss; 0: never.

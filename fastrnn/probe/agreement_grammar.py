@@ -20,7 +20,7 @@ _VERBS = ("admire", "avoid", "call", "follow", "greet", "help", "know", "like", 
 _PREPOSITIONS = ("above", "behind", "beside", "near", "under")
 _ADVERBS = ("often", "probably", "rarely")
 _PHRASES = (0.45, 0.3, 0.15, 0.1)  # probabilities that a subject has 0, 1, 2, 3 phrases
-_KEPT_BACK = 5  # one in this many pairs of subject and next noun is only used in the test
+_KEPT_BACK = 5  # one in this many pairs of subject and next noun occurs only in the test
 
 
 class Grammar:

@@ -100,7 +100,7 @@ def _prose(text: str) -> list[tuple[float, ...]]:
 
 
 def _python(text: str) -> list[tuple[float, ...]]:
-    """Scans any part of a Python file, which a tokeniser cannot do."""
+    """Scans Python from any point of a file; Python's own tokeniser needs whole statements."""
     rows: list[tuple[float, ...]] = []
     column, depth, indent, logical = 0, 0, 0, 0  # logical: columns before the statement
     quote = ""  # the quotes that end the string

@@ -134,9 +134,9 @@ def neighbours(
 ) -> None:
     """The words in context that are nearest to a word in its sentence, by each layer of a biLM.
 
-    TEXT: paths, folders or patterns, - for standard input; a tokenised sentence a line. Layer 0 sees the word without
-    its sentence, so its neighbours are other words; those of other layers may be the same word in another sentence. The
-    plot shows all places of the word on each layer's first two principal axes.
+    TEXT: paths, folders or patterns, - for standard input; one tokenised sentence per line. Layer 0 sees the word
+    without its sentence, so its neighbours are other words; those of other layers may be the same word in another
+    sentence. The plot shows all places of the word on each layer's first two principal axes.
 
     \b
     Example: fastrnn probe neighbours text.txt --model elmo --word play

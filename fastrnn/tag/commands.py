@@ -135,7 +135,7 @@ def evaluate(file: str, models: tuple[str, ...], **values: Any) -> None:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: print]")
 @click.option(
     "--format", type=click.Choice(["conll", "conllu", "text"]),
-    help="text: a tokenised sentence a line.  [default: conllu of names that end in .conllu, or conll]",
+    help="text: one tokenised sentence per line.  [default: conllu of names that end in .conllu, or conll]",
 )  # fmt: skip
 @click.option("--column", help="CoNLL-U: of the tags, a number or upos, xpos, feats, deprel.  [default: upos]")
 @with_options(MOVED, DEVICE, overwrite_option)

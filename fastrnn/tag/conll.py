@@ -25,7 +25,7 @@ class Document:
 
     Attributes:
         source: its name, for messages.
-        format: "conll", "conllu" or "text" (a tokenised sentence a line, no tags).
+        format: "conll", "conllu" or "text" (one tokenised sentence per line, no tags).
         sentences: the words of each sentence.
         tags: the tags of each sentence; None if they were not read.
         lines: the lines of the file.

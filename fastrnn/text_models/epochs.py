@@ -33,7 +33,7 @@ class RunOptions(Protocol):
 
 
 def chosen_device(device: str | None) -> torch.device:
-    """The given device, else a GPU if there is one."""
+    """The given device; without one, a GPU if torch sees one, else the CPU."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def among(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given values that are fields of a dataclass."""
+    """The given values whose names are fields of the dataclass ``kind``."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in given.items() if name in names}
 

@@ -1,4 +1,4 @@
-"""Reads text files as lists of sentences: one tokenised sentence a line, tokens split on white space.
+"""Reads text files as lists of sentences: one tokenised sentence per line, tokens split on white space.
 
 Every command reads its text, vocabularies and tables of tokens here. Files are UTF-8, with or without a byte order
 mark, with lines that end in LF, CRLF or CR. As in the original, a blank line is a sentence without words, which still

@@ -74,7 +74,7 @@ class EpochTrainer(Generic[Model]):
         return value, gradient_norm
 
     def require_finite(self) -> None:
-        """Refuses parameters that are not finite; a step with a finite loss may leave such parameters."""
+        """Refuses parameters that are not finite. A step may have a finite loss and leave such parameters."""
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             raise TrainingError(
                 f"step {self.done} has left parameters that are not finite. They were not kept, and the checkpoint "

@@ -1,4 +1,4 @@
-"""The words that a model predicts, one a line in a file: `<S>`, `</S>` and `<UNK>`, then by descending frequency.
+"""The words that a model predicts, one per line in a file: `<S>`, `</S>` and `<UNK>`, then by descending frequency.
 
 The order matters, because the sampled softmax draws its negatives by rank. If the model reads characters, a word
 outside the vocabulary is `<UNK>` only as a target.
@@ -97,7 +97,7 @@ def _add_word(lines: dict[str, int], word: str, line: int, source: str) -> None:
 
 
 def read_words(path: Path | str) -> list[str]:
-    """Reads a file of distinct words, one a line ("-" is standard input).
+    """Reads a file of distinct words, one per line ("-" is standard input).
 
     Raises:
         VocabularyError: a blank line, a line with blanks inside, or a repeated word.

@@ -1,4 +1,4 @@
-"""What several files of the biLM's tests share."""
+"""Fixtures for the biLM's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small biLMs for the ELMo tests, and awkward sentences for them."""
+"""Small biLMs for the ELMo tests, and sentences of unusual lengths and tokens."""
 
 from __future__ import annotations
 

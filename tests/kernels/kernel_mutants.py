@@ -1,4 +1,5 @@
-"""Faults for the shipped kernels, each of which the emulated tests must catch; placed in the sources by exact text."""
+"""Faults for the shipped kernels, each of which the emulated tests must catch. Each replaces a text that stands exactly
+once in its source file."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Mutant(NamedTuple):
         return "emulation_persistent_test" if persistent else "emulation_step_test"
 
     def arguments(self) -> list[list[str]]:
-        """A list of arguments for each run; one run that gives the message is enough."""
+        """A list of arguments for each run; the fault is caught if one run gives the message."""
         races = ["races"] if self.kind == "thread" and self.program == "emulation_persistent_test" else []
         return [[*run, *races, "1"] for run in self.runs or RUNS[self.instance]]
 

@@ -129,7 +129,7 @@ def library() -> Path:
 
 
 class Programs:
-    """Maps (kind, test name) to (program, its object files by name); builds on first use, in one thread."""
+    """Maps (kind, test name) to (program, its object files by name). Builds on first use, under a lock."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,6 +1,6 @@
 """Counts the PTX instructions that a warp executes in a step, by running translated PTX that counts its basic blocks.
 
-A warp's count of a basic block is that of the lane that ran it most, so lanes that diverge count once for each way. Two
+A warp's count of a basic block is that of the lane that ran it most, so both sides of a divergent branch count. Two
 runs of different length give the count of a step: the instructions before and after the loop cancel out. Of a wait only
 the first poll counts, because the others depend on when the emulation runs the other blocks.
 """
@@ -18,7 +18,8 @@ from kernel_programs import CSRC, CUDA, LAUNCHERS, TESTS, Programs, compile_all,
 from ptx.translate import Kernel, translate
 from ptx_programs import FLAGS, PtxPrograms, instantiation, make_ptx
 
-STEPS = (4, 5)  # of the two runs: the first and last steps of a sequence are not those of its middle (phases.cuh)
+# Steps of the two runs: long enough to have a step in the middle, which differs from the first and last (phases.cuh).
+STEPS = (4, 5)
 PASSES = ("forward", "backward")
 _LINES = 40  # source lines kept of a kernel
 PERSISTENT, PROJECTED = "PersistentKernel<Bf16Math, {}>", "ProjectedKernel<Bf16Math, {}>"
@@ -59,7 +60,7 @@ KINDS = ("mma", "shared", "global", "generic", "address", "control", "synchronis
 
 
 def kind_of(opcode: str) -> str:
-    """What an instruction is for; generic: memory whose space is not known when compiling. Integers are addresses."""
+    """What an instruction is for. Generic: memory of unknown address space. Integer arithmetic counts as address."""
     words = opcode.split(".")
     if words[0] in ("mma", "ldmatrix"):
         return "mma" if words[0] == "mma" else "shared"
@@ -79,7 +80,7 @@ def kind_of(opcode: str) -> str:
 
 @dataclass
 class Count:
-    """Instructions of a step: of each warp; by kind and for the first source lines, of the warp that executes most."""
+    """Instructions of a step: in total for each warp, and for the warp that executes most, by kind and source line."""
 
     kernel: str
     warps: list[float]
@@ -104,7 +105,7 @@ def source_of(folder: Path, kernel: str) -> Path:
 
 
 class PtxCounter:
-    """The program of tests/ptx/count.cpp with the PTX for sm_90 of the kernels of some cases."""
+    """The program tests/kernels/ptx/count.cpp with the PTX for sm_90 of some cases' kernels."""
 
     def __init__(self, folder: Path, cases: tuple[Case, ...] = CASES, passes: tuple[str, ...] = PASSES) -> None:
         self._passes = passes
@@ -121,7 +122,7 @@ class PtxCounter:
         self._program = link("plain", [*parts, *compile_all(folder, jobs)], folder / "count")
 
     def counts(self, case: Case) -> list[Count]:
-        """Of the case's kernels, in the order of the passes."""
+        """The counts of the case's kernels, in the order of the passes."""
         return [
             self._count(name, *(self._run(case, name, kind, steps) for steps in STEPS))
             for name, kind in zip(case.kernels, PASSES, strict=True)
@@ -129,7 +130,7 @@ class PtxCounter:
         ]
 
     def _run(self, case: Case, name: str, kind: str, steps: int) -> list[list[int]]:
-        """Of each warp the counts of its basic blocks in the first launch. Directions may run in sequence, each in a
+        """For each warp, the counts of its basic blocks in the first launch. Directions may run in sequence, each in a
         launch of its own."""
         done = subprocess.run([self._program, kind, *case.arguments(steps)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -40,7 +40,7 @@ def instantiation(header: str, *kernels: str) -> str:
 
 
 def some_kernels(names: tuple[str, ...], header: Path, architecture: str) -> tuple[Kernel, ...]:
-    """Only these kernels, such as StepKernel<Bf16Math, 1> of step/kernel.cuh, which takes seconds."""
+    """Compiles only these kernels, such as StepKernel<Bf16Math, 1> of step/kernel.cuh, in seconds."""
     source = header.with_name(f"some_of_{header.stem}.cu")
     source.write_text(instantiation(header.name, *names))
     return tuple(translate(make_ptx(source, architecture), f"{source.stem}.ptx"))

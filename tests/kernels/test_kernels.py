@@ -73,7 +73,7 @@ RUNS = [
 
 @dataclass(frozen=True)
 class Broken:
-    """Runs of the kernels with one of the faults; one run that gives the message is enough."""
+    """Runs of the kernels with one of the faults, which is caught if one run gives the message."""
 
     name: str
 

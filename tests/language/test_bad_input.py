@@ -105,7 +105,7 @@ def test_checkpoints_of_other_programs(place: Path, content: object, message: st
         (("char_cnn", "filters"), [[1, 10**12]], "must be an integer of at most"),
     ],
 )
-def test_options_with_values_that_cannot_be(place: Path, path: tuple[str, str], value, message: str) -> None:  # noqa: F811
+def test_options_with_impossible_values(place: Path, path: tuple[str, str], value, message: str) -> None:  # noqa: F811
     options = json.loads(Path("model/options.json").read_text())
     options[path[0]][path[1]] = value
     Path("model/options.json").write_text(json.dumps(options))

@@ -1,7 +1,8 @@
-"""Translates nvcc's PTX to C++: one function a kernel, run by runtime.h once a CUDA thread on fibers.
+"""Translates nvcc's PTX to C++: one function per kernel, which runtime.h runs on a fiber for each CUDA thread.
 
-Registers become local variables, branches gotos; what one thread does becomes an expression, what touches memory or
-other threads a call of runtime.h. An instruction, operand or directive that is not understood is an error.
+Registers become local variables, and branches gotos. An instruction that involves only its own thread becomes an
+expression; one that touches memory or other threads becomes a call of runtime.h. An instruction, operand or directive
+that is not understood is an error.
 Section numbers are those of "Parallel Thread Execution ISA", version 9.0.
 """
 
@@ -22,8 +23,8 @@ SPECIAL = {  # 10, "Special Registers"
     "%cluster_ctarank": "emulation::cluster_rank()", "%cluster_nctarank": "emulation::cluster_size()",
 }  # fmt: skip
 
-# What one thread computes of operands a, b, c, d. Of integers that wrap around (read unsigned, whatever the type); of
-# others, read as the type T (W: the type of twice its width).
+# C++ expressions of instructions on operands a, b, c, d. Here integers that wrap around, read as unsigned whatever the
+# PTX type; below all others, read as the type T (W: the type of twice its width).
 WRAPPING = {
     "add": "{a} + {b}", "sub": "{a} - {b}", "mul.lo": "{a} * {b}", "mad.lo": "{a} * {b} + {c}", "neg": "0 - {a}",
     "and": "{a} & {b}", "or": "{a} | {b}", "xor": "{a} ^ {b}", "not": "~{a}",
@@ -44,7 +45,7 @@ OF_FLOATS = {
 }  # fmt: skip
 OF_PREDICATES = {"and": "{a} && {b}", "or": "{a} || {b}", "xor": "{a} != {b}", "not": "!{a}"}
 OUTSIDE = re.compile(r"\.(version|target|address_size|file|section|b8|b16|b32|b64)\b|[{}]|[$\w]+:")
-# 9.7.3, 9.7.7.6: ordered comparisons are false where an operand is NaN, those with a u behind them true.
+# 9.7.3, 9.7.7.6: with a NaN operand, ordered comparisons are false, and unordered ones (with a final u) true.
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 CONVERT = {  # 9.7.9.21, "cvt": all but integers to integers
     "cvt.f32.f16": "fp16_to_float({a})", "cvt.f64.f32": "double({a})", "cvt.rn.bf16.f32": "to_bf16({a})",
@@ -61,7 +62,7 @@ MMA = {
 
 
 class NotUnderstood(Exception):
-    """A piece of PTX that this translator has no meaning for."""
+    """PTX that this translator does not know."""
 
 
 def are_integers(*c_types: str) -> bool:
@@ -73,13 +74,13 @@ def _bits(c_type: str) -> int:
 
 
 def split(text: str) -> list[str]:
-    """At the commas outside braces and brackets."""
+    """Splits at the commas outside braces and brackets."""
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text) if part.strip()]
 
 
 @dataclass
 class Instruction:
-    """One of a kernel, for those who count: its basic block, opcode and places in the sources, innermost first."""
+    """An instruction of a kernel, for counting: its basic block, opcode and source places, innermost first."""
 
     block: int
     opcode: str
@@ -88,7 +89,7 @@ class Instruction:
 
 @dataclass
 class Kernel:
-    """A kernel's function while it is being translated, and what is known of it afterwards."""
+    """A kernel's C++ function while it is being translated, and afterwards the facts about it."""
 
     name: str
     file: str
@@ -152,7 +153,7 @@ class Kernel:
         return self.value(found[1], "u64") + (f" + uint64_t({found[2]})" if found[2] else "")
 
     def assign(self, to: str, code: str, c_type: str) -> str:
-        """What an instruction computes, of the C type, into a register: its low bits, or extended by its own sign."""
+        """Assigns a result of the C type to a register: its low bits, or sign-extended if it is narrower."""
         if to == "_":
             return f"static_cast<void>({code});"
         name = self.register(to)
@@ -353,7 +354,8 @@ class Kernel:
 
     # ---- the function
     def locate(self, number: int, places: tuple[str, ...]) -> None:
-        """The lines from `number` on come from these places, of which the first that is not a word's is told."""
+        """Sets the source places of the lines from `number` on. Messages name the first place that is not in a device
+        function (device.cuh)."""
         self.places = tuple(sorted(places, key=lambda place: place.startswith(("device.cuh", "launch.cuh"))))
         self.sources.append((number, self.places[0]))
 
@@ -447,7 +449,7 @@ def translate(text: str, file: str, counting: bool = False) -> list[Kernel]:
 
 
 def _place(path: str) -> str:
-    """How a source is named: csrc/cuda/persistent/wait.cuh is persistent/wait.cuh, other files lose their folders."""
+    """The name of a source file: persistent/wait.cuh for one in csrc/cuda; other files lose their folders."""
     _, found, inside = path.rpartition("csrc/cuda/")
     return posixpath.normpath(inside) if found else posixpath.basename(path)
 
