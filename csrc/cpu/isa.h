@@ -9,7 +9,7 @@ namespace fr::cpu {
 // kTileVectors: width of such a tile in registers. On AVX2, 3 rows of 4 registers would need one register more than its
 // 16, so that each row reads a weight from memory again. 6 rows of 2 take 8 loads for 12 multiply-adds instead of 9,
 // and half as many bytes of weights from L2.
-// kDepthBlock: the depth, in operands of a row, that a tile processes at a time. On AVX2 a slice of weights that deep is
+// kDepthBlock: the depth, in operands of a row, that a tile processes at a time. On AVX2 a slice of weights so deep is
 // 16 KiB (64 bytes an operand) and stays in an L1 of 32 KiB from one group of rows to the next. Elsewhere it is 128 KiB
 // and stays in L2.
 // kL2Bytes: L2 of a core that has this set and no better one.
