@@ -76,21 +76,9 @@ FR_DEVICE void store_system(unsigned long long* p, unsigned long long value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
-// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0
-// (null: no abort flag). Both are checked only every 256 polls, to keep the common wait short.
-template <class Ready>
-FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag) {
-  unsigned long long deadline = 0;
-  for (unsigned polls = 1; !ready(); ++polls) {
-    if (polls % 256 != 0) continue;
-    if (abort_flag && load_acquire(abort_flag) != 0) return false;
-    if (nanoseconds == 0) continue;
-    const unsigned long long now = global_nanoseconds();
-    if (deadline == 0) deadline = now + nanoseconds;
-    else if (now > deadline) return false;
-  }
-  return true;
-}
+// Where wait_until is called, which only the emulation needs: there a poll lets other threads run.
+struct Caller {};
+FR_DEVICE void let_others_run(Caller) {}
 
 FR_DEVICE void expect(bool, const char*) {}  // checked in emulation only
 
@@ -227,6 +215,23 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+
+// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0
+// (null: no abort flag). Both are checked only every 256 polls, to keep the common wait short.
+template <class Ready>
+FR_DEVICE bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag, Caller caller = {}) {
+  unsigned long long deadline = 0;
+  for (unsigned polls = 1; !ready(); ++polls) {
+    let_others_run(caller);
+    if (polls % 256 != 0) continue;
+    if (abort_flag && load_acquire(abort_flag) != 0) return false;
+    if (nanoseconds == 0) continue;
+    const unsigned long long now = global_nanoseconds();
+    if (deadline == 0) deadline = now + nanoseconds;
+    else if (now > deadline) return false;
+  }
+  return true;
+}
 
 FR_DEVICE float to_state(float value) { return value; }
 FR_DEVICE double to_state(double value) { return value; }

@@ -57,22 +57,13 @@ inline void store_system(unsigned long long* p, unsigned long long value) {
   __atomic_store_n(p, value, __ATOMIC_RELEASE);
 }
 
-// Polls ready() until it is true. Returns false after `nanoseconds` (0: no timeout), or once *abort_flag is not 0
-// (null: no abort flag). Both are checked only every 256 polls.
-template <class Ready>
-inline bool wait_until(Ready ready, unsigned long long nanoseconds, const unsigned* abort_flag, FR_HERE) {
-  unsigned long long deadline = 0;
-  for (unsigned polls = 1; !ready(); ++polls) {
-    emulation::pause(file, line);
-    if (polls % 256 != 0) continue;
-    if (abort_flag && load_acquire(abort_flag) != 0) return false;
-    if (nanoseconds == 0) continue;
-    const unsigned long long now = global_nanoseconds();
-    if (deadline == 0) deadline = now + nanoseconds;
-    else if (now > deadline) return false;
-  }
-  return true;
-}
+// Where wait_until (cuda/device.cuh) is called, for reports.
+struct Caller {
+  const char* file;
+  int line;
+  Caller(FR_HERE) : file(file), line(line) {}
+};
+inline void let_others_run(Caller caller) { emulation::pause(caller.file, caller.line); }
 
 inline void expect(bool condition, const char* what, FR_HERE) {
   if (!condition) emulation::fail(std::string("expected ") + what, file, line);
