@@ -171,6 +171,14 @@ void bind_layer_norm(py::module_& m) {
   m.def("cpu_layer_norm_gradients", &fr::cpu_layer_norm_gradients, py::call_guard<py::gil_scoped_release>());
 }
 
+void bind_noise(py::module_& m) {
+  m.def(
+      "cpu_state_mask", [](int state, double p, Address seed, int streams, int64_t batch, int64_t width, Address mask) {
+        fr::cpu_state_mask(static_cast<fr::Type>(state), p, reinterpret_cast<const uint64_t*>(seed), streams, batch,
+            width, reinterpret_cast<void*>(mask));
+      });
+}
+
 void bind_cells(py::module_& m) {
   m.def(
       "cells",
@@ -197,6 +205,7 @@ PYBIND11_MODULE(_C, m) {
   bind_arguments(m);
   bind_cross_entropy(m);
   bind_layer_norm(m);
+  bind_noise(m);
   bind_cells(m);
   fr::bind_cuda(m);
   fr::bind_layer(m);

@@ -200,6 +200,10 @@ struct GradientArgs {
 void cpu_forward(const ForwardArgs& args);
 void cpu_backward(const GradientArgs& args);
 
+// Draws Weights::state_mask for several directions, or heads of directions: [streams][B][R] in the state type, each 0
+// with probability p, else 1 / (1 - p).
+void cpu_state_mask(Type state, double p, const uint64_t* seed, int streams, int64_t batch, int64_t width, void* mask);
+
 // ---- weights prepared once, for inference on the CPU in float32 ----
 
 // The form of a prepared weight. kFloat32: as it is. kBFloat16: rounded to 16 bits, multiplied and summed in float.

@@ -5,9 +5,8 @@
 //   dropout of the candidate (Semeniuta et al. 2016, https://arxiv.org/abs/1603.05118): what a step adds to the state
 //   is zero with probability p, else divided by 1 - p.
 //   dropout of the state (Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287): h enters the recurrence times a
-//   factor that a unit of a row keeps for all steps. The caller (fastrnn/_core/noise.py) draws these factors into
-//   memory (rnn.h: state_mask). If h enters a product, the backends multiply by them; elsewhere (IndRNN, r*h of GRU
-//   reset-before) this file does.
+//   factor that a unit of a row keeps for all steps. The caller draws these factors into memory (rnn.h: state_mask). If
+//   h enters a product, the backends multiply by them; elsewhere (IndRNN, r*h of GRU reset-before) this file does.
 // Every decision is a word of Philox, keyed by the call's seed. Backward, another thread or another device draws the
 // same word again, so no mask but that of the state is stored. Four neighbouring units share the words of the counter
 // (unit / 4, row, step, stream). Each kind of decision in each direction has a stream of its own. A head counts as a
@@ -40,13 +39,12 @@ struct NoiseParams {
         below_candidate(below(options.candidate)), zoneout_h(options.zoneout_h), zoneout_c(options.zoneout_c),
         scale(1 / (1 - options.candidate)) {}
 
- private:
   static uint32_t below(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 };
 
-// What a word decides: zoneout of h or of the cell states, or dropout of the candidate; 3, which no kernel draws, is
-// dropout of the state.
-enum NoiseKind : uint32_t { kOfH, kOfCells, kOfCandidate, kKindsInKernels };
+// What a word decides: zoneout of h or of the cell states, or dropout of the candidate, or of the state, which no
+// kernel draws.
+enum NoiseKind : uint32_t { kOfH, kOfCells, kOfCandidate, kOfState, kKindsInKernels = kOfState };
 FR_HD constexpr uint32_t noise_stream(NoiseKind kind, uint32_t direction) { return direction | kind << 30; }
 
 // Which unit of which row at which step; direction counts within the call.

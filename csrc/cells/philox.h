@@ -1,6 +1,7 @@
-// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1,
+// Philox4x32-7, a counter-based generator (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1,
 // 2, 3", https://doi.org/10.1145/2063384.2063405). Four random words are a function of a counter of four words and a
-// key of two, so any word can be computed anywhere, in any order, as often as needed.
+// key of two, so any word can be computed anywhere, in any order, as often as needed. Seven rounds are the fewest that
+// pass TestU01's BigCrush there; generators for general use take ten, to be on the safe side.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,8 @@
 #include "cell.h"
 
 namespace fr {
+
+constexpr int kPhiloxRounds = 7;
 
 // The keys of a round, computed as the rounds go.
 struct PhiloxKeys {
@@ -22,9 +25,9 @@ FR_HD void philox(typename Lanes::Word (&counter)[4], Keys keys) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1  // every cell of every kernel has a copy: keep it small
 #elif !defined(__CUDACC__)
-#pragma GCC unroll 10
+#pragma GCC unroll 7
 #endif
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     typename Lanes::Word high[2], low[2];
     Lanes::multiply(counter[0], 0xD2511F53u, high[0], low[0]);
     Lanes::multiply(counter[2], 0xCD9E8D57u, high[1], low[1]);

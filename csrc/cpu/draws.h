@@ -89,7 +89,7 @@ class Drawer {
         draws_any_(noise.on && noise.seed && (draws_[kOfH] || draws_[kOfCells] || draws_[kOfCandidate])) {
     if (!draws_any_) return;
     PhiloxKeys keys{static_cast<uint32_t>(*noise.seed), static_cast<uint32_t>(*noise.seed >> 32)};
-    for (uint64_t* to = keys_; to < keys_ + 20; to += 2, keys.next()) to[0] = keys.first, to[1] = keys.second;
+    for (int i = 0; i < kPhiloxRounds; ++i, keys.next()) keys_[2 * i] = keys.first, keys_[2 * i + 1] = keys.second;
   }
 
   // Calls each(i, its words) for i in [0, count). place(i): of the first unit of the i-th vector, a multiple of the
@@ -118,7 +118,7 @@ class Drawer {
   static constexpr bool kFloat = sizeof(typename V::Lane) == 4;
   static constexpr int kAtOnce = 8, kTogether = kFloat ? 4 : 2, kCounters = sizeof(Raw) / 8;
 
-  uint64_t keys_[22];  // of the ten rounds; the last two are read, but not used
+  uint64_t keys_[2 * kPhiloxRounds + 2];  // of each round; the last two are read, but not used
   const bool draws_[kKindsInKernels], draws_any_;
 
   struct StoredKeys {
@@ -156,9 +156,18 @@ class Drawer {
     [[maybe_unused]] const auto of_two = [&](uint32_t even, uint32_t odd) {
       return (zero + even) ^ ((zero + (even ^ odd)) & raw(odd_lanes));
     };
+    // Neighbours in one row need fewer instructions.
+    [[maybe_unused]] static constexpr auto counters_in_row =
+        lanes([](uint64_t lane) { return lane / 2 + lane % 2 * (V::kLanes / 4); });
+    const NoisePlace& last = places[kTogether - 1];
+    const bool in_row =
+        kFloat && last.row == places[0].row && last.unit == places[0].unit + (kTogether - 1) * V::kLanes;
     typename Registers::Word counter[4];
     for (int i = 0; i < 2; ++i) {
-      if constexpr (kFloat) {
+      if (in_row) {
+        counter[0].of[i] = (zero + (places[0].unit / 4 + i * (V::kLanes / 2))) + raw(counters_in_row);
+        counter[1].of[i] = zero + places[0].row;
+      } else if constexpr (kFloat) {
         const NoisePlace &even = places[2 * i], &odd = places[2 * i + 1];
         counter[0].of[i] = of_two(even.unit / 4, odd.unit / 4) + raw(halves);
         counter[1].of[i] = of_two(even.row, odd.row);

@@ -57,9 +57,9 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: list[Tensor], key0: Tensor, key1: Tensor) -> list[Tensor]:
-    """The four words of Philox4x32-10 (csrc/cells/philox.h) for a counter of four; int64 below 2^32, broadcast."""
+    """The four words of Philox4x32-7 (csrc/cells/philox.h) for a counter of four; int64 below 2^32, broadcast."""
     c0, c1, c2, c3 = counter
-    for _ in range(10):
+    for _ in range(7):
         # The products need 64 bits and may wrap to negative; the masks below remove the sign extension.
         first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c2 = (second >> 32 & _LOW) ^ c1 ^ key0, (first >> 32 & _LOW) ^ c3 ^ key1
