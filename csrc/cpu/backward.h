@@ -232,13 +232,9 @@ struct Backward {
   }
   [[gnu::noinline, gnu::flatten]] void noisy_row(int64_t t, const Place& row) {
     const auto unit_of = [&](int64_t i) { return out_units.begin + i * kLanes; };
-    const auto place = [&](int64_t i) { return noise_place(t, row.b, unit_of(i)); };
+    const auto place = [&](int64_t i) { return noise_place<V>(part.direction, t, row.b, unit_of(i)); };
     drawer.for_each((out_units.end - out_units.begin + kLanes - 1) / kLanes, place,
         [&](int64_t i, const Words& words) { first_phase(row, unit_of(i), &words); });
-  }
-  NoisePlace noise_place(int64_t t, int64_t b, int64_t unit) const {
-    const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
-    return {word(unit), word(b), word(t), word(part.direction)};
   }
   // Calls pointwise(row, i, unit, words), i numbering the vectors of the tile.
   template <class Pointwise>
@@ -247,17 +243,13 @@ struct Backward {
     static_assert(kGroups * kLanes == Transposed::kColumns);
     Place row{};
     const auto unit_of = [&](int64_t i) { return panel * Transposed::kUnits + i % kGroups * kLanes; };
-    const auto place = [&](int64_t i) { return noise_place(t, rows[row0 + i / kGroups], unit_of(i)); };
+    const auto place = [&](int64_t i) {
+      return noise_place<V>(part.direction, t, rows[row0 + i / kGroups], unit_of(i));
+    };
     drawer.for_each(size * kGroups, place, [&](int64_t i, const Words& words) {
       if (i % kGroups == 0) row = at_row(t, rows[row0 + i / kGroups]);
       if (unit_of(i) < end) pointwise(row, i, unit_of(i), words);
     });
-  }
-  UnitNoise<V> noise_at(int64_t b, int64_t unit, const Words& words) const {
-    V factor(1);
-    if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
-      if (mask) factor = load<V>(mask + b * width + unit, lanes_left<V>(width - unit));
-    return {noise, words, factor};
   }
 
   // Backward of the last phase, over R. With one phase this is a unit's whole gradient. `words`: a pointer to the words
@@ -277,12 +269,12 @@ struct Backward {
     }
     if constexpr (!N::kTwoPhases) {
       load_cells(row, unit, n, u);
-      if constexpr (kNoise) noise_at(row.b, unit, *words...).backward0(u, clips);
+      if constexpr (kNoise) noise_at<Cell>(noise, mask, width, row.b, unit, *words...).backward0(u, clips);
       else Cell::backward0(u, clips);
       store_gates<0, kGates>(row, unit, n, u);
       pass_cells_on(row, unit, n, u);
     } else {
-      if constexpr (kNoise) noise_at(row.b, unit, *words...).backward1(u, clips);
+      if constexpr (kNoise) noise_at<Cell>(noise, mask, width, row.b, unit, *words...).backward1(u, clips);
       else Cell::backward1(u, clips);
       if constexpr (N::kProjects) store(second_operand(row.gradients) + unit, u.d_projected, n);
       store_gates<N::kFirstGradients, kGates>(row, unit, n, u);
@@ -303,7 +295,7 @@ struct Backward {
     load_cells(row, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     if constexpr (!N::kProjects) u.d_h_prev = load<V>(row.d_h + unit, n);
-    if constexpr (kNoise) noise_at(row.b, unit, *words...).backward0(u, clips);
+    if constexpr (kNoise) noise_at<Cell>(noise, mask, width, row.b, unit, *words...).backward0(u, clips);
     else Cell::backward0(u, clips);
     store_operand<S>(row.gradients + work.columns.inner + unit, u.inner, n);
     store_gates<0, N::kFirstGradients>(row, unit, n, u);

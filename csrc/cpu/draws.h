@@ -81,6 +81,23 @@ struct NoiseSource<cpu::Vec<T, Isa>> {
 
 namespace fr::cpu {
 
+// The place of the first of V's units.
+template <class V>
+NoisePlace noise_place(int64_t direction, int64_t t, int64_t b, int64_t unit) {
+  const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
+  return {word(unit), word(b), word(t), word(direction)};
+}
+
+// The noise of V's units from `unit` on in row b. mask: dropout of the state [B, width], or null.
+template <class Cell, class V>
+UnitNoise<V> noise_at(const NoiseParams& noise, const typename V::Lane* mask, int64_t width, int64_t b, int64_t unit,
+    const NoiseSource<V>& words) {
+  V factor(1);
+  if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
+    if (mask) factor = load<V>(mask + b * width + unit, lanes_left<V>(width - unit));
+  return {noise, words, factor};
+}
+
 template <class V>
 class Drawer {
  public:

@@ -337,26 +337,18 @@ struct Forward {
   template <class P, class Pointwise>
   void noisy_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, int64_t end, Pointwise pointwise) {
     const auto unit_of = [&](int64_t i) { return panel * P::kUnits + i % P::kGroups * kLanes; };
-    const auto place = [&](int64_t i) { return noise_place(t, rows[row0 + i / P::kGroups], unit_of(i)); };
+    const auto place = [&](int64_t i) {
+      return noise_place<V>(part.direction, t, rows[row0 + i / P::kGroups], unit_of(i));
+    };
     drawer.for_each(size * P::kGroups, place, [&](int64_t i, const Words& words) {
       if (unit_of(i) < end) pointwise(i / P::kGroups, unit_of(i), static_cast<int>(i % P::kGroups), words);
     });
   }
   [[gnu::noinline, gnu::flatten]] void noisy_row(int64_t t, int64_t b, T* input) {
     const auto unit_of = [&](int64_t i) { return units.begin + i * kLanes; };
-    const auto place = [&](int64_t i) { return noise_place(t, b, unit_of(i)); };
+    const auto place = [&](int64_t i) { return noise_place<V>(part.direction, t, b, unit_of(i)); };
     drawer.for_each((units.end - units.begin + kLanes - 1) / kLanes, place,
         [&](int64_t i, const Words& words) { first_phase(t, b, unit_of(i), 0, nullptr, input, &words); });
-  }
-  NoisePlace noise_place(int64_t t, int64_t b, int64_t unit) const {
-    const auto word = [](int64_t i) { return static_cast<uint32_t>(i); };
-    return {word(unit), word(b), word(t), word(part.direction)};
-  }
-  UnitNoise<V> noise_at(int64_t b, int64_t unit, const Words& words) const {
-    V factor(1);
-    if constexpr (UnitNoise<V>::template kEntersHere<Cell>)
-      if (mask) factor = load<V>(mask + b * width + unit, lanes_left<V>(width - unit));
-    return {noise, words, factor};
   }
 
   // `words`: a pointer to the words of noise, or nothing.
@@ -373,7 +365,7 @@ struct Forward {
     if constexpr (Cell::kReadsHidden || (kNoise && !N::kTwoPhases)) u.h_prev = load<V>(current[b] + unit, n);
     load_cells(b, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
-    if constexpr (kNoise) noise_at(b, unit, *words...).forward0(u, clips);
+    if constexpr (kNoise) noise_at<Cell>(noise, mask, width, b, unit, *words...).forward0(u, clips);
     else Cell::forward0(u, clips);
     store_cells(t, b, unit, n, u);
     save<0, N::kFirstSaved>(t, b, unit, n, u);
@@ -406,7 +398,7 @@ struct Forward {
         for (int value = 0; value < N::kCarried; ++value) u.carried[value] = load_full<V>(input + place(unit, value));
       load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     }
-    if constexpr (kNoise) noise_at(b, unit, *words...).forward1(u, clips);
+    if constexpr (kNoise) noise_at<Cell>(noise, mask, width, b, unit, *words...).forward1(u, clips);
     else Cell::forward1(u, clips);
     save<N::kFirstSaved, N::kSaved>(t, b, unit, n, u);
     finish_unit<kNoise>(t, b, unit, n, u.h);
