@@ -132,8 +132,8 @@ struct BackwardDirection {
   Rows cells;        // [N, kCells*H] state type: what forward wrote
   Rows d_output;     // [N, R] storage, or null: zero
   Rows d_cells;      // [N, kCells*H] state type, likewise: of the cell states after each step
-  bool wants_initial;  // d_h is wanted. False skips one product when h0 needs no gradient; only for the range processed
-                       // last
+  bool wants_initial;  // d_h is wanted. False skips one product when h0 needs no gradient; it may be false only for the
+                       // range processed last, because the others pass d_h on
   void* d_h;           // [B, R] state type; in: gradient of the state after the range; out: of the state before it
   void* d_c;           // [B, kCells*H] state type, likewise
   void* d_h0_reset;  // [B, R] state type: accumulates what reaches the initial state through resets (reset_to_initial);
@@ -191,7 +191,8 @@ struct GradientArgs {
   Shape shape;
   Options options;
   int64_t range_bytes;  // most bytes for the gradients of gates: the sequence is cut into ranges of steps to keep to it
-  int directions;       // any number; those of the other way may share a d_input only with the first one
+  int directions;       // any number. Those with the same d_input add up in it; unless it is that of the first
+                        // direction, they must all be forward or all be reverse
   std::vector<GradientDirection> direction;  // [directions]
   int threads;                               // at most this many; the result does not depend on it
 };

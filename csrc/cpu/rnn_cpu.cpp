@@ -471,7 +471,7 @@ void cpu_backward(const GradientArgs& args) {
     for (int other = 1; other < d; ++other)
       require(!x.d_input || x.d_input == args.direction[0].d_input || x.d_input != args.direction[other].d_input ||
                   x.reverse == args.direction[other].reverse,
-          "d_input", "directions of both ways to add up only where the first one does");
+          "d_input", "shared by a forward and a reverse direction only if it is the first direction's");
     require(!x.gates.data == !args.direction[0].gates.data, "gates", "those of both directions or none");
     row_bytes += columns_of(cell, s, kernels).stride * kernels.operand_bytes +
                  (x.gates.data ? 0 : cell.saved * s.hidden * storage);
