@@ -27,7 +27,8 @@ FR_DEVICE int thread_index() { return threadIdx.x; }
 FR_DEVICE int block_threads() { return blockDim.x; }
 // Hides the value from the optimiser, so expressions of it are recomputed where they are used instead of kept in
 // registers across a loop.
-FR_DEVICE int made_anew(int value) {
+template <class T>
+FR_DEVICE T made_anew(T value) {
   asm volatile("" : "+r"(value));
   return value;
 }
@@ -58,7 +59,17 @@ FR_DEVICE T* global(T* p) {
 }
 // Loads a word of global memory that nothing writes during the launch.
 FR_DEVICE uint32_t load_constant(const uint32_t* p) { return __ldg(p); }
-FR_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+// The address of shared memory as instructions for it alone take it.
+using SharedAddress = unsigned;
+FR_DEVICE SharedAddress shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// Loads 16 bytes, aligned to 16.
+FR_DEVICE void load_shared(uint32_t (&word)[4], SharedAddress from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(from)
+               : "memory");
+}
 
 // Prefetches the line of global memory that holds p.
 FR_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
@@ -138,9 +149,11 @@ FR_DEVICE T* peer_shared(T* own, int) {
 // ---- asynchronous copies --------------------------------------------------------------------------------------------
 // Copies 16 bytes from global to shared memory; both addresses are aligned to 16. Bytes from `valid` on are
 // zero-filled, not read.
+FR_DEVICE void copy_async(SharedAddress shared, const void* global, int valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
+}
 FR_DEVICE void copy_async(void* shared, const void* global, int valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid)
-               : "memory");
+  copy_async(shared_address(shared), global, valid);
 }
 FR_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kLeft of this thread's committed copy groups are still in flight.

@@ -81,6 +81,7 @@ struct Layout {
     p.gradient_clip = options.gradient_clip;
     p.clips_cells = p.cell_clip > 0, p.clips_projected = p.proj_clip > 0;
     p.clips_gradients = p.gradient_clip <= std::numeric_limits<double>::max();  // beyond it a bound clips nothing
+    p.acts_on_state = p.noise.on || p.clips_cells || p.clips_projected || p.clips_gradients;
     return p;
   }
 };

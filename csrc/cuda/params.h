@@ -45,6 +45,7 @@ struct StepRows {
   // Set by the kernels that iterate over steps: all rows of the batch are active in this step and the next, and neither
   // is reset. Then all rows have the same role (RowState).
   bool alike = false, has_before = false, last = false;
+  bool goes_on = false;  // alike, and every row goes on from the step before and to the one after
 };
 
 // sums[m][b][j] = sum over segments and k of weight[m * gate_rows + j][k] * operand[b][k]. The depth has two segments
@@ -121,6 +122,7 @@ struct StepParams {
   const int64_t* lengths;  // [B] or null
   double cell_clip, proj_clip, gradient_clip;
   bool clips_cells, clips_projected, clips_gradients;  // whether the values above are bounds
+  bool acts_on_state;                                  // whether an option does: one of these, or noise
   bool reset_to_initial;
   StepDirection direction[2];
   const void* unit_weights[2];  // of each direction: [kUnitWeights*H] in the storage type

@@ -67,11 +67,7 @@ FR_DEVICE const T* old_row(
 // state. Most steps of padded input are plain; Element then makes no decisions for single rows.
 template <bool kBackward>
 FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
-  const auto goes_on = [](const StepRows& rows) {
-    return rows.step >= 0 && rows.alike && rows.has_before && !rows.last;
-  };
-  return goes_on(d.here) && (!kBackward || goes_on(d.pending)) && !p.noise.on && !p.clips_cells && !p.clips_projected &&
-         !p.clips_gradients;
+  return d.here.goes_on && (!kBackward || d.pending.goes_on) && !p.acts_on_state;
 }
 
 // One element of one phase. sums(m) is the product of gate row m, without bias. Kernels that keep operands of later

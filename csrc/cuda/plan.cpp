@@ -398,17 +398,14 @@ int planned_registers(Strategy strategy, Math math, int gates, bool backward) {
   // Indexed by gate rows - 1.
   static constexpr int kStepTensor[] = {96, 128, 152, 176}, kStepFloat[] = {104, 128, 168, 168},
                        kStepDouble[] = {128, 168, 200, 232};
-  static constexpr int kBlockForward[] = {152, 255, 232, 248}, kPersistentForward[] = {240, 248, 248, 255},
-                       kPersistentFloat[] = {248, 255, 255, 255};
-  constexpr int kBlockBackward = 255, kPersistentBackward = 255;  // one block of 256 threads an SM: at most 255
+  static constexpr int kBlockForward[] = {152, 255, 232, 248};
+  constexpr int kBlockBackward = 255, kPersistent = 255;  // one block of 256 threads an SM: at most 255
   if (gates < 1 || gates > 4) throw std::invalid_argument("gates: expected 1 to 4");
   switch (strategy) {
     case Strategy::kStep:
       return (math == Math::kFloat64 ? kStepDouble : math == Math::kFloat32 ? kStepFloat : kStepTensor)[gates - 1];
     case Strategy::kBlock: return backward ? kBlockBackward : kBlockForward[gates - 1];
-    default:
-      if (backward) return kPersistentBackward;
-      return (math == Math::kFloat32 ? kPersistentFloat : kPersistentForward)[gates - 1];
+    default: return kPersistent;
   }
 }
 

@@ -16,7 +16,10 @@ namespace fr::FR_TARGET {
 // ---- indices --------------------------------------------------------------------------------------------------------
 inline int thread_index() { return emulation::thread_index(); }
 inline int block_threads() { return emulation::block_threads(); }
-inline int made_anew(int value) { return value; }
+template <class T>
+inline T made_anew(T value) {
+  return value;
+}
 template <class T>
 inline T* global(T* p) {
   return p;
@@ -41,6 +44,18 @@ inline unsigned char* shared_memory(size_t offset, size_t bytes, FR_HERE) {
                         std::to_string(emulation::shared_bytes()) + " bytes",
         file, line);
   return emulation::shared_memory() + offset;
+}
+
+using SharedAddress = unsigned char*;
+inline SharedAddress shared_address(const void* p) { return static_cast<unsigned char*>(const_cast<void*>(p)); }
+
+// Loads 16 bytes, aligned to 16.
+inline void load_shared(uint32_t (&to)[4], SharedAddress from, FR_HERE) {
+  if (reinterpret_cast<uintptr_t>(from) % 16) emulation::fail("load_shared of a misaligned address", file, line);
+  struct [[gnu::may_alias]] Words {
+    uint32_t word[4];
+  };
+  for (int i = 0; i < 4; ++i) to[i] = reinterpret_cast<const Words*>(from)->word[i];
 }
 
 // On the GPU a prefetch. Here a read, so that an address beyond its buffer is caught.

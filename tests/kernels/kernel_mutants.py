@@ -46,6 +46,8 @@ RUNS = {
 }
 _CLUSTER = (("cluster", "gru bfloat16 T3 B"),)
 _TWO_PRODUCTS = (("cluster", "gru_reset_before bfloat16 T3 B"),)
+_HELD = (("registers", "gru bfloat16 T3 B37 H128"),)
+_NOT_WHOLE = (("registers", "gru bfloat16 T3 B19 H192"),)
 _IN_SEQUENCE = (("registers", "lstm bfloat16 T3 B20 H200"),)
 _TIMEOUT = (("timeout", "shared", "gru bfloat16 T4 B37"),)
 _BARRIER = "\n      block_sync();"
@@ -56,8 +58,8 @@ _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
 _POINTWISE = "b, j, &state));\n    }"
-_PARTIAL = "part.store_partial(sums, count_rows());\n    }"
-_BROADCAST = "operand.broadcast(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);"
+_PARTIAL = "if (product) part.run(from, count_rows(), held, [] {});"
+_BROADCAST = "operand.broadcast(part.phase, block * part.block_units(), end - row0, thread);"
 _CLUSTER_WAIT = "if (exchanges) cluster_wait();"
 _FOREVER = "a wait that can never end"
 MUTANTS = {
@@ -143,6 +145,56 @@ MUTANTS = {
         _FOREVER,
         "persistent_bf16",
     ),
+    "persistent: rows whose last slice is not whole are copied as if it were": Mutant(
+        "persistent/launch.cpp",
+        "product.depth[segment] * l.element % kPersistentSlice != 0",
+        "false",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: slices beyond the last are copied": Mutant(
+        "persistent/launch.cpp",
+        "bool whole = phase.slices % phase.depth_warps == 0 && phase.first_slices % phase.depth_warps == 0;",
+        "bool whole = true;",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_NOT_WHOLE,
+    ),
+    "persistent: another segment's rows are copied": Mutant(
+        "persistent/product.cuh",
+        "const Storage** from = &table(segment, first_row());",
+        "const Storage** from = &table(0, first_row());",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_HELD,
+    ),
+    "persistent: rows of zeros copied as others": Mutant(
+        "persistent/product.cuh",
+        "copies.bytes[i] = row ? kPieceBytes : 0;",
+        "copies.bytes[i] = kPieceBytes;",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=(("registers", "lstm bfloat16 T3 B37 H128"),),
+    ),
+    "persistent: rows beyond a tile not multiplied": Mutant(
+        "persistent/product.cuh",
+        "if (rows <= kTileRows) run_tiles",
+        "if (rows <= kBand) run_tiles",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+        runs=_HELD,
+    ),
+    "persistent: weights in registers taken for another round's": Mutant(
+        "persistent/product.cuh", "if (round < kMiddle)", "if (round <= kMiddle)", "plain", "FAIL", "persistent_bf16"
+    ),
+    "persistent: the step's own rows taken for the pending ones": Mutant(
+        "persistent/rows.cuh", "&from->here", "&to->here", "plain", "FAIL", "persistent_bf16"
+    ),
     "persistent: published before all have written": Mutant(
         "persistent/kernel.cuh", _POINTWISE + _SYNC, _POINTWISE, "thread", "data race", "persistent_bf16"
     ),
@@ -162,7 +214,7 @@ MUTANTS = {
     ),
     "persistent: lanes do not wait for each other in a round": Mutant(
         "persistent/product.cuh",
-        "block_sync();\n      else warp_sync();",
+        "block_sync();\n    else warp_sync();",
         "block_sync();",
         "thread",
         "data race",
@@ -299,9 +351,9 @@ MUTANTS = {
         runs=_TWO_PRODUCTS,
     ),
     "cluster, two products: the second's operand in the first's place": Mutant(
-        "persistent/cluster.cuh",
-        "p.operand_at[second]",
-        "p.operand_at[0]",
+        "persistent/launch.cpp",
+        "partition.operand_at[number == second]",
+        "partition.operand_at[0]",
         "plain",
         "FAIL",
         "persistent_bf16",
@@ -479,8 +531,8 @@ MUTANTS = {
     ),
     "projected: a block's sums taken for another's": Mutant(
         "persistent/projected.cuh",
-        "(partial_of(c, i) + place)",
-        "(partial_of(c, 0) + place)",
+        "i < blocks; i += warps, read += step)",
+        "i < blocks; i += warps)",
         "plain",
         "FAIL",
         "projected_bf16",
@@ -489,20 +541,20 @@ MUTANTS = {
         "persistent/projected.cuh", "first + i < to;", "first + i <= to;", "plain", "FAIL", "projected_bf16"
     ),
     "projected: addresses that are read are overwritten": Mutant(
-        "persistent/projected.cuh", "direction, next, s + 1", "direction, d, s + 1", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh", "direction, next, d, s", "direction, d, d, s", "plain", "FAIL", "projected_bf16"
     ),
     "projected: items of the streamed weights mistaken": Mutant(
         "persistent/projected.cuh",
-        "load_item<true>(next, item + 1, 0)",
-        "load_item<true>(next, item, 0)",
+        "load_item<true>(next, item, 0);\n        warp_sync",
+        "load_item<true>(next, now, 0);\n        warp_sync",
         "plain",
         "FAIL",
         "projected_bf16",
     ),
     "projected: resident items mistaken": Mutant(
         "persistent/projected.cuh",
-        "load_item<false>(fragment, phase.register_rounds + i,",
-        "load_item<false>(fragment, i,",
+        "load_item<false>(fragment, item_of(phase.register_rounds + i),",
+        "load_item<false>(fragment, item_of(i),",
         "plain",
         "FAIL",
         "projected_bf16",

@@ -15,6 +15,7 @@ FR_DEVICE StepRows rows_at(const BlockParams& p, int64_t t) {
   rows.alike = !p.step.lengths && !p.resets;
   const bool has_after = t + 1 < p.total_steps, reverse = p.step.direction[block_z()].reverse;
   rows.has_before = reverse ? has_after : t > 0, rows.last = reverse ? t == 0 : !has_after;
+  rows.goes_on = rows.alike && rows.has_before && !rows.last;
   rows.resets_after = p.resets && t + 1 < p.total_steps ? p.resets + (t + 1) * p.batch : nullptr;
   return rows;
 }

@@ -22,7 +22,7 @@ namespace fr::FR_TARGET {
 template <class Product>
 struct ClusterOperand {
   using Storage = typename Product::Storage;
-  static constexpr int kPieceDepth = Product::kPieceDepth, kSliceDepth = Product::kSliceDepth;
+  static constexpr int kPieceDepth = Product::kPieceDepth;
 
   const PersistentParams& p;
   int odd;  // parity of the step that the first product's operand is meant for
@@ -30,34 +30,34 @@ struct ClusterOperand {
   // Where value `number` of a unit and row lies. Forward: 0 is the state, 1 the second product's operand. Backward: the
   // gradient of that gate; the split gate's lies in slices of its own.
   FR_DEVICE Storage* place(int number, int row, int unit) const {
-    const bool second = number == p.second_gate, split = number == p.split_gate;
-    const int k = second || split ? unit : number * static_cast<int>(p.step.hidden) + unit;
-    const int slice = (split ? p.phase[0].first_slices : 0) + k / kSliceDepth, piece = k % kSliceDepth / kPieceDepth;
-    const int offset =
-        p.operand_at[second][odd] + slice * kPersistentBand * kRowBytes + Product::operand_offset(row, piece);
-    return reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes)) + k % kPieceDepth;
+    const ClusterValue& value = p.value[number];
+    const unsigned byte = value.first_byte + unit * static_cast<unsigned>(sizeof(Storage));
+    return reinterpret_cast<Storage*>(shared_memory(value.at[odd] + Product::value_offset(row, byte), sizeof(Storage)));
   }
 
-  // Broadcasts what a phase wrote for `units` units from unit0 on to the other blocks. It moves whole 16-byte pieces,
-  // if each gate begins with one: then a piece belongs to one block and one value.
-  FR_DEVICE void broadcast(const PersistentPhase& phase, int unit0, int units, int rows, int thread) const {
-    if (unit0 + units > phase.units) units = phase.units - unit0;
-    if (phase.sent_last > 1 && p.step.hidden % kPieceDepth != 0) copy<Storage>(phase, unit0, units, rows, thread);
-    else copy<typename Product::Piece>(phase, unit0, units, rows, thread);
+  // Broadcasts what a phase wrote for the units of this block to the other blocks. It moves whole 16-byte pieces, if
+  // each gate begins with one: then a piece belongs to one block and one value.
+  FR_DEVICE void broadcast(const PersistentPhase& phase, int unit0, int rows, int thread) const {
+    if (phase.sent_last > 1 && p.step.hidden % kPieceDepth != 0) copy<Storage>(phase, unit0, rows, thread);
+    else copy<typename Product::Piece>(phase, unit0, rows, thread);
   }
 
  private:
   template <class Unit>
-  FR_DEVICE void copy(const PersistentPhase& phase, int unit0, int units, int rows, int thread) const {
-    constexpr int kDepth = sizeof(Unit) / sizeof(Storage);
-    const int columns = (units + kDepth - 1) / kDepth, blocks = cluster_size(), rank = cluster_rank();
-    for (int number = phase.sent_first; number < phase.sent_last; ++number)
-      for (int i = thread; i < rows * columns; i += block_threads()) {
-        Unit* const place_here = reinterpret_cast<Unit*>(place(number, i / columns, unit0 + i % columns * kDepth));
-        const Unit value = *place_here;
-        // & because the number of blocks is a power of two
-        for (int away = 1; away < blocks; ++away) *peer_shared(place_here, (rank + away) & (blocks - 1)) = value;
-      }
+  FR_DEVICE void copy(const PersistentPhase& phase, int unit0, int rows, int thread) const {
+    constexpr int kDepth = sizeof(Unit) / sizeof(Storage), kDepthBits = kDepth == 1 ? 0 : kDepth == 4 ? 2 : 3;
+    static_assert(kDepth == 1 << kDepthBits && kPersistentBand == 16);
+    const int column_bits = phase.unit_bits - kDepthBits, value_bits = column_bits + 4;  // log2 of columns; of items
+    const int blocks = cluster_size(), rank = cluster_rank();
+    for (int i = thread; i < (phase.sent_last - phase.sent_first) << value_bits; i += block_threads()) {
+      const int row = (i >> column_bits) & (kPersistentBand - 1),
+                unit = unit0 + (i & ((1 << column_bits) - 1)) * kDepth;
+      if (row >= rows || unit >= phase.units) continue;
+      Unit* const place_here = reinterpret_cast<Unit*>(place(phase.sent_first + (i >> value_bits), row, unit));
+      const Unit value = *place_here;
+      // & because the number of blocks is a power of two
+      for (int away = 1; away < blocks; ++away) *peer_shared(place_here, (rank + away) & (blocks - 1)) = value;
+    }
   }
 };
 

@@ -114,11 +114,7 @@ struct PersistentKernel {
       return left < kBand ? left : kBand;
     };
     const int units = part.block_units();
-    if (product) {
-      typename Product::WarpSums sums = {};
-      part.run(sums, from, count_rows(), held);
-      part.store_partial(sums, count_rows());
-    }
+    if (product) part.run(from, count_rows(), held, [] {});
     block_sync();
     const Clips<V> clips = clips_of<V>(p.step);
     const bool plain = is_plain<kBackward>(p.step, d);
@@ -188,9 +184,13 @@ struct PersistentKernel {
     // Addresses are prepared two steps ahead, by warps that neither wait for flags nor publish one.
     const auto place = [&](int s) {
       const int at = made_anew(thread) - block_threads() / 2;
-      if (s <= p.last) place_step<kBackward>(p, direction, current + s % 2 * 2, s, at < 0 ? at + block_threads() : at);
+      if (s <= p.last)
+        place_step<kBackward>(
+            p, direction, current + s % 2 * 2, current + (1 - s % 2) * 2, s, at < 0 ? at + block_threads() : at);
     };
-    place(0), place(1);
+    place(0);
+    block_sync();
+    place(1);
     block_sync();
 
     if (p.cluster) start_cluster(p, current[0], row0, end, thread);
@@ -228,7 +228,7 @@ struct PersistentKernel {
         const bool exchanges = p.cluster && cluster_size() > 1;
         if (exchanges) {
           const Product part = part_of(index);
-          operand.broadcast(part.phase, block * part.block_units(), part.block_units(), end - row0, thread);
+          operand.broadcast(part.phase, block * part.block_units(), end - row0, thread);
           cluster_arrive();
         }
         if (index + 1 == phases) place(s + 2);  // over the addresses of this step, which nobody reads any more

@@ -101,8 +101,15 @@ void set_params(Launch& launch, const Layout& l, const PersistentPartition& part
   params.bands = static_cast<int>(divide_up(partition.rows_per_group, kPersistentBand));
   params.prefetched = launch.backward ? l.cell.saved : l.cell.gates;
   params.cluster = partition.cluster;
-  params.split_gate = launch.backward ? l.cell.split_gate : -1;
-  params.second_gate = partition.phases == 1 ? -1 : launch.backward ? l.cell.phase[0].gates : 1;
+  // A product's operand begins with its first value. The split gate has slices of its own, behind those of the others.
+  const int second = partition.phases == 1 ? -1 : launch.backward ? l.cell.phase[0].gates : 1;
+  for (int number = 0; number < 4; ++number) {
+    ClusterValue& value = params.value[number];
+    for (int odd = 0; odd < 2; ++odd) value.at[odd] = static_cast<int>(partition.operand_at[number == second][odd]);
+    if (launch.backward && number == l.cell.split_gate)
+      value.first_byte = partition.phase[0].first_slices * kPersistentSlice;
+    else if (number != second) value.first_byte = static_cast<int>(number * l.shape.hidden * l.element);
+  }
   for (int i = 0; i < 2; ++i)
     for (int odd = 0; odd < 2; ++odd) params.operand_at[i][odd] = static_cast<int>(partition.operand_at[i][odd]);
   params.operand_bytes = static_cast<int>(partition.partial_offset - partition.ring_offset);
@@ -113,6 +120,23 @@ void set_params(Launch& launch, const Layout& l, const PersistentPartition& part
   params.flags = memory.flags;
   params.timeout_ns = run.status ? run.timeout_ns : 0, params.status = run.status;
   params.sums = memory.sums, params.slots = partition.slots, params.own_offset = static_cast<int>(partition.own_offset);
+}
+
+// See PersistentPhase::held.
+void find_held_phases(Launch& launch, const Layout& l) {
+  for (int i = 0; i < launch.params.phases; ++i) {
+    PersistentPhase& phase = launch.params.phase[i];
+    bool whole = phase.slices % phase.depth_warps == 0 && phase.first_slices % phase.depth_warps == 0;
+    for (int direction = 0; direction < launch.directions; ++direction) {
+      const StepProduct& product = phase.product[direction];
+      for (int segment = 0; segment < product.segments; ++segment)
+        if (!product.copy_operand[segment] || !product.copy_weight[segment] ||
+            product.depth[segment] * l.element % kPersistentSlice != 0)
+          whole = false;
+    }
+    phase.first_rounds = phase.first_slices / phase.depth_warps;
+    phase.held = phase.rounds == phase.register_rounds && (launch.params.cluster || whole);
+  }
 }
 
 // Whether streamed weights can be read in pieces of 16 bytes.
@@ -184,6 +208,7 @@ Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direct
     phase[1].product[i] = forward_second_product(l, from.weights, d);
     phase[1].operand[i][0] = rows[M::kInner];
   }
+  find_held_phases(launch, l);
   return launch;
 }
 
@@ -230,6 +255,7 @@ Launch backward_launch(const Layout& l, const BackwardArgs& args, int first_dire
     }
     segment(1, 0, buffer.weights.second, operand);
   }
+  find_held_phases(launch, l);
   return launch;
 }
 

@@ -6,9 +6,11 @@
 
 namespace fr {
 
-constexpr int kPersistentStages = 3;   // stages of the operand's ring buffer in shared memory
-constexpr int kPersistentBand = 16;    // batch rows that a block works on at once: a band
-constexpr int kPersistentPitch = 4;    // padding of a row of partial sums, in elements
+constexpr int kPersistentStages = 3;  // stages of the operand's ring buffer in shared memory
+constexpr int kPersistentBand = 16;   // batch rows that a block works on at once: a band
+constexpr int kPersistentPitch = 4;   // padding of a row of partial sums, in elements
+// Elements that the partial sums of a unit's gates take.
+constexpr int persistent_vector(int gates) { return gates == 3 ? 4 : gates; }
 constexpr int kPersistentSlice = 128;  // bytes of depth in a slice
 constexpr int kPersistentPlace = 128;  // bytes of shared memory where projected.cuh keeps its group's addresses
 constexpr int kPersistentShare = 128;  // projected.cuh: elements whose partial sums a block adds up at once
@@ -59,11 +61,20 @@ struct PersistentPhase {
   int first_slices, slices;  // slices of depth: of segment 0, of both segments
   int rounds, register_rounds, shared_rounds;
   int weights_offset;         // of the resident weights in shared memory
+  int first_rounds;           // rounds of segment 0, if `held`
+  bool held;                  // all weights are in registers; the operand is in a cluster, or all its slices are whole:
+                              // every warp has 128 bytes of one segment in each round, and rows are 16-byte aligned
   int sent_first, sent_last;  // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
                               // as in ClusterOperand::place
   bool operand_pending;       // the operand's rows are those of the step processed before, not of this step
   StepProduct product[2];     // of each direction; the addresses of its operands are in `operand`
   MovingRows operand[2][2];   // [direction][segment]
+};
+
+// Where the values of a gate, or of the state, lie in a cluster's operands.
+struct ClusterValue {
+  int at[2];       // offset of the product's operand for even and odd steps
+  int first_byte;  // of unit 0, in the operand's depth
 };
 
 // Bytes at the start of shared memory: the addresses of two steps for each phase, and the row pointers of both
@@ -90,8 +101,7 @@ struct PersistentParams {
   int ring_offset, stage_bytes;            // of the operand's ring buffer
   int operand_at[2][2], operand_bytes;     // cluster: offsets of each product's operand for even and odd steps; bytes
                                            // of all
-  int split_gate, second_gate;             // numbers of the values with slices of their own in a cluster's operands, or
-                                           // -1
+  ClusterValue value[4];                   // by their numbers in ClusterOperand::place
   int partial_offset, partial_bytes;
   unsigned* flags;                // [directions][groups][blocks + 1], zero before the launch; a group's last
                                   // one is its abort flag

@@ -43,8 +43,8 @@ struct PhasePartition {
   int64_t round_bytes() const { return block_units() * depth_warps * gates * kPersistentSlice; }
   // Bytes of the warps' sums of a band.
   int64_t partial_bytes() const {
-    return static_cast<int64_t>(unit_warps) * depth_warps * gates * kPersistentBand *
-           (tile_units * tiles + kPersistentPitch) * 4;
+    return static_cast<int64_t>(unit_warps) * depth_warps * kPersistentBand *
+           (tile_units * tiles * persistent_vector(gates) + kPersistentPitch) * 4;
   }
 };
 
@@ -66,7 +66,7 @@ struct PersistentPartition {
   //   operand           a ring of 3 rounds of 16 rows * depth_warps * 128 bytes: 48 KiB at most. In a cluster the whole
   //                     operands, 2 KiB a slice: LSTM 512 in 16 bit 32 KiB, backward 128 KiB, which beside 256 KiB of
   //                     weights does not fit 8 blocks, but 16
-  //   partial sums      8 warps * gates * 16 rows * (16 + 4) * 4 bytes: 40 KiB at most
+  //   partial sums      8 warps * 16 rows * (16 units * gates + 4) * 4 bytes: 34 KiB at most
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
   int64_t own_offset = 0;  // products of partial sums: offset of the operand,
   int slots = 0;           // bands of a group whose partial sums are in memory at once,

@@ -31,6 +31,10 @@ struct PersistentProduct {
   static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes,
                        kHigh = kUnits * kUnitLanes / 32;
   static constexpr int kRegisterSlices = kHeldSlices;
+  // Whether products with all their weights in registers have code of their own, run_held. It makes kernels larger, so
+  // only these have it: 16-bit types, forward with three or four gate rows, backward with one tile of units.
+  static constexpr bool kRunsHeld = kTensor && sizeof(typename Math::Storage) == 2 && kHeldSlices > 0 &&
+                                    (kGates > 2 || (kGates == 1 && kTwoPhases));
   // rows end in padding: backward's transposed weights; the launcher streams no others that end within a piece
   static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;
   using Storage = typename Math::Storage;
@@ -54,8 +58,12 @@ struct PersistentProduct {
     uint32_t word[4];
   };
 
-  FR_DEVICE static int operand_offset(int row, int piece) {
-    return row * kRowBytes + ((piece ^ ((row & 1) * 4)) * kPieceBytes);
+  // Where a byte of a slice's row lies: odd rows exchange their halves.
+  FR_DEVICE static int byte_offset(int row, int byte) { return row * kRowBytes + (byte ^ (row & 1) * (kRowBytes / 2)); }
+  FR_DEVICE static int operand_offset(int row, int piece) { return byte_offset(row, piece * kPieceBytes); }
+  // Where byte `byte` of a row lies in a list of slices of kBand rows.
+  FR_DEVICE static int value_offset(int row, unsigned byte) {
+    return byte / kRowBytes * ((kBand - 1) * kRowBytes) + byte_offset(row, byte);
   }
 
   // Loads 16 bytes of a row that nothing writes meanwhile; elements from `left` on are zero. Word by word: what one
@@ -69,10 +77,11 @@ struct PersistentProduct {
   const PersistentParams& p;
   const PersistentPhase& phase;
   const StepProduct& product;
-  int number, lane, unit_warp, depth_warp;
-  int unit0;  // the warp's first unit
+  int number, unit_warp, depth_warp;
+  unsigned lane;  // unsigned, so that its quotients and remainders are single instructions
+  int unit0;      // the warp's first unit
 
-  FR_DEVICE PersistentProduct(const PersistentParams& params, int index, int direction, int block, int thread)
+  FR_DEVICE PersistentProduct(const PersistentParams& params, int index, int direction, int block, unsigned thread)
       : p(params), phase(params.phase[index]), product(phase.product[direction]), number(index) {
     const int warp = thread / 32;
     lane = thread % 32, unit_warp = warp & (phase.unit_warps - 1), depth_warp = warp >> (phase.unit_bits - kTileBits);
@@ -87,7 +96,6 @@ struct PersistentProduct {
   static constexpr int kTileBits = kTileUnits == 8 ? 3 : kTileUnits == 16 ? 4 : 5;
   static_assert(kTileUnits == 1 << kTileBits);
   static constexpr int kSums = kUnitTiles ? 1 : kGates;  // of a unit, at most
-  FR_DEVICE int sum_gates() const { return kUnitTiles ? 1 : gates(); }
   FR_DEVICE int block_units() const { return kTileUnits * phase.unit_warps; }
   FR_DEVICE int unit_of(int m, int high) const {
     return unit0 + lane / kUnitLanes + 32 / kUnitLanes * high + (kUnitTiles ? kUnits * m : 0);
@@ -101,11 +109,13 @@ struct PersistentProduct {
   }
   // The warp's slice of the operand in a round, kBand rows of it: in the ring, or in a cluster's operand that begins
   // at `first`.
+  FR_DEVICE unsigned char* ring_stage(int round) const {
+    return shared_memory(
+        p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kBand * kRowBytes, kBand * kRowBytes);
+  }
   FR_DEVICE unsigned char* stage(int round, int first) const {
-    const int place = p.cluster
-                          ? first + slice_of(round) * kBand * kRowBytes
-                          : p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kBand * kRowBytes;
-    return shared_memory(place, kBand * kRowBytes);
+    return p.cluster ? shared_memory(first + slice_of(round) * kBand * kRowBytes, kBand * kRowBytes)
+                     : ring_stage(round);
   }
   FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
 
@@ -182,27 +192,74 @@ struct PersistentProduct {
   }
 
   // With three and four gate rows weights and sums leave few registers: cheap expressions are recomputed for each
-  // round.
-  FR_DEVICE static int anew(int value) { return kGates > 2 ? made_anew(value) : value; }
+  // round, and the addresses of the operand's rows are not kept over a product.
+  static constexpr bool kKeepsRows = kGates <= 2;
+  template <class T>
+  FR_DEVICE static T anew(T value) {
+    return kKeepsRows ? value : made_anew(value);
+  }
 
   // A lane copies the same piece of every kRows-th row. kRows is even, so the piece's place in a row stays the same.
   static constexpr int kRows = 32 / kRowPieces;
-  // The addresses of a lane's rows, read from the table once for all rounds of a segment, where registers are left and a
-  // warp copies its slices alone.
+  FR_DEVICE int first_row() const { return kRows * unit_warp + anew(lane) / kRowPieces; }
+  FR_DEVICE int row_step() const { return kRows * phase.unit_warps; }
+
+  // Where a lane copies whole slices from (PersistentPhase::held): by addresses that only move on.
+  struct Copies {
+    const Storage* row[kBand / kRows];  // this lane's piece of the next slice
+    int bytes[kBand / kRows];           // of a piece; 0: a row of zeros
+    int count;                          // rows of this lane: 0, 1, 2 or 4
+    int away;                           // bytes between them in shared memory
+    int64_t advance;                    // elements from a slice to the next one
+    int second_segment;                 // its first round
+  };
+  // The rows that a lane copies other slices from, kept from round to round, and the segment they belong to.
   struct KeptRows {
-    const Storage* row[kTensor && kGates <= 2 ? kBand / kRows : 1];
+    const Storage* row[kBand / kRows];
     int segment = -1;
   };
+  // rows: of whole tiles.
+  template <class Take>
+  FR_DEVICE static void each_row(int count, int rows, Take take) {
+    if (count > 1) {
+      take(0), take(1);
+      if (rows > kTileRows && count > 2) take(2), take(3);
+    } else if (count > 0) {
+      take(0);
+    }
+  }
+  FR_DEVICE void begin_copies(Copies& copies, int slice, int rows) const {
+    const int segment = slice >= phase.first_slices ? 1 : 0, log = phase.unit_bits - kTileBits;  // log2 of unit_warps
+    const int k = (slice - segment * phase.first_slices) * kSliceDepth + anew(lane) % kRowPieces * kPieceDepth;
+    const Storage** from = &table(segment, first_row());
+    copies.count = (rows / kRows - unit_warp + (1 << log) - 1) >> log;
+    copies.away = row_step() * kRowBytes, copies.advance = phase.depth_warps * kSliceDepth;
+    copies.second_segment = phase.first_rounds;
+    each_row(copies.count, rows, [&](int i) {
+      const Storage* row = from[i * row_step()];
+      // a copy of no bytes needs a valid address: any
+      copies.row[i] = (row ? row : static_cast<const Storage*>(product.weight[segment])) + k;
+      copies.bytes[i] = row ? kPieceBytes : 0;
+    });
+  }
+  FR_DEVICE void copy_slice(Copies& copies, int round, int rows) const {
+    if (round == 0 || (kKeepsRows ? round == copies.second_segment : round >= kPersistentStages - 1))
+      begin_copies(copies, slice_of(round), rows);
+    const SharedAddress to = shared_address(ring_stage(round) + operand_offset(first_row(), anew(lane) % kRowPieces));
+    each_row(copies.count, rows, [&](int i) {
+      copy_async(to + i * copies.away, copies.row[i], copies.bytes[i]);
+      copies.row[i] += copies.advance;
+    });
+  }
 
   // Loads the operand of a round; the warps that share its slice do so together. A slice beyond the last is zero.
-  FR_DEVICE void issue(int round, int rows, KeptRows& kept) const {
+  FR_DEVICE void issue(KeptRows& kept, int round, int rows) const {
     const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
-    const int lane = anew(this->lane);
-    const int piece = lane % kRowPieces, row0 = kRows * unit_warp + lane / kRowPieces, step = kRows * phase.unit_warps;
+    const int piece = anew(lane) % kRowPieces, row0 = first_row(), step = row_step();
     const int k = (slice - segment * phase.first_slices) * kSliceDepth + piece * kPieceDepth;
     const int left = static_cast<int>(product.depth[segment]) - k;
     const int valid = left < 0 ? 0 : left < kPieceDepth ? left : kPieceDepth;
-    unsigned char* to = stage(round, 0) + operand_offset(row0, piece);
+    unsigned char* to = ring_stage(round) + operand_offset(row0, piece);
     const Storage** from = &table(segment, row0);
     if (product.copy_operand[segment]) {
       const int bytes = valid * static_cast<int>(sizeof(Storage));
@@ -210,18 +267,10 @@ struct PersistentProduct {
         const bool some = row && bytes > 0;  // a copy of no bytes needs a valid address: any
         copy_async(to + away * kRowBytes, some ? static_cast<const void*>(row + k) : p.flags, some ? bytes : 0);
       };
-      if (kTensor && kGates <= 2 && phase.unit_warps == 1) {
-        // `rows` is kTileRows or kBand here, and no lane has fewer rows than another.
-        const auto each = [&](auto take) {
-#pragma unroll
-          for (int i = 0; i < kBand; i += kRows) {
-            if (i >= kTileRows && rows <= kTileRows) break;
-            take(kept.row[i / kRows], i);
-          }
-        };
-        if (kept.segment != segment) each([&](const Storage*& row, int away) { row = from[away]; });
+      if (kTensor && kKeepsRows && phase.unit_warps == 1) {
+        if (kept.segment != segment) each_row(rows / kRows, rows, [&](int i) { kept.row[i] = from[i * kRows]; });
         kept.segment = segment;
-        each([&](const Storage* row, int away) { copy(row, away); });
+        each_row(rows / kRows, rows, [&](int i) { copy(kept.row[i], i * kRows); });
       } else {
 #pragma unroll 1
         for (int away = 0; row0 + away < rows; away += step) copy(from[away], away);
@@ -236,25 +285,37 @@ struct PersistentProduct {
     }
   }
 
+  // Where a slice of the operand lies, with the lane's piece of row lane / 4 on tensor cores; `half` is the distance of
+  // the piece in the slice's other half.
+  struct OperandPlace {
+    SharedAddress slice;
+    int half;
+  };
+  FR_DEVICE OperandPlace operand_place(const unsigned char* slice) const {
+    if constexpr (!kTensor) return {shared_address(slice), 0};
+    else
+      return {
+          shared_address(slice) + operand_offset(lane / 4, lane % 4), lane / 4 % 2 ? -kRowBytes / 2 : kRowBytes / 2};
+  }
   // Multiplies a slice. Tensor cores: for each half of the slice load the operand's pieces of all tiles, then go gate
   // row by gate row. FMA: load the weights of all gate rows, then go row by row of the operand.
   template <class Weights>
-  FR_DEVICE void multiply(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
-    if constexpr (!kTensor) return multiply_fma(sums, from, tiles, weights);
+  FR_DEVICE void multiply(WarpSums& sums, const OperandPlace& from, int tiles, Weights weights) const {
+    if constexpr (!kTensor) multiply_fma(sums, from.slice, tiles, weights);
     else multiply_mma<0, kTiles>(sums, from, tiles, weights);
   }
   // With weights in registers a tile need not share their loads with another one. Each by itself has no branch between
   // its mma, so those of independent gates interleave.
   template <class Weights>
-  FR_DEVICE void multiply_held(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
-    if constexpr (!kTensor) return multiply_fma(sums, from, tiles, weights);
+  FR_DEVICE void multiply_held(WarpSums& sums, const OperandPlace& from, int tiles, Weights weights) const {
+    if constexpr (!kTensor) return multiply_fma(sums, from.slice, tiles, weights);
     else {
       multiply_mma<0, 1>(sums, from, tiles, weights);
       if (tiles > 1) multiply_mma<1, kTiles>(sums, from, tiles, weights);
     }
   }
   template <class Weights>
-  FR_DEVICE void multiply_fma(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
+  FR_DEVICE void multiply_fma(WarpSums& sums, SharedAddress from, int tiles, Weights weights) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       Fragment a[kGates];
@@ -268,8 +329,8 @@ struct PersistentProduct {
         if (tile >= tiles) break;
 #pragma unroll
         for (int row = 0; row < kTileRows; ++row) {
-          const Piece b = *reinterpret_cast<const Piece*>(
-              from + operand_offset(kTileRows * tile + row, kUnitLanes * half + lane % kUnitLanes));
+          Piece b;
+          load_shared(b.word, from + operand_offset(kTileRows * tile + row, kUnitLanes * half + lane % kUnitLanes));
 #pragma unroll
           for (int m = 0; m < kGates; ++m) {
             if (!has_gate(m)) break;
@@ -285,15 +346,15 @@ struct PersistentProduct {
   }
   // Tiles [kFirst, kEnd) of rows, of which all but the first may be missing.
   template <int kFirst, int kEnd, class Weights>
-  FR_DEVICE void multiply_mma(WarpSums& sums, const unsigned char* from, int tiles, Weights weights) const {
+  FR_DEVICE void multiply_mma(WarpSums& sums, const OperandPlace& from, int tiles, Weights weights) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      Piece b[kTiles];
+      uint32_t b[kTiles][4];
 #pragma unroll
       for (int tile = kFirst; tile < kEnd; ++tile) {
         if (tile > kFirst && tile >= tiles) break;
-        b[tile] = *reinterpret_cast<const Piece*>(from + operand_offset(8 * tile + lane / 4, 4 * half + lane % 4));
-        Math::prepare(b[tile].word);
+        load_shared(b[tile], from.slice + half * from.half + 8 * tile * kRowBytes);
+        Math::prepare(b[tile]);
       }
 #pragma unroll
       for (int m = 0; m < kGates; ++m) {
@@ -304,7 +365,7 @@ struct PersistentProduct {
 #pragma unroll
           for (int tile = kFirst; tile < kEnd; ++tile) {
             if (tile > kFirst && tile >= tiles) break;
-            const uint32_t values[2] = {b[tile].word[2 * step], b[tile].word[2 * step + 1]};
+            const uint32_t values[2] = {b[tile][2 * step], b[tile][2 * step + 1]};
             Math::multiply(sums[m][tile], a.word[step], values);
           }
         }
@@ -312,48 +373,83 @@ struct PersistentProduct {
     }
   }
 
-  // The whole product of a band. Every warp multiplies in every round: a slice beyond the last is zero. first: where a
-  // cluster's operand begins.
-  FR_DEVICE void run(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
-    const int tiles = (rows + kTileRows - 1) / kTileRows;
-    KeptRows kept;
-    if (!p.cluster) {
-#pragma unroll
-      for (int round = 0; round < kPersistentStages - 1; ++round) {
-        if (round < phase.rounds) issue(round, kTileRows * anew(tiles), kept);
-        commit_copies();
-      }
-    }
-    const auto begin = [&](int round) {  // waits for the round's operand; frees the stage that is filled next
-      if (p.cluster) return;
-      wait_copies<kPersistentStages - 2>();
-      if (phase.unit_warps > 1) block_sync();
-      else warp_sync();
-      if (round + kPersistentStages - 1 < phase.rounds)
-        issue(round + kPersistentStages - 1, kTileRows * anew(tiles), kept);
+  FR_DEVICE void wait_for_copies() const {  // of a round; then the stage that is filled next is free
+    wait_copies<kPersistentStages - 2>();
+    if (phase.unit_warps > 1) block_sync();
+    else warp_sync();
+  }
+
+  // The product of a band of kNow tiles of rows whose weights are all in registers (PersistentPhase::held). Without
+  // any decision for a tile or a round, so that the mma of independent gates interleave.
+  template <int kNow>
+  FR_DEVICE void run_held(WarpSums& sums, int first, const Fragment (*held)[kHalves][kGates]) const {
+    Copies copies;
+    const auto load = [&](int round) {
+      if (round < phase.rounds) copy_slice(copies, round, kTileRows * kNow);
       commit_copies();
     };
+    const int stride = p.cluster ? phase.depth_warps * kBand * kRowBytes : p.stage_bytes;
+    const auto rounds = [&](auto before) {
+      OperandPlace from = operand_place(stage(0, first));
 #pragma unroll
-    for (int round = 0; round < kRegisterSlices; ++round) {
-      if (round >= phase.register_rounds) break;
-      begin(round);
-      multiply_held(sums, stage(round, first), tiles, [&](int half, int m) { return held[round][half][m]; });
+      for (int round = 0; round < kRegisterSlices; ++round) {
+        if (round >= phase.register_rounds) break;
+        before(round);
+        multiply_mma<0, kNow>(sums, from, kNow, [&](int half, int m) { return held[round][half][m]; });
+        from.slice += stride;
+        if (!p.cluster && (round + 1) % kPersistentStages == 0) from.slice -= kPersistentStages * stride;
+      }
+    };
+    if (p.cluster) return rounds([](int) {});
+#pragma unroll
+    for (int round = 0; round < kPersistentStages - 1; ++round) load(round);
+    rounds([&](int round) { wait_for_copies(), load(round + kPersistentStages - 1); });
+  }
+
+  // Calls `take` with the weights of a round that are in registers. A choice by comparisons keeps them there.
+  template <int kFirst, int kEnd, class Take>
+  FR_DEVICE static void take_held(int round, const Fragment (*held)[kHalves][kGates], Take take) {
+    if constexpr (kEnd - kFirst == 1) {
+      take([&](int half, int m) { return held[kFirst][half][m]; });
+    } else if constexpr (kEnd > kFirst) {
+      constexpr int kMiddle = (kFirst + kEnd) / 2;
+      if (round < kMiddle) take_held<kFirst, kMiddle>(round, held, take);
+      else take_held<kMiddle, kEnd>(round, held, take);
     }
+  }
+
+  // The product of any band. Every warp multiplies in every round: a slice beyond the last is zero. The code that
+  // copies the operand is long, so rounds whose weights are in registers or shared memory share a loop.
+  FR_DEVICE void run_any(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
     const int streamed = phase.register_rounds + phase.shared_rounds;
+    KeptRows kept;
+    const auto begin = [&](int round) {  // waits for the round's operand; fills the stage that is free then
+      if (p.cluster) return;
+      if (round >= 0) wait_for_copies();
+      const int loaded = round + kPersistentStages - 1;
+      if (loaded < phase.rounds) issue(kept, loaded, kTileRows * anew(tiles));
+      commit_copies();
+    };
 #pragma unroll 1
-    for (int round = phase.register_rounds; round < streamed; ++round) {
+    for (int round = 1 - kPersistentStages; round < streamed; ++round) {
       begin(round);
-      if (slice_of(round) >= phase.slices) continue;
-      multiply(sums, stage(round, first), tiles, [&](int half, int m) {
-        Fragment a;
+      if (round < 0) continue;
+      if (round < phase.register_rounds) {
+        const OperandPlace from = operand_place(stage(round, first));
+        take_held<0, kRegisterSlices>(round, held, [&](auto weights) { multiply_held(sums, from, tiles, weights); });
+      } else if (slice_of(round) < phase.slices) {
+        multiply(sums, operand_place(stage(round, first)), tiles, [&](int half, int m) {
+          Fragment a;
 #pragma unroll
-        for (int high = 0; high < kHigh; ++high) {
-          const Piece piece = *resident_piece(round - phase.register_rounds, half, m, high);
+          for (int high = 0; high < kHigh; ++high) {
+            const Piece piece = *resident_piece(round - phase.register_rounds, half, m, high);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
-        }
-        return a;
-      });
+            for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
+          }
+          return a;
+        });
+      }
     }
     if (!kStreams || streamed == phase.rounds) return;
     // Fragments read ahead: on tensor cores one, with FMA one for each gate row.
@@ -366,21 +462,45 @@ struct PersistentProduct {
     for (int round = streamed; round < phase.rounds; ++round) {
       begin(round);
       if (slice_of(round) >= phase.slices) continue;
-      multiply(sums, stage(round, first), tiles, [&](int half, int m) {  // warp_sync keeps the loads in this order
-        const Fragment a = next[m % kAhead];
-        const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
-        stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,
-            more      ? m + 1
-            : kTensor ? 0
-                      : m);
-        warp_sync();
-        return a;
-      });
+      multiply(sums, operand_place(stage(round, first)), tiles,
+          [&](int half, int m) {  // warp_sync keeps the loads in this order
+            const Fragment a = next[m % kAhead];
+            const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
+            stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,
+                more      ? m + 1
+                : kTensor ? 0
+                          : m);
+            warp_sync();
+            return a;
+          });
     }
   }
 
+  // The product of a band of `rows` rows, whose partial sums are stored in shared memory once `ready` returns. first:
+  // where a cluster's operand begins.
+  template <class Ready>
+  FR_DEVICE void run(int first, int rows, const Fragment (*held)[kHalves][kGates], Ready ready) const {
+    if constexpr (kRunsHeld) {
+      const auto run_tiles = [&](auto tiles) {
+        WarpSums sums = {};
+        run_held<tiles.value>(sums, first, held);
+        ready();
+        store_partial(sums, kTileRows * tiles.value);
+      };
+      if (phase.held) {
+        if (rows <= kTileRows) run_tiles(std::integral_constant<int, 1>());
+        else run_tiles(std::integral_constant<int, kTiles>());
+        return;
+      }
+    }
+    WarpSums sums = {};
+    run_any(sums, first, rows, held);
+    ready();
+    store_partial(sums, rows);
+  }
+
   // Stores the addresses of the band's operand rows.
-  FR_DEVICE void fill_table(const StepDirection& d, int direction, int row0, int end, int thread) const {
+  FR_DEVICE void fill_table(const StepDirection& d, int direction, int row0, int end, unsigned thread) const {
     if (thread >= 2 * kBand) return;
     const int segment = thread / kBand;
     const int b = row0 + thread % kBand;
@@ -400,21 +520,25 @@ struct PersistentProduct {
     table(segment, thread % kBand) = from;
   }
 
-  // Partial sums in shared memory: [unit_warps][depth_warps][gates][kBand][kPitch]. All but the first two numbers are
-  // known when compiling, so that most of an address is an offset in the instruction.
-  static constexpr int kPitch = kTileUnits + kPersistentPitch, kGateSums = kBand * kPitch;
-  FR_DEVICE State* partial(int unit_warp, int depth_warp) const {
-    return reinterpret_cast<State*>(shared_memory(p.partial_offset, p.partial_bytes)) +
-           (unit_warp * phase.depth_warps + depth_warp) * sum_gates() * kGateSums;
+  // Partial sums in shared memory: [unit_warps][depth_warps][kBand][kPitch][kVector]. The gates of a unit lie together,
+  // three beside an unused one, so that one instruction loads them. All but the first two numbers are known when
+  // compiling, so that most of an address is an offset in the instruction.
+  static constexpr int kVector = persistent_vector(kSums), kPitch = kTileUnits + kPersistentPitch / kVector;
+  struct alignas(kVector * sizeof(State)) Vector {
+    State gate[kVector];
+  };
+  FR_DEVICE Vector* partial(int unit_warp, int depth_warp) const {
+    return reinterpret_cast<Vector*>(shared_memory(p.partial_offset, p.partial_bytes)) +
+           (unit_warp * phase.depth_warps + depth_warp) * kBand * kPitch;
   }
 
   // Adds to a unit's sums of each gate, in one row, those of the depth warps in their order.
-  FR_DEVICE void add_partial(State (&sums)[kSums], int row, int unit) const {
-    const State* from = partial(unit / kTileUnits, 0) + row * kPitch + unit % kTileUnits;
+  FR_DEVICE void add_partial(State (&sums)[kSums], int row, unsigned unit) const {
+    const Vector* from = partial(unit / kTileUnits, 0) + row * kPitch + unit % kTileUnits;
     const auto add = [&](int warp) {
+      const Vector values = from[warp * kBand * kPitch];
 #pragma unroll
-      for (int m = 0; m < kSums; ++m)
-        if (has_gate(m)) sums[m] += from[(warp * sum_gates() + m) * kGateSums];
+      for (int m = 0; m < kSums; ++m) sums[m] += values.gate[m];
     };
     constexpr int kMost = 8;
     if (phase.depth_warps == kMost) {
@@ -440,27 +564,37 @@ struct PersistentProduct {
     return values[0];
   }
 
+  // The sums of gates that a phase has not are zero.
   FR_DEVICE void store_partial(WarpSums& sums, int rows) const {
-    State* to = partial(unit_warp, depth_warp);
-    const auto place = [&](int m, int row, int unit) {
-      return to + row * kPitch + unit + m * (kUnitTiles ? kUnits : kGateSums);
+    Vector* to = partial(unit_warp, depth_warp);
+    const auto store = [&](int row, int unit, const State(&of)[kGates]) {
+      Vector* const at = to + row * kPitch + unit;
+      if constexpr (kUnitTiles) {
+#pragma unroll
+        for (int m = 0; m < kGates; ++m) at[kUnits * m].gate[0] = of[m];
+      } else {
+        Vector values{};
+#pragma unroll
+        for (int m = 0; m < kGates; ++m) values.gate[m] = of[m];
+        *at = values;
+      }
     };
 #pragma unroll
-    for (int m = 0; m < kGates; ++m) {
-      if (!has_gate(m)) break;
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile > 0 && kTileRows * tile >= rows) break;
+      State of[kGates];
+      if constexpr (kTensor) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        if (tile > 0 && kTileRows * tile >= rows) break;
-        if constexpr (kTensor) {
+        for (int i = 0; i < 4; ++i) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
-            *place(m, 8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8) = sums[m][tile][i];
-        } else {
-          const State sum = shared_sum(sums[m][tile]);
-          const int value = lane % kUnitLanes;
-          *place(m, kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows)) =
-              sum;
+          for (int m = 0; m < kGates; ++m) of[m] = sums[m][tile][i];
+          store(8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8, of);
         }
+      } else {
+#pragma unroll
+        for (int m = 0; m < kGates; ++m) of[m] = shared_sum(sums[m][tile]);
+        const int value = lane % kUnitLanes;
+        store(kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows), of);
       }
     }
   }

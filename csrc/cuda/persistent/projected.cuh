@@ -28,7 +28,7 @@ template <class Math, bool kBackward>
 struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)> {
   using Base = PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)>;
   using Base::p, Base::phase, Base::lane, Base::unit_warp, Base::kHalves, Base::kHigh, Base::kUnits, Base::kUnitLanes,
-      Base::kTileRows, Base::kTiles, Base::kBand;
+      Base::kTileRows, Base::kBand;
   using typename Base::Fragment, typename Base::Piece, typename Base::State, typename Base::Storage;
   static constexpr int kOwnGates = kBackward ? 4 : 1;
   int own_units, block;
@@ -37,12 +37,21 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       const PersistentParams& params, int index, int direction, int of_block, int units, int thread)
       : Base(params, index, direction, of_block, thread), own_units(units), block(of_block) {}
 
-  FR_DEVICE int result0(int item) const { return (item / phase.slices * this->warps() + unit_warp) * kUnits; }
+  struct Item {
+    int slice, result0;
+  };
+  FR_DEVICE Item item_of(int number) const {
+    return {number % phase.slices, (number / phase.slices * this->warps() + unit_warp) * kUnits};
+  }
+  FR_DEVICE Item after(Item item) const {
+    if (item.slice + 1 < phase.slices) return {item.slice + 1, item.result0};
+    return {0, item.result0 + this->warps() * kUnits};
+  }
 
   // kStreamed: rows and gates are 16-byte aligned, and the product's description is read as in stream_weights.
   template <bool kStreamed>
-  FR_DEVICE void load_item(Fragment& to, int item, int half) const {
-    const int k = item % phase.slices * Base::kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * Base::kPieceDepth;
+  FR_DEVICE void load_item(Fragment& to, Item item, int half) const {
+    const int k = item.slice * Base::kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * Base::kPieceDepth;
     const int gate = kBackward ? k / own_units : 0, unit = block * own_units + k - gate * own_units,
               hidden = static_cast<int>(p.step.hidden);
     const int left = k < kOwnGates * own_units ? hidden - unit : 0;
@@ -50,7 +59,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     const auto* weight = static_cast<const Storage*>(product.weight[0]) + gate * hidden + unit;
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
-      const int result = result0(item) + lane / kUnitLanes + 32 / kUnitLanes * high;
+      const int result = item.result0 + lane / kUnitLanes + 32 / kUnitLanes * high;
       const Storage* from = left > 0 && result < phase.units ? weight + result * product.weight_stride[0] : nullptr;
       Piece piece{};
       if constexpr (kStreamed) {
@@ -73,7 +82,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     for (int i = 0; i < phase.shared_rounds; ++i)
       for (int half = 0; half < kHalves; ++half) {
         Fragment fragment;
-        load_item<false>(fragment, phase.register_rounds + i, half);
+        load_item<false>(fragment, item_of(phase.register_rounds + i), half);
 #pragma unroll
         for (int high = 0; high < kHigh; ++high) {
           Piece piece;
@@ -84,21 +93,25 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       }
   }
 
-  // Writes the band's partial sums of all results to `to`, in columns of kWarpUnits results, kBand rows each.
+  // Writes the band's partial sums of all results to `to`, in columns of kWarpUnits results, kBand rows each. Rows of
+  // the last tile beyond `rows` are written too, and read by nobody. On tensor cores all tiles are multiplied, even if
+  // the band has no row of the last one: an mma is as cheap as the decision.
   FR_DEVICE void run(float* to, int rows, const Fragment (*held)[kHalves][1]) const {
-    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    const int tiles = Math::kTensor ? Base::kTiles : (rows + kTileRows - 1) / kTileRows;
     typename Base::WarpSums sums = {};
-    const auto take = [&](int item, auto weights) {
-      const int slice = item % phase.slices, first = result0(item);
-      if (first >= phase.units) return;
-      Base::multiply(sums, shared_memory(p.own_offset + slice * kBand * kRowBytes, kBand * kRowBytes), tiles, weights);
-      if (slice + 1 < phase.slices) return;
-      float* column = to + first / kWarpUnits * kWarpUnits * kBand + first % kWarpUnits;
-      const auto put = [&](int row, int result, State sum) {
-        if (row < rows) column[row * kWarpUnits + result] = sum;
-      };
+    Item item = item_of(0);
+    const auto take = [&](auto weights) {
+      const Item now = item;
+      item = after(now);
+      if (now.result0 >= phase.units) return;
+      const unsigned char* slice = shared_memory(p.own_offset + now.slice * kBand * kRowBytes, kBand * kRowBytes);
+      Base::multiply(sums, Base::operand_place(slice), tiles, weights);
+      if (now.slice + 1 < phase.slices) return;
+      float* column = to + now.result0 / kWarpUnits * (kWarpUnits * kBand) + now.result0 % kWarpUnits;
+      const auto put = [&](int row, int result, State sum) { column[row * kWarpUnits + result] = sum; };
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int tile = 0; tile < Base::kTiles; ++tile) {
+        if (kTileRows * tile >= rows) break;
         if constexpr (Math::kTensor) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) put(8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8, sums[0][tile][i]);
@@ -107,22 +120,23 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
           const int value = lane % kUnitLanes;
           put(kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows), sum);
         }
-        for (State& value : sums[0][tile]) value = 0;
       }
+      for (auto& tile : sums[0])
+        for (State& value : tile) value = 0;
     };
 #pragma unroll
-    for (int item = 0; item < Base::kRegisterSlices; ++item) {
-      if (item >= phase.register_rounds) break;
-      take(item, [&](int half, int) { return held[item][half][0]; });
+    for (int round = 0; round < Base::kRegisterSlices; ++round) {
+      if (round >= phase.register_rounds) break;
+      take([&](int half, int) { return held[round][half][0]; });
     }
     const int streamed = phase.register_rounds + phase.shared_rounds;
 #pragma unroll 1
-    for (int item = phase.register_rounds; item < streamed; ++item)
-      take(item, [&](int half, int) {
+    for (int round = phase.register_rounds; round < streamed; ++round)
+      take([&](int half, int) {
         Fragment a;
 #pragma unroll
         for (int high = 0; high < kHigh; ++high) {
-          const Piece piece = *Base::resident_piece(item - phase.register_rounds, half, 0, high);
+          const Piece piece = *Base::resident_piece(round - phase.register_rounds, half, 0, high);
 #pragma unroll
           for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
         }
@@ -130,16 +144,18 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       });
     if (streamed == phase.rounds) return;
     Fragment next;
-    load_item<true>(next, streamed, 0);
+    load_item<true>(next, item, 0);
 #pragma unroll 1
-    for (int item = streamed; item < phase.rounds; ++item)
-      take(item, [&](int half, int) {  // reads one fragment ahead; warp_sync keeps the loads in this order
+    for (int round = streamed; round < phase.rounds; ++round) {
+      const Item now = item;
+      take([&](int half, int) {  // reads one fragment ahead; warp_sync keeps the loads in this order
         const Fragment a = next;
-        if (half + 1 < kHalves) load_item<true>(next, item, half + 1);
-        else if (item + 1 < phase.rounds) load_item<true>(next, item + 1, 0);
+        if (half + 1 < kHalves) load_item<true>(next, now, half + 1);
+        else if (round + 1 < phase.rounds) load_item<true>(next, item, 0);
         warp_sync();
         return a;
       });
+    }
   }
 };
 
@@ -198,11 +214,9 @@ struct ProjectedKernel {
     const PersistentParams& p;
     int own_units, row, unit;  // backward: where in the block's operand
     FR_DEVICE void keep(int gate, State value) const {
-      const int k = (kBackward ? gate : 0) * own_units + unit, slice = k / Product::kSliceDepth,
-                depth = k % Product::kSliceDepth;
       const int offset =
-          p.own_offset + slice * kBand * kRowBytes + Product::operand_offset(row, depth / Product::kPieceDepth);
-      set(reinterpret_cast<Storage*>(shared_memory(offset, kPieceBytes))[depth % Product::kPieceDepth], value);
+          p.own_offset + Product::value_offset(row, ((kBackward ? gate : 0) * own_units + unit) * sizeof(Storage));
+      set(*reinterpret_cast<Storage*>(shared_memory(offset, sizeof(Storage))), value);
     }
     FR_DEVICE State operator()(int m) const { return value[m]; }
   };
@@ -279,12 +293,7 @@ struct ProjectedKernel {
         product = !aborted;
       }
       prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, part.phase.unit_bits, thread);
-      if (product) {
-        typename Product::WarpSums sums = {};
-        part.run(sums, 0, rows, weights.product);
-        block_sync();  // the sums overwrite the ring
-        part.store_partial(sums, rows);
-      }
+      if (product) part.run(0, rows, weights.product, [] { block_sync(); });  // the sums overwrite the ring
       block_sync();
       const Clips<V> of_cell = clips_of<V>(p.step);
       const bool plain = is_plain<kBackward>(p.step, d);
@@ -324,9 +333,11 @@ struct ProjectedKernel {
         if (product && quad < to) {
           const int place = quad + quad / (rows * kWarpUnits) * (kBand - rows) * kWarpUnits;
           Quad sum{};
+          const float* read = partial_of(c, warp) + place;
+          const int64_t step = static_cast<int64_t>(warps) * kBand * at().pitch;
 #pragma unroll 4
-          for (int i = warp; i < blocks; i += warps) {
-            const Quad value = *reinterpret_cast<const Quad*>(partial_of(c, i) + place);
+          for (int i = warp; i < blocks; i += warps, read += step) {
+            const Quad value = *reinterpret_cast<const Quad*>(read);
 #pragma unroll
             for (int k = 0; k < 4; ++k) sum.value[k] += value.value[k];
           }
@@ -383,7 +394,7 @@ struct ProjectedKernel {
       if (item >= partial.phase.register_rounds) break;
 #pragma unroll
       for (int half = 0; half < Partial::kHalves; ++half)
-        partial.template load_item<false>(weights.partial[item][half][0], item, half);
+        partial.template load_item<false>(weights.partial[item][half][0], partial.item_of(item), half);
     }
     part.fill_resident();
     partial.fill_resident();
@@ -392,7 +403,7 @@ struct ProjectedKernel {
     block_sync();
     for (int i = 0; i < 4; ++i) copy_words(current[i].product, p.phase[i % 2].product[direction], thread);
     block_sync();
-    place_step<kBackward>(p, direction, current, 0, thread);
+    place_step<kBackward>(p, direction, current, nullptr, 0, thread);
     block_sync();
 
     if constexpr (kBackward)
@@ -408,7 +419,7 @@ struct ProjectedKernel {
         for (int c = first; c < after; ++c) {
           // The next step's addresses, from a warp that does not wait for flags first. Those they replace were last read a
           // step ago.
-          if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, s + 1, block_threads() - 1 - thread);
+          if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, d, s + 1, block_threads() - 1 - thread);
           of.own(d[kOwn], s, c, weights);
         }
         if (kBackward && s == p.last) continue;

@@ -19,10 +19,11 @@ FR_DEVICE StepRows step_rows(const PersistentParams& p, bool reverse, int64_t t)
   const auto first_row = [&](int64_t step) { return p.offsets ? p.offsets[step] : step * p.batch; };
   const bool has_after = t + 1 < p.total_steps;
   rows.step = t;
-  rows.rows = first_row(t + 1) - first_row(t);
-  if (has_after) rows.rows_after = first_row(t + 2) - first_row(t + 1);
+  rows.rows = p.offsets ? p.offsets[t + 1] - p.offsets[t] : p.batch;
+  if (has_after) rows.rows_after = p.offsets ? p.offsets[t + 2] - p.offsets[t + 1] : p.batch;
   rows.alike = !p.step.lengths && !p.resets && rows.rows == p.batch && (!has_after || rows.rows_after == p.batch);
   rows.has_before = reverse ? has_after : t > 0, rows.last = reverse ? t == 0 : !has_after;
+  rows.goes_on = rows.alike && rows.has_before && !rows.last;
   if (p.resets) {
     rows.resets = p.resets + first_row(t);
     if (has_after) rows.resets_after = p.resets + first_row(t + 1);
@@ -34,22 +35,33 @@ FR_DEVICE StepDirection* placed_steps() {  // [2][2]: addresses of two consecuti
   return reinterpret_cast<StepDirection*>(shared_memory(0, 4 * sizeof(StepDirection)));
 }
 
-// Computes the addresses and active rows of iteration s, for each phase.
+// Computes the addresses and active rows of iteration s, for each phase; `from` has those of the iteration before. One
+// warp takes the matrices; the rows are left to the next one, if there is one.
 template <bool kBackward>
-FR_DEVICE void place_step(const PersistentParams& p, int direction, StepDirection* to, int64_t s, int thread) {
-  if (thread > StepMatrix::kCount + 1) return;  // a third of a warp; what follows would cost the others 50 instructions
+FR_DEVICE void place_step(
+    const PersistentParams& p, int direction, StepDirection* to, const StepDirection* from, int64_t s, int thread) {
+  constexpr int kWords = sizeof(StepRows) / sizeof(uint64_t);
+  static_assert(sizeof(StepRows) % sizeof(uint64_t) == 0 && StepMatrix::kCount + 1 + kWords <= 32);
+  const int lane = thread % 32, of_rows = block_threads() > 32 ? 1 : 0;
+  if (thread >= 64) return;
   const bool reverse = p.step.direction[direction].reverse;
-  const int64_t forward = reverse != kBackward ? -1 : 1, t = p.first_step[direction] + s * forward;
-  for (int phase = 0; phase < p.phases; ++phase) {
-    StepDirection& d = to[phase];
-    if (thread < StepMatrix::kCount) {
-      const bool before = thread == StepMatrix::kOutputBefore || thread == StepMatrix::kCellsBefore;
-      d.matrix[thread] = rows_of_step(p, p.rows[direction][thread], before ? (reverse ? t + 1 : t - 1) : t);
-    } else if (thread == StepMatrix::kCount) {
-      d.here = s < p.count ? step_rows(p, reverse, t) : StepRows{};
-    } else if (thread == StepMatrix::kCount + 1) {
-      d.pending = kBackward && s > 0 ? step_rows(p, reverse, t - forward) : StepRows{};
+  const int64_t t = p.first_step[direction] + (reverse != kBackward ? -s : s);
+  if (thread < StepMatrix::kCount) {
+    const bool before = lane == StepMatrix::kOutputBefore || lane == StepMatrix::kCellsBefore;
+    const Matrix rows = rows_of_step(p, p.rows[direction][lane], before ? (reverse ? t + 1 : t - 1) : t);
+    for (int phase = 0; phase < p.phases; ++phase) to[phase].matrix[lane] = rows;
+  }
+  if (thread / 32 != of_rows) return;
+  if (lane == StepMatrix::kCount) {
+    const StepRows rows = s < p.count ? step_rows(p, reverse, t) : StepRows{};
+    for (int phase = 0; phase < p.phases; ++phase) {
+      to[phase].here = rows;
+      if (kBackward && s == 0) to[phase].pending = StepRows{};
     }
+  } else if (kBackward && s > 0 && lane > StepMatrix::kCount && lane <= StepMatrix::kCount + kWords) {
+    const int word = lane - StepMatrix::kCount - 1;
+    const uint64_t value = reinterpret_cast<const uint64_t*>(&from->here)[word];
+    for (int phase = 0; phase < p.phases; ++phase) reinterpret_cast<uint64_t*>(&to[phase].pending)[word] = value;
   }
 }
 
