@@ -26,10 +26,10 @@ struct LayerNormArgs {
   const void* units;      // [G][H] gain; LSTM [6][H]: gain, gain_c, shift_c
   const void* shift;      // [G*H] or null
   const void* state;      // [B][H]: c_prev (LSTM) or h_prev (GRU)
-  const void* candidate;  // [B][H]; null: 1
+  const void* candidate;  // [B][H] factor of the candidate (g or n), for dropout; null: 1
   void* gates;            // [B][G*H]: i, f, g, o, or r, z, n; forward writes it for backward
-  void* moments;          // [B][3], likewise. LSTM: 1/deviation of the gates, mean and 1/deviation of c. GRU:
-                          // 1/deviation of r and z, and of n
+  void* moments;          // [B][3]; forward writes it for backward. LSTM: 1/deviation of the gates, mean and
+                          // 1/deviation of c. GRU: 1/deviation of r and z, and of n
   void* c;                // [B][H] LSTM
   void* h;                // [B][H]
   // backward

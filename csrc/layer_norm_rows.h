@@ -4,17 +4,18 @@
 // Walk says how the values of a row are visited: a vector at a time, or by the threads of a block.
 //   Value, V         float or double, and what a visit holds of them: a vector, or a scalar
 //   each(count, f)   calls f(i, n), which works on n values from i on, until all of [0, count) are visited
-//   means(count, f)  the means over [0, count) of a and b, which f(i, n, a, b) sets; always in the same order
-//   sync()           later visits see what earlier ones stored. Without it, or a mean, only two loops of the same count
-//                    do, since they visit a value by the same thread
-//   leads()          whether this thread stores what the row has once
+//   means(count, f)  the means over [0, count) of a and b, which f(i, n, a, b) sets; added in an order that depends on
+//                    count alone
+//   sync()           makes what earlier visits stored visible to later ones, as a mean does too. Between two loops of
+//                    the same count it is not needed, because the same thread visits a value in both
+//   leads()          whether this thread stores the values that a row has only once
 //   load(p, n), store(p, v, n), root(value)
 #pragma once
 
 #include "cells/cell.h"
 #include "layer_norm.h"
 
-// cuda/device.cuh, which the kernels include first, has this word for functions of the device.
+// Kernels include cuda/device.cuh first, which defines it for device functions.
 #if !defined(FR_DEVICE)
 #define FR_DEVICE inline
 #endif
@@ -59,7 +60,7 @@ struct LayerNormRow {
   FR_DEVICE V candidate(int64_t unit, int n) const {
     return args.candidate ? load(narrow(args.candidate) + unit, n) : V(1);
   }
-  // s of one gate.
+  // s (layer_norm.h) of one gate.
   FR_DEVICE V recurrent(int gate, int64_t unit, int n) const {
     const V scaled = at(args.product, gate, unit, n) * load(gain(gate) + unit, n);
     return args.shift ? scaled + load(static_cast<const T*>(args.shift) + gate * args.hidden + unit, n) : scaled;
@@ -197,9 +198,9 @@ struct LayerNormRow {
 
   // ---- gradients of gains and shifts, after backward of all rows ----
 
-  // Pairs of a gain and a shift that a unit has: one for each gate, and the LSTM's of c.
+  // How many pairs of a gain and a shift a unit has: one for each gate, and in the LSTM one of c.
   FR_HD static int unit_pairs(const LayerNormArgs& args) { return args.gru ? 3 : 5; }
-  // Adds what this row adds to the gradients of a pair.
+  // Adds this row's part of the gradients of a pair.
   FR_DEVICE void add_unit_gradients(int pair, int64_t unit, int n, V& d_gain, V& d_shift) const {
     const bool of_c = pair == 4, own = of_c || (args.gru && pair == 2);
     const V d = own ? load(narrow(args.scratch) + unit, n) : at(args.d_input, pair, unit, n);

@@ -9,7 +9,7 @@ namespace fr {
 namespace cpu {
 namespace {
 
-// Values below which another thread costs more than it saves.
+// A thread for fewer values than this costs more than it saves.
 constexpr int64_t kValuesPerThread = 1 << 14;
 
 using Function = void (*)(const LayerNormArgs&, int64_t, int64_t);

@@ -1,4 +1,5 @@
-// Defines find_layer_norm; included by each layer_norm_*.cpp. Means and variances add the units in order, lane by lane.
+// Defines find_layer_norm; included by each layer_norm_*.cpp. A mean adds up the values of each vector lane in order,
+// then the lanes, then the values behind the last whole vector.
 #pragma once
 
 #include "../layer_norm_rows.h"
@@ -43,8 +44,8 @@ struct LayerNorm {
     static V load(const T* p, int n) { return cpu::load<V>(p, n); }
     static void store(T* p, V v, int n) { cpu::store(p, v, n); }
 
-    // The functions of <cmath> are inline, and a copy compiled for this instruction set must not be linked into other
-    // files.
+    // Not a function of <cmath>: those are inline, and the linker could choose this file's copy, compiled for this
+    // instruction set, for other files too.
     static T root(T x) {
       if constexpr (std::is_same_v<T, float>) return __builtin_sqrtf(x);
       else return __builtin_sqrt(x);

@@ -59,7 +59,7 @@ FR_DEVICE T* global(T* p) {
 }
 // Loads a word of global memory that nothing writes during the launch.
 FR_DEVICE uint32_t load_constant(const uint32_t* p) { return __ldg(p); }
-// The address of shared memory as instructions for it alone take it.
+// An address in the shared memory window, as ld.shared and cp.async take it.
 using SharedAddress = unsigned;
 FR_DEVICE SharedAddress shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
@@ -87,7 +87,7 @@ FR_DEVICE void store_system(unsigned long long* p, unsigned long long value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
-// Where wait_until is called, which only the emulation needs: there a poll lets other threads run.
+// Stands for where wait_until is called. Only the emulation needs it: there a poll lets other threads run.
 struct Caller {};
 FR_DEVICE void let_others_run(Caller) {}
 
@@ -291,8 +291,8 @@ FR_HD float fast_logistic_of_minus(float x) {
   return 1 / (1 + expf(x));
 #endif
 }
-// 1 - 2 / (1 + e^2x). This cancels near 0, where the Taylor series is used instead; its next term is 3e-7 of the value
-// at 0.25.
+// 1 - 2 / (1 + e^2x). This loses digits near 0 by cancellation, so the Taylor series is used for |x| < 0.25. At 0.25
+// the series' next term is 3e-7 of the value.
 FR_HD float fast_tanh(float x) {
   const float square = x * x;
   const float near = x + x * square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315)));

@@ -36,10 +36,10 @@ namespace fr::FR_TARGET {
 #if defined(__CUDACC__)
 
 // Throws std::runtime_error unless the result is success. Defined in rnn_cuda.cpp, because files compiled by nvcc use
-// no types of the C++ library: so they can be linked with another one (tools/wheel.sh).
+// no types of the C++ library, so that they can be linked with another version of it (tools/wheel.sh).
 void check_launch(cudaError_t result, const char* call, const char* kernel, const LaunchShape& shape);
 
-// The result of a call of the CUDA runtime.
+// The result of a call of the CUDA runtime, and which call it was.
 struct Outcome {
   cudaError_t result = cudaSuccess;
   const char* call = "";

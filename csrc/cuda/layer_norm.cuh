@@ -68,7 +68,7 @@ struct BlockWalk {
 // work    a block for each row; its threads take the row's values in turn.
 // memory  shared: 4 sums a warp. global: a row's values, which are read again from L1 in each loop over them: 7 loops
 //         over one to four gates in forward, 5 in backward.
-// sync    one block_sync for each mean, and one between loops that give a value to different threads.
+// sync    one block_sync for each mean, and one between two loops that give a value to different threads.
 // shapes  any; float and double. Reads and writes are coalesced, an element a thread.
 template <class T, bool kBackward>
 struct LayerNormKernel {
@@ -88,7 +88,7 @@ struct LayerNormKernel {
 };
 
 // work    grid (units / 32, pairs of a gain and a shift): a block sums a pair's gradients of 32 units over the rows. A
-//         warp takes every 16th row; the warps' sums are added in order. So the order depends on the number of rows
+//         warp takes every 16th row; then the warps' sums are added in order. This order depends on the number of rows
 //         alone.
 // memory  shared: 2 sums a thread. global: reads d_input, scratch, N(product) and c once.
 // sync    one block_sync, between the warps' sums and their total.

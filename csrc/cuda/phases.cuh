@@ -3,9 +3,9 @@
 //
 // Noise in the state (cells/noise.h) is a branch here, the same for all threads, so every strategy has it without
 // kernels of its own. A unit draws a Philox block for each decision; the seed is read from memory. Dropout of the state
-// is different: what enters the product is then not the output but a masked copy, which forward writes beside the
-// output (`entering`), and backward multiplies the product and h_prev by the mask. Only `step` and
-// block/elementwise.cuh have that code (kDropsState), which leaves the other kernels their registers.
+// is different: the product then reads not the output but a masked copy, which forward writes beside the output
+// (`entering`). Backward multiplies the product and h_prev by the mask. Only `step` and block/elementwise.cuh have that
+// code (kDropsState), because it would take registers from the other kernels.
 #pragma once
 
 #include "device.cuh"
@@ -22,8 +22,8 @@ FR_DEVICE void copy_words(T& to, const T& from, int thread) {
     reinterpret_cast<uint64_t*>(&to)[i] = reinterpret_cast<const uint64_t*>(&from)[i];
 }
 
-// A row's role in a step. The state it starts from is, after a reset (cut), zero, or the initial state with
-// reset_to_initial; otherwise that of the step before, if there is one (has_before), or else the initial state.
+// A row's role in a step, which decides what state it starts from. After a reset (cut): zero, or with reset_to_initial
+// the initial state. Otherwise: the state of the step before, or the initial state if there is none (!has_before).
 struct RowState {
   bool active, has_before, cut, last;
 };
@@ -95,9 +95,10 @@ struct Element {
     if constexpr (kPlain) return {true, true, false, false};
     else return row_state(rows, d.reverse, p.lengths, b);
   }
+  // Whether the step has a row b. Packed steps differ in their rows, and the extra iteration has none.
   FR_DEVICE bool exists() const { return kPlain || (d.here.step >= 0 && b < d.here.rows); }
 
-  // H. Recomputed at each use; otherwise the compiler would keep the offsets of all gates in registers from step to
+  // H, hidden from the optimiser. Otherwise the compiler would keep the offsets of all gates in registers from step to
   // step.
   FR_DEVICE int units() const { return made_anew(static_cast<int>(p.hidden)); }
   template <class T>
@@ -140,8 +141,7 @@ struct Element {
   // initial one.
   FR_DEVICE void rest_h() const {
     if (!d.matrix[M::kOutput].data || b >= d.here.rows)
-      return;  // packed: the launch covers the other direction's step too, which
-               // may have more rows
+      return;  // packed: the other direction's step, in the same launch, may have more rows
     store(d.matrix[M::kOutput], j, V(0));
     if (d.here.step != 0) return;
     const int64_t i = b * p.width + j;
@@ -309,6 +309,7 @@ struct Element {
     if (reset_buffer) global(static_cast<State*>(reset_buffer))[place] += gradient.value;
     return V(0);
   }
+  // Leaves the state's gradient for `arriving` of the next iteration.
   FR_DEVICE void leave_h(V gradient) const { global(static_cast<State*>(d.d_h))[b * p.width + j] = gradient.value; }
   FR_DEVICE void store_if(const Matrix& matrix, V v) const {
     if (matrix.data) store(matrix, j, v);

@@ -1,7 +1,7 @@
 // The `block` strategy for cells without a product (IndRNN): a whole sequence in one launch, a thread for each unit of
-// each row. No thread reads another's state. For every type; padded rows. Packed rows take `step`, a launch without a
-// product for each time step. Launched by launch.cpp. The pointwise phases are those of phases.cuh, so every option
-// works here too.
+// each row. No thread reads another's state. For every type and padded rows; packed rows take `step`, which launches
+// once a time step. Launched by launch.cpp. The pointwise phases are those of phases.cuh, so every option works here
+// too.
 #pragma once
 
 #include "steps.cuh"

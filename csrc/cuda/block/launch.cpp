@@ -7,7 +7,7 @@
 namespace fr {
 namespace {
 
-constexpr int kMostUnits = 128, kMostStateBytes = 256;  // whose weights fit the registers of kernel.cuh
+constexpr int kMostUnits = 128, kMostStateBytes = 256;  // of a layer whose weights fit the registers of kernel.cuh
 
 int64_t units_of(int64_t hidden) { return divide_up(hidden, kWarpUnits) * kWarpUnits; }
 
@@ -19,8 +19,8 @@ int64_t shared_bytes_of(bool backward, int gates, int64_t units, int64_t slices)
   return header + std::max(staged, working);
 }
 
-// Where the rows of StepDirection's matrices lie in all steps, with their element sizes. Those with null rows do not
-// advance.
+// Where the rows of one of StepDirection's matrices lie in all steps, and the size of its elements. If rows.data is
+// null, its address stays the same in all steps.
 struct StepsOfMatrix {
   Rows rows{};
   int64_t element = 0;
@@ -30,7 +30,7 @@ struct StepsOfDirection {
   const Weights* weights;
 };
 
-// The part of the parameters that a direction has of its own.
+// Fills the parameters of direction i.
 void set_direction(const Layout& l, bool backward, int i, const StepsOfDirection& from, BlockParams& block) {
   StepDirection& d = block.step.direction[i];
   const int64_t forward = d.reverse != backward ? -1 : 1;

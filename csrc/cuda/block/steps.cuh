@@ -20,8 +20,8 @@ FR_DEVICE StepRows rows_at(const BlockParams& p, int64_t t) {
   return rows;
 }
 
-// After iteration s, whose addresses are current[s % 2], computes those of the next iteration. t0: the step of the
-// first one.
+// Computes the addresses of iteration s + 1 from those of iteration s, which are current[s % 2]. t0: the step of
+// iteration 0.
 template <bool kBackward>
 FR_DEVICE void next_step(const BlockParams& p, StepDirection* current, int64_t s, int64_t t0, int thread) {
   const StepDirection& d = current[s % 2];

@@ -11,14 +11,15 @@ namespace fr::FR_TARGET {
 //         values are written while this step's are read. Forward with two products needs only one buffer: the state is
 //         written in the second phase, when all have read it. The second product's operand needs one as well: it is
 //         written in the first phase and read in the second.
-// stores  As 16-byte pieces: LSTM 512 on 8 blocks, 8 rows: a block sends 8 rows * 64 units * 2 bytes = 1 KiB to each of
-//         7 peers, 448 stores where single values would take 3584; backward four times that. If H * s is no multiple of
-//         16, two gates share a piece, and backward stores value by value.
-// sync    place: the block's own copy. broadcast: call it after a block_sync that follows the writes, and before the
-//         cluster_arrive that ends the phase. On sm_90 the cluster barrier's arrive.release compiles to MEMBAR.ALL.GPU,
-//         which also waits for the thread's global stores. wait.acquire compiles to CCTL.IVALL, which drops prefetched
-//         lines from L1 but not from L2. A fence of cluster scope compiles to the same, and a relaxed arrival would
-//         order nothing. st.async with an mbarrier at the receiver would need neither; it is not built.
+// stores  16-byte pieces. For LSTM 512 on 8 blocks and 8 rows, a block sends 8 rows * 64 units * 2 bytes = 1 KiB to
+//         each of 7 peers: 448 stores, where single values would take 3584. Backward takes four times that. If H * s is
+//         no multiple of 16, two gates share a piece, and backward stores value by value.
+// sync    Threads write to the block's own copy (place). broadcast is called after a block_sync that follows these
+//         writes, and before the cluster_arrive that ends the phase. On sm_90 the cluster barrier's arrive.release
+//         compiles to MEMBAR.ALL.GPU, which also waits for the thread's global stores. wait.acquire compiles to
+//         CCTL.IVALL, which drops prefetched lines from L1 but not from L2. A fence of cluster scope compiles to the
+//         same, and a relaxed arrival would order nothing. st.async with an mbarrier at the receiver would need
+//         neither; it is not built.
 template <class Product>
 struct ClusterOperand {
   using Storage = typename Product::Storage;
@@ -35,8 +36,8 @@ struct ClusterOperand {
     return reinterpret_cast<Storage*>(shared_memory(value.at[odd] + Product::value_offset(row, byte), sizeof(Storage)));
   }
 
-  // Broadcasts what a phase wrote for the units of this block to the other blocks. It moves whole 16-byte pieces, if
-  // each gate begins with one: then a piece belongs to one block and one value.
+  // Broadcasts what a phase wrote for the units of this block to the other blocks. Whole 16-byte pieces move if every
+  // gate begins with one, since each piece then belongs to one block and one value.
   FR_DEVICE void broadcast(const PersistentPhase& phase, int unit0, int rows, int thread) const {
     if (phase.sent_last > 1 && p.step.hidden % kPieceDepth != 0) copy<Storage>(phase, unit0, rows, thread);
     else copy<typename Product::Piece>(phase, unit0, rows, thread);

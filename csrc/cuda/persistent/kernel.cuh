@@ -1,8 +1,8 @@
 // The persistent kernel: a whole sequence in one launch. A group of blocks holds the recurrent weights of a direction
 // once, on the chip. In each step the blocks exchange the product's operand (the state; in backward the gate gradients)
-// through global memory or, in a cluster, through shared memory. For every arithmetic but float64. launch.cpp
-// launches it as partition.h decides. The pointwise phases are those of phases.cuh, so every option
-// but dropout of the state works here too.
+// through global memory or, in a cluster, through shared memory. For every arithmetic but float64. launch.cpp launches
+// it as partition.h decides. The pointwise phases are those of phases.cuh, so every option but dropout of the state
+// works here too.
 #pragma once
 
 #include "../launch.cuh"
@@ -19,17 +19,18 @@ FR_GLOBAL(persistent_kernel)
 //         take them in turn, a slice a round. Their sums are added in the order of the warps. Forward: kGates gate rows
 //         in phase 0, one in phase 1. Backward: one gate row, of one or two tiles of U units a warp. U is 16 on tensor
 //         cores, 8 with FMA (strict float32).
-// memory  registers: U * kGates a resident slice of weights, and 8 * kGates sums (FMA: 32 * kGates with one or two gate
-//         rows, else 16). shared: addresses of two steps, row pointers, resident weights, a ring of kPersistentStages
-//         rounds of the operand, partial sums. global: for each step and band a block reads the operand's whole rows
-//         from L2, and the streamed slices of weights.
+// memory  registers of a lane: U * kGates for each slice of weights that it holds, and 8 * kGates sums (FMA: 32 *
+//         kGates with one or two gate rows, else 16 * kGates). shared: addresses of two steps, row pointers, resident
+//         weights, a ring of kPersistentStages rounds of the operand, partial sums. global: for each step and band a
+//         block reads the operand's whole rows from L2, and the streamed slices of weights.
 // lanes   Tensor cores: a lane loads 16-byte pieces as they lie in memory. Lane 4 g + t takes pieces t and t + 4 of a
 //         slice, for the weights of units g and g + 8 and for operand row g. This permutes the depth index of the mma,
 //         in the same way for both operands, so the product is unchanged and no ldmatrix is needed. Piece q of row r is
 //         stored at piece q ^ (4 * (r % 2)) of its 128 bytes: the 8 lanes that read at once hit different banks.
 //         FMA: kUnitLanes lanes share a unit (4; with one or two gate rows 8). Each lane multiplies its pieces of the
-//         depth by all rows, 4 at a time; all units read an operand row together, and no weight is held twice. At the
-//         end of a product the lanes add up their sums with shuffles, as a tree that is the same for every row.
+//         depth by all rows, 4 at a time. Lanes of different units read the same pieces of an operand row together, and
+//         no weight is held twice. At the end of a product the lanes of a unit add up their sums with shuffles, in an
+//         order that is the same for every row.
 // sync    flags: after each band block i of a group publishes how many bands it has done. A band waits until all
 //         blocks of its group have done the same band one phase earlier (store_release after a block_sync,
 //         load_acquire before one).
@@ -60,7 +61,8 @@ struct PersistentKernel {
   static constexpr int kBand = kPersistentBand, kHalves = Product::kHalves;
   static constexpr int kRegisterSlices = Product::kRegisterSlices;
 
-  // One element's sums: those of the depth warps, added in their order.
+  // One element's sums: those of the depth warps, added in their order. In a cluster the pointwise part keeps what
+  // later products read in `operand`.
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
     State value[Product::kSums];
@@ -102,9 +104,9 @@ struct PersistentKernel {
     return from ? to_state(from[j]) : State(0);
   }
 
-  // One band: its product, if any, and its pointwise part. Its rows lie in [row0, end). In a cluster `from` is where
-  // the product's operand lies, and `operand` takes what later products read. ends: this phase ends a step that another
-  // one follows.
+  // One band: its product, if any, and its pointwise part. row0: the band's first row; end: where the group's rows end.
+  // In a cluster `from` is where the product's operand lies, and `operand` takes what later products read. ends: this
+  // phase is a step's last one, and another step follows.
   FR_DEVICE static void band(const Product& part, const StepDirection& d, const Fragment (*held)[kHalves][kGates],
       bool product, bool aborted, int block_unit0, int row0, int end, int from, const Operand& operand, bool ends,
       int thread) {
@@ -139,7 +141,9 @@ struct PersistentKernel {
     block_sync();
   }
 
-  // Each block of a cluster computes the whole first operand itself. cluster_sync: all blocks have started.
+  // Fills the block's operand for the first step: the initial states of all the group's rows, or zeros in backward.
+  // Every block computes all of it. The cluster_sync makes sure that all blocks have done so before one writes to
+  // another.
   FR_DEVICE static void start_cluster(
       const PersistentParams& p, const StepDirection& d, int row0, int end, int thread) {
     const int rows = end - row0, hidden = static_cast<int>(p.step.hidden);
@@ -155,7 +159,7 @@ struct PersistentKernel {
 
   FR_DEVICE static void run(const PersistentParams& p) {
     const int thread = thread_index(), direction = block_z(), block = block_x(), blocks = grid_x();
-    // The pointwise part keeps the first warps busy, so what else there is to do begins with the last thread.
+    // The pointwise part keeps the first warps busy, so other work is dealt out from the last thread on.
     const auto other = [&] { return block_threads() - 1 - made_anew(thread); };
     const int row0 = block_y() * p.rows_per_group, batch = static_cast<int>(p.batch);
     const int end = row0 + p.rows_per_group < batch ? row0 + p.rows_per_group : batch;
@@ -196,7 +200,7 @@ struct PersistentKernel {
     if (p.cluster) start_cluster(p, current[0], row0, end, thread);
 
     bool aborted = false;
-    unsigned seen = 0;  // of the flag that this thread waits for, if it is one
+    unsigned seen = 0;  // value last read from the flag that this thread waits for, if it waits for one alone
     for (int s = 0; s <= p.last; ++s) {
       const StepDirection* d = current + s % 2 * 2;
       const Operand operand{p, 1 - s % 2};
@@ -212,7 +216,8 @@ struct PersistentKernel {
             bool all = true;
             if (done > 0) {
               const unsigned wanted = (done - 1) * p.bands + c + 1;
-              // A flag that had run ahead at an earlier band need not be read again: that takes a round trip to L2.
+              // A flag that had already passed this band when it was last read is not read again, which would take a
+              // round trip to L2.
               for (int i = other(); i <= blocks && all; i += block_threads())
                 if (c == 0 || blocks >= block_threads() || (i < blocks && seen < wanted))
                   all = wait_for<kBackward>(p, p.flags + first_flag, i, wanted, index, d->here.step, seen);

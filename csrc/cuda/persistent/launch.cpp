@@ -10,7 +10,8 @@ namespace {
 
 using M = StepMatrix;
 
-constexpr int64_t kMostFlags = 1024;  // blocks of a launch, one an SM, and its groups, of which there are no more
+// Most blocks of a launch, one an SM. It has a flag for each block and for each group: at most twice as many.
+constexpr int64_t kMostFlags = 1024;
 
 PersistentPartition partition_of(const Layout& l, int directions, bool backward, const Run& run) {
   PersistentRequest request;
@@ -41,7 +42,8 @@ void prepare(const Layout& l, const PersistentBuffers& memory, int64_t flags, in
   } while (at < end);
 }
 
-// `origin`: the step whose rows begin the buffer.
+// Where the rows of each step lie, or `standing`: a matrix that all steps share. origin: the step whose rows come first
+// in the buffer.
 MovingRows moving(const Layout& l, const Rows& rows, int64_t element, int64_t origin = 0) {
   if (!rows.data) return {};
   const int64_t bytes = (l.shape.step_offset ? rows.row_stride : rows.step_stride) * element;
@@ -55,7 +57,7 @@ bool aligned(const Layout& l, const MovingRows& rows) {
   return rows.base % 16 == 0 && rows.bytes % 16 == 0 && rows.row_stride * l.element % 16 == 0;
 }
 
-// One launch: directions [first, first + directions) of a launch.
+// One launch: directions [first, first + directions) of a call.
 struct Launch {
   bool backward;
   int first, directions;
@@ -84,8 +86,8 @@ void set_params(Launch& launch, const Layout& l, const PersistentPartition& part
     phase.rounds = from.rounds, phase.register_rounds = from.register_rounds, phase.shared_rounds = from.shared_rounds;
     phase.weights_offset = static_cast<int>(partition.weights_offset[i]);
     phase.operand_pending = launch.backward && i == 0;
-    // What the pointwise part broadcasts in a cluster. Forward: the last phase gives the state. Backward: phase i gives
-    // the gradients of its gates, and backward runs the cell's phases in reverse.
+    // What the pointwise part broadcasts in a cluster. Forward: the last phase gives the state, the one before `inner`.
+    // Backward: each phase gives the gradients of its gates, and the cell's last phase runs first.
     const bool last = i + 1 == partition.phases;
     const int gradients = l.cell.phase[0].gradients;  // gate gradients of the cell's first phase, which backward runs
                                                       // last
@@ -101,7 +103,8 @@ void set_params(Launch& launch, const Layout& l, const PersistentPartition& part
   params.bands = static_cast<int>(divide_up(partition.rows_per_group, kPersistentBand));
   params.prefetched = launch.backward ? l.cell.saved : l.cell.gates;
   params.cluster = partition.cluster;
-  // A product's operand begins with its first value. The split gate has slices of its own, behind those of the others.
+  // The first product's operand holds its values one after the other; those of the split gate have slices of their own,
+  // behind all others. The second product's operand holds a single value.
   const int second = partition.phases == 1 ? -1 : launch.backward ? l.cell.phase[0].gates : 1;
   for (int number = 0; number < 4; ++number) {
     ClusterValue& value = params.value[number];
@@ -272,9 +275,9 @@ void raise_if_timed_out(unsigned long long* status, unsigned long long nanosecon
       " kernel timed out in direction " + number(g.direction) + ", group " + number(g.group) + ", block " +
       number(g.block) + ", which at " + (g.step < 0 ? "the end" : "step " + number(g.step)) + ", product " +
       number(g.phase) + ", had waited " + number(static_cast<int64_t>(nanoseconds / 1000000000)) +
-      " s for other blocks. What that call had not finished is NaN: run it again. Something kept blocks off the device's "
-      "multiprocessors (another process, a debugger, a MIG slice or MPS limit); if that is to be expected, FASTRNN_PLAN=cuda:step "
-      "takes kernels whose blocks wait for no others");
+      " s for other blocks. What that call had not finished is NaN: run it again. Something kept blocks off the "
+      "device's multiprocessors (another process, a debugger, a MIG slice or MPS limit); if that is to be expected, "
+      "FASTRNN_PLAN=cuda:step takes kernels whose blocks wait for no others");
 }
 
 PersistentBuffers::PersistentBuffers(const Layout& l, int directions, Workspace& workspace)

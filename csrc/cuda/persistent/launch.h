@@ -19,7 +19,7 @@ struct PersistentBuffers {
   PersistentBuffers(unsigned* flags, int64_t* offsets) : flags(flags), offsets(offsets) {}
 };
 
-// Gathers the states that `rows` rows of the sequence, from first_row on, started from. `p` holds the call's
+// Writes to `to` the states that rows [first_row, first_row + rows) of the sequence started from. `p` holds the call's
 // directions, initial states and options.
 void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t first_row, int64_t rows,
     const GatheredStates (&to)[2], const StepParams& p, const PersistentBuffers& memory, const Kernels& kernels,

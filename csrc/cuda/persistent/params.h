@@ -1,5 +1,5 @@
 // Parameters of one launch of a persistent kernel (kernel.cuh): a whole sequence, or a range of its steps, of one
-// or two directions. Plain data, filled by launch.cpp. Partition fields are those of partition.h.
+// or two directions. Plain data, filled by launch.cpp. Fields without a comment are explained in partition.h.
 #pragma once
 
 #include "../params.h"
@@ -9,19 +9,19 @@ namespace fr {
 constexpr int kPersistentStages = 3;  // stages of the operand's ring buffer in shared memory
 constexpr int kPersistentBand = 16;   // batch rows that a block works on at once: a band
 constexpr int kPersistentPitch = 4;   // padding of a row of partial sums, in elements
-// Elements that the partial sums of a unit's gates take.
+// Elements that the partial sums of a unit's gates take: three are padded to four, so that one instruction loads them.
 constexpr int persistent_vector(int gates) { return gates == 3 ? 4 : gates; }
 constexpr int kPersistentSlice = 128;  // bytes of depth in a slice
-constexpr int kPersistentPlace = 128;  // bytes of shared memory where projected.cuh keeps its group's addresses
+constexpr int kPersistentPlace = 128;  // projected.cuh: bytes of shared memory for its group's addresses
 constexpr int kPersistentShare = 128;  // projected.cuh: elements whose partial sums a block adds up at once
-// What a device has, less what a test takes away.
+// Limits of a device. Tests lower them.
 struct PersistentLimits {
-  int sms = 0;                          // also the number of blocks resident together: one an SM
+  int sms = 0;                          // also the most blocks resident together: one an SM
   int64_t shared_per_block = 0;         // bytes
-  int max_cluster = 0;                  // in blocks; not 0: a group is one thread-block cluster (sm_90 and newer), or a
-                                        // single block
-  int resident_clusters[5] = {};        // how many clusters of 1, 2, 4, 8, 16 blocks are resident together; 0: as many
-                                        // as the SMs allow
+  int max_cluster = 0;                  // most blocks of a thread-block cluster (before sm_90: 1). If not 0, a group is
+                                        // one cluster; if 0, its blocks exchange through global memory
+  int resident_clusters[5] = {};        // how many clusters of 1, 2, 4, 8, 16 blocks are resident together; 0: not
+                                        // known, one block an SM is assumed
   bool streaming = false;               // weights that fit nowhere on the chip are read from L2 in each step; if false
                                         // they are refused
   bool in_sequence = false;             // two directions take a launch each, even if they fit together
@@ -30,18 +30,18 @@ struct PersistentLimits {
   int64_t resident_shared = INT64_MAX;  // most bytes of weights in a block's shared memory
 };
 
-// Units and batch rows of a warp's tile. With FMA there are fewer units, because the sums take twice the registers and
-// the weights should spread over more SMs.
+// Units and batch rows of a warp's tile. FMA takes fewer units, because its sums take twice the registers, and because
+// the weights then spread over more SMs.
 constexpr int persistent_units(bool tensor) { return tensor ? 16 : 8; }
 constexpr int persistent_row_tile(bool tensor) { return tensor ? 8 : 4; }
 // Lanes that share a unit; each multiplies a part of the depth. FMA with one or two gate rows takes 8 lanes, so that
 // each piece of the operand that a lane reads serves two of its units.
 constexpr int persistent_unit_lanes(bool tensor, int gates) { return tensor || gates > 2 ? 4 : 8; }
 
-// Slices of weights that fit a warp's registers beside sums and addresses: 16 registers a slice and gate row. With FMA
-// it is 8, which makes up for the larger sums.
+// Slices of weights that fit a warp's registers beside sums and addresses. A slice takes 16 registers of a lane for
+// each gate row; with FMA 8, which makes up for the larger sums.
 constexpr int persistent_register_slices(int gates) { return gates == 1 ? 8 : gates == 2 ? 4 : 2; }
-// The same for projected.cuh: for the product of depth R, or for the partial sums, which have one gate row.
+// The same for projected.cuh. partial: for the product that gives partial sums, else for the one of depth R.
 constexpr int projected_register_slices(bool backward, bool partial) {
   return backward ? (partial ? 8 : 0) : (partial ? 0 : 2);
 }
@@ -62,10 +62,11 @@ struct PersistentPhase {
   int rounds, register_rounds, shared_rounds;
   int weights_offset;         // of the resident weights in shared memory
   int first_rounds;           // rounds of segment 0, if `held`
-  bool held;                  // all weights are in registers; the operand is in a cluster, or all its slices are whole:
-                              // every warp has 128 bytes of one segment in each round, and rows are 16-byte aligned
-  int sent_first, sent_last;  // cluster: range of the values that the pointwise part broadcasts to the peers, numbered
-                              // as in ClusterOperand::place
+  bool held;                  // run_held (product.cuh) may multiply: all weights are in registers, and the operand lies
+                              // in a cluster, or all slices are whole: in every round each warp has 128 bytes of one
+                              // segment, and the rows of weights and operand are 16-byte aligned
+  int sent_first, sent_last;  // cluster: the pointwise part broadcasts values [sent_first, sent_last) to the peers,
+                              // numbered as in ClusterOperand::place
   bool operand_pending;       // the operand's rows are those of the step processed before, not of this step
   StepProduct product[2];     // of each direction; the addresses of its operands are in `operand`
   MovingRows operand[2][2];   // [direction][segment]
@@ -73,7 +74,7 @@ struct PersistentPhase {
 
 // Where the values of a gate, or of the state, lie in a cluster's operands.
 struct ClusterValue {
-  int at[2];       // offset of the product's operand for even and odd steps
+  int at[2];       // offset in shared memory of the operand for even and odd steps
   int first_byte;  // of unit 0, in the operand's depth
 };
 
@@ -108,14 +109,13 @@ struct PersistentParams {
   unsigned long long timeout_ns;  // of a wait for a flag; 0: none
   unsigned long long* status;     // host memory (timeout.h)
   // Used by projected.cuh only:
-  float* sums;     // partial sums: [directions][groups][slots][blocks][R /
-                   // 16][kPersistentBand][16]
+  float* sums;     // partial sums [directions][groups][slots][blocks][R / 16, rounded up][kPersistentBand][16]
   int slots;       // bands of a group whose partial sums are in memory at once
   int own_offset;  // of the block's own operand in shared memory
 };
 
-// Parameters that gather the states before the rows of a range of steps. `sequence` is filled only in part: sizes, offsets,
-// resets, the options in `step`, and the two matrices of states before.
+// Parameters of the kernel that gathers the states which the rows of a range of steps started from (rebuild.cuh). Of
+// `sequence` only these are filled: sizes, offsets, resets, `step`, and the rows of kOutputBefore and kCellsBefore.
 struct StatesBeforeParams {
   PersistentParams sequence;
   int64_t first_row, rows;        // the range's first row, counted in the sequence; number of its rows
@@ -125,8 +125,7 @@ struct StatesBeforeParams {
   int64_t cells;                  // cell state values a row: kCells*H
 };
 
-// Run before a persistent launch: zeroes the flags and stores a part of the steps' offsets. The offsets come as kernel
-// parameters, so that no host memory is read after the call returns.
+// Parameters of prepare.cuh: flags to zero, and up to kValues offsets of steps to store at `to`.
 struct PrepareParams {
   static constexpr int kValues = 448;
   unsigned* flags;

@@ -30,14 +30,14 @@ struct PhasePartition {
   // takes tiles of units w, w + unit_warps, ..., and a round is a slice of one tile
   bool partial = false;
   int64_t units = 0;     // results of the product: H or R
-  int first_slices = 0;  // slices of 128 bytes of depth in the first segment (StepProduct),
-  int slices = 0;        // and in both segments
+  int first_slices = 0;  // slices of 128 bytes of depth in the first segment (StepProduct)
+  int slices = 0;        // slices in both segments
   int unit_warps = 1, depth_warps = 1;
   int rounds = 0;           // slices a warp
-  int register_rounds = 0;  // the first rounds have their weights in registers,
-  int shared_rounds = 0;    // the next in shared memory; the rest is streamed from L2 each time
+  int register_rounds = 0;  // the first rounds, whose weights are in registers
+  int shared_rounds = 0;    // the next ones, whose weights are in shared memory; the rest is streamed from L2 each time
   int streamed_rounds() const { return rounds - register_rounds - shared_rounds; }
-  int read_slices() const { return rounds * depth_warps; }  // those beyond the last one are zero
+  int read_slices() const { return rounds * depth_warps; }  // of the operand; those beyond the depth are zero
   int64_t block_units() const { return static_cast<int64_t>(tile_units) * tiles * unit_warps; }
   // Bytes of weights in one round, for all warps of a block.
   int64_t round_bytes() const { return block_units() * depth_warps * gates * kPersistentSlice; }
@@ -64,13 +64,15 @@ struct PersistentPartition {
   //   resident weights  of both phases; a round takes 8 warps * 16 units * gates * 128 bytes: 64 KiB for an LSTM, 16
   //                     with one gate row
   //   operand           a ring of 3 rounds of 16 rows * depth_warps * 128 bytes: 48 KiB at most. In a cluster the whole
-  //                     operands, 2 KiB a slice: LSTM 512 in 16 bit 32 KiB, backward 128 KiB, which beside 256 KiB of
-  //                     weights does not fit 8 blocks, but 16
+  //                     operands instead, 2 KiB a slice, the first product's twice: LSTM 512 in 16 bit takes 32 KiB
+  //                     forward and 128 KiB backward. Backward's does not fit beside the weights of a block in a
+  //                     cluster of 8 (256 KiB, half of them in registers), but in one of 16
   //   partial sums      8 warps * 16 rows * (16 units * gates + 4) * 4 bytes: 34 KiB at most
   int64_t weights_offset[2] = {}, ring_offset = 0, stage_bytes = 0, partial_offset = 0;
-  int64_t own_offset = 0;  // products of partial sums: offset of the operand,
-  int slots = 0;           // bands of a group whose partial sums are in memory at once,
-  int64_t sums_bytes = 0;  // and the bytes of that memory
+  // Of projected.cuh:
+  int64_t own_offset = 0;  // where the block's own operand, of the product that gives partial sums, lies
+  int slots = 0;           // bands of a group whose partial sums are in global memory at once
+  int64_t sums_bytes = 0;  // global memory for all partial sums of a launch
   int64_t shared_bytes = 0;
   int64_t resident_bytes = 0;  // weights in a block's registers and shared memory
   int64_t streamed_bytes = 0;  // weights that a block reads from L2 for each band of rows and step
@@ -78,9 +80,8 @@ struct PersistentPartition {
 
 namespace detail {
 
-// Splits the depth over no more warps than it takes for the registers to hold the weights, and over fewer if the blocks
-// would not fit the device. Must depend on sizes and device only, never on the batch, because it decides the order of a
-// row's sums.
+// Doubles the warps that share the depth until the weights fit the registers, then halves them until the blocks fit the
+// device. Must depend on sizes and device only, never on the batch, because it decides the order of a row's sums.
 inline void share_warps(PhasePartition& phase, int warps, int register_slices, int most_blocks) {
   const auto blocks = [&] {
     return divide_up(phase.units, static_cast<int64_t>(phase.tile_units) * (warps / phase.depth_warps));
@@ -104,10 +105,10 @@ inline int64_t resident_clusters(const PersistentLimits& limits, int blocks) {
 }
 
 namespace detail {
-// Partial sums of a launch in global memory: enough bands of a group in flight to hide the exchange, fewer if they
-// would fill L2. At H = 4096, R = 512 a band in flight takes 4 MiB. Blocks are capped, so that the scratch memory of a
-// call does not depend on the device: at most 32 MiB while R <= 2048; a larger R has one band in flight, of 192 * 64 *
-// R bytes.
+// Limits of the partial sums in global memory. Several bands of a group are in flight, to hide the exchange; fewer if
+// their sums would fill L2. At H = 4096, R = 512 a band takes 4 MiB. The number of blocks is capped, so that a call's
+// scratch memory does not depend on the device: at most 32 MiB while R <= 2048. A larger R has one band in flight, of
+// at most 192 * 64 * R bytes.
 constexpr int kMostSummingBlocks = 192, kMostSlots = 4;
 constexpr int64_t kMostSumsBytes = 32 << 20;
 
@@ -235,8 +236,8 @@ inline void set_products(PersistentPartition& p, const PersistentRequest& reques
 inline std::string share_units(
     PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
   const bool tensor = request.type != Type::kFloat32 || request.tf32;
-  // In a cluster the second product takes no more blocks than the first, because each block costs in the exchange.
-  // Clusters never wait for each other, so directions may run in sequence: one may need the whole device.
+  // Clusters never wait for each other, so directions may run in sequence, and one cluster may take all SMs. In a
+  // cluster the second product takes no more blocks than the first, because every block adds to the exchange.
   const int most_blocks = limits.sms / request.directions, most_cluster = std::min(limits.max_cluster, limits.sms);
   for (int i = 0; i < p.phases; ++i) {
     const int registers = i == 0 ? std::min(limits.register_slices, persistent_register_slices(p.phase[i].gates)) : 0;
@@ -256,9 +257,9 @@ inline std::string share_units(
   return "";
 }
 
-// As many groups as fit, each of whole tiles of rows, so that each gathers fewer rows. Clusters never wait for each
-// other, so there may be more of them than fit. Each has at most one band of rows, so that its operand fits shared
-// memory in any batch.
+// Splits the rows, in whole tiles, over as many groups as fit the device: a group with fewer rows gathers less.
+// Clusters never wait for each other, so a launch may have more of them than fit at once. A cluster has at most one
+// band of rows, so that the operand fits shared memory in any batch.
 inline std::string share_rows(
     PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
   const bool tensor = request.type != Type::kFloat32 || request.tf32;
@@ -273,7 +274,7 @@ inline std::string share_rows(
   return "";
 }
 
-// Lays out shared memory. Weights take what the operand and the partial sums leave.
+// Lays out shared memory. Weights get the room that the operand and the partial sums leave.
 inline std::string share_memory(
     PersistentPartition& p, const PersistentRequest& request, const PersistentLimits& limits) {
   const PhasePartition& first = p.phase[0];
@@ -317,7 +318,7 @@ inline std::string share_memory(
   return "";
 }
 
-// tiles: of the first phase.
+// tiles: tiles of units a warp in the first phase.
 inline PersistentPartition partition_with(int tiles, const PersistentRequest& request, const PersistentLimits& limits) {
   const CellFacts& cell = facts_of(request.cell);
   PersistentPartition p;
@@ -335,9 +336,9 @@ inline PersistentPartition partition_with(int tiles, const PersistentRequest& re
   return p;
 }
 
-// Backward's operand is four times forward's, so with many rows a group the gather dominates. If the chip has room for
-// as many more copies of the weights, a warp takes two tiles of units (half of their weights in registers, the rest in
-// shared memory). That halves the blocks of a group, doubles the groups, and halves the rows that a block gathers.
+// Backward's operand is four times forward's, so with many rows a group the gather dominates. Then a warp takes two
+// tiles of units, half of their weights in registers and the rest in shared memory. That halves the blocks of a group,
+// so that twice the groups fit the device, and a block gathers half the rows.
 // Predicted on an H100 for LSTM 1024: 5.8 us in place of 8.6 at B = 64, 19 in place of 34 at B = 256. The order of a
 // row's sums stays the same, so this may depend on the batch.
 // Clusters of more than 8 blocks need free SMs of one GPC (CUDA programming guide, "Thread Block Clusters"), so only

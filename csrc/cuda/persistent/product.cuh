@@ -1,13 +1,18 @@
 // One product of a step of a persistent launch, from one thread's view: the weights that its warp keeps, how the
 // operand reaches shared memory, and the sums, on tensor cores or with FMA. The layout is explained in kernel.cuh.
 //
-// Strict float32 (FMA) is bound by arithmetic: 60 TFLOP/s at 60 % are 0.14 M multiply-adds a us and SM on an H100. A
-// piece of the operand (LDS.128, counted as 512 bytes though its lanes share addresses) serves 4 FMA for each gate row
-// and unit of the lane: 16 FMA a read for an LSTM, 8 in backward, 16 with two tiles of units. A piece of weights serves
-// 16 FMA a tile of 4 rows. In bytes a multiply-add that is 1 for an LSTM, 1.3 for a GRU, 2 in backward (two tiles: 1).
-// Shared memory at 225 KB/us would feed 0.23, 0.17 and 0.11 M (two tiles: 0.23), so only backward's single tile is
-// bound by its reads. At the end of a product there are 3 shuffles a gate row and tile of rows (8 lanes: 7): 48 a lane
-// for an LSTM's 16 rows, 0.2 us an SM, 0.05 us for 4 rows. The plan's model leaves them out.
+// Strict float32 (FMA) is bound by arithmetic, except in backward with a single tile of units. An SM of an H100 does
+// 0.14 M multiply-adds a us, at 60 % of the card's 60 TFLOP/s. Its shared memory gives 225 KB a us. A lane multiplies
+// the 4 values of an operand piece by the weights of each of its gate rows and units. So its reads of the operand allow
+//   LSTM                      16 FMA a piece   1 byte an FMA     0.23 M FMA a us
+//   GRU                       12               1.3               0.17 M
+//   backward                  8                2                 0.11 M
+//   backward, two unit tiles  16               1                 0.23 M
+// A read is counted as 512 bytes a warp, though lanes share addresses. A piece of weights that is read from shared
+// memory serves 16 FMA for each tile of 4 rows.
+//
+// At the end of a product with FMA there are 3 shuffles a gate row and tile of rows (7 if 8 lanes share a unit): 48 a
+// lane for an LSTM's 16 rows, 0.2 us an SM; 0.05 us for 4 rows. The plan's model leaves the shuffles out.
 #pragma once
 
 #include "rows.cuh"
@@ -17,8 +22,8 @@ namespace fr::FR_TARGET {
 
 // kGates: gate rows of a step's first product. kTwoPhases: there may be a second product, with one gate row.
 // kUnitTiles: kGates counts a warp's tiles of units, side by side, instead of gate rows. kHeldSlices: most slices of
-// weights in registers. kStreams: weights that are neither there nor in shared memory are read from L2; if false there
-// are none.
+// weights in registers. kStreams: there may be weights that fit neither registers nor shared memory, which are read
+// from L2.
 template <class Math, int kGates, bool kTwoPhases, bool kUnitTiles,
     int kHeldSlices = persistent_register_slices(kGates), bool kStreams = true>
 struct PersistentProduct {
@@ -26,8 +31,8 @@ struct PersistentProduct {
   static constexpr int kBand = kPersistentBand, kUnits = persistent_units(kTensor),
                        kTileRows = persistent_row_tile(kTensor);
   static constexpr int kTiles = kBand / kTileRows;
-  // kUnitLanes: lanes that share a unit. kHalves: parts of a slice that they take in turn, a piece a lane. kHigh: units
-  // a lane.
+  // kUnitLanes: lanes that share a unit, each with one piece of the depth at a time. kHalves: how many such turns a
+  // slice takes. kHigh: units a lane.
   static constexpr int kUnitLanes = persistent_unit_lanes(kTensor, kGates), kHalves = kRowPieces / kUnitLanes,
                        kHigh = kUnits * kUnitLanes / 32;
   static constexpr int kRegisterSlices = kHeldSlices;
@@ -35,14 +40,15 @@ struct PersistentProduct {
   // only these have it: 16-bit types, forward with three or four gate rows, backward with one tile of units.
   static constexpr bool kRunsHeld = kTensor && sizeof(typename Math::Storage) == 2 && kHeldSlices > 0 &&
                                     (kGates > 2 || (kGates == 1 && kTwoPhases));
-  // rows end in padding: backward's transposed weights; the launcher streams no others that end within a piece
+  // Streamed rows may end within a piece. These are backward's transposed weights, whose rows end in padding; the
+  // launcher streams no others of that kind (can_stream).
   static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
 
-  // A lane's weights of one gate row in one part of a slice: a piece for each of its units. FMA: word[unit][]. Tensor
-  // cores: word[mma][], as the mma takes them, which must be neighbours in registers: else each mma needs 4 moves.
+  // A lane's weights of one gate row in one half of a slice: a piece for each of its units. FMA: word[unit][]. Tensor
+  // cores: word[mma][]. An mma takes four neighbouring registers, so in another order it would need 4 moves.
   struct Fragment {
     uint32_t word[kHigh][4];
     FR_DEVICE void set(int high, const uint32_t (&piece)[4]) {
@@ -51,23 +57,24 @@ struct PersistentProduct {
     }
   };
   static_assert(!kTensor || kHigh == 2);
-  // A lane's sums: mma's accumulators, or for FMA all rows and units over the lane's part of the depth.
+  // A lane's sums: mma's accumulators; with FMA those of all rows and its units, over the lane's part of the depth.
   using WarpSums = State[kGates][kTiles][kTensor ? 4 : kTileRows * kHigh];
   union alignas(kPieceBytes) Piece {
     Storage value[kPieceDepth];
     uint32_t word[4];
   };
 
-  // Where a byte of a slice's row lies: odd rows exchange their halves.
+  // Where a byte of a row lies in a slice. Odd rows exchange their halves, against bank conflicts (kernel.cuh).
   FR_DEVICE static int byte_offset(int row, int byte) { return row * kRowBytes + (byte ^ (row & 1) * (kRowBytes / 2)); }
   FR_DEVICE static int operand_offset(int row, int piece) { return byte_offset(row, piece * kPieceBytes); }
-  // Where byte `byte` of a row lies in a list of slices of kBand rows.
+  // The same in a list of slices of kBand rows: `byte` counts over all slices.
   FR_DEVICE static int value_offset(int row, unsigned byte) {
     return byte / kRowBytes * ((kBand - 1) * kRowBytes) + byte_offset(row, byte);
   }
 
-  // Loads 16 bytes of a row that nothing writes meanwhile; elements from `left` on are zero. Word by word: what one
-  // instruction loads stays together in registers, and weights must lie in another order there (Fragment).
+  // Loads 16 bytes of a row; elements from `left` on are zero. aligned: the row is 16-byte aligned, and nothing writes
+  // it during the launch. It is loaded word by word: one wide load fills neighbouring registers, but weights need
+  // another order there (Fragment).
   FR_DEVICE static void load_piece(Piece& piece, const Storage* from, int64_t left, bool aligned) {
     if (aligned && left >= kPieceDepth)
       for (int i = 0; i < 4; ++i) piece.word[i] = load_constant(reinterpret_cast<const uint32_t*>(from) + i);
@@ -88,7 +95,7 @@ struct PersistentProduct {
     unit0 = (block * phase.unit_warps + unit_warp) * kTileUnits;
   }
 
-  // Gate rows: kGates in phase 0, 1 in phase 1. A number that the compiler knows wherever there is one phase.
+  // Gate rows: kGates in phase 0, 1 in phase 1. A compile-time constant where there is only one phase.
   static constexpr bool kGatesVary = kTwoPhases && kGates > 1;
   FR_DEVICE int gates() const { return kGatesVary ? phase.gates : kGates; }
   FR_DEVICE bool has_gate(int m) const { return m == 0 || !kGatesVary || m < phase.gates; }
@@ -103,7 +110,7 @@ struct PersistentProduct {
   FR_DEVICE int64_t weight_row(int m, int unit) const { return kUnitTiles ? unit : m * product.gate_rows + unit; }
   FR_DEVICE int round_bytes() const { return gates() * kUnits * kRowBytes; }  // of a warp's weights
   FR_DEVICE int warps() const { return phase.unit_warps * phase.depth_warps; }
-  FR_DEVICE const Storage*& table(int segment, int row) const {  // addresses of operand rows; null: zero
+  FR_DEVICE const Storage*& table(int segment, int row) const {  // addresses of operand rows; null: a row of zeros
     return reinterpret_cast<const Storage**>(
         shared_memory(4 * sizeof(StepDirection), 2 * kBand * sizeof(void*)))[segment * kBand + row];
   }
@@ -136,9 +143,9 @@ struct PersistentProduct {
     }
   }
 
-  // The same for weights that are streamed in each step; their rows are 16-byte aligned. Units beyond the last read the
-  // last unit's row, and their sums are never used. The product's description is read from shared memory, so that the
-  // addresses are recomputed instead of kept in registers.
+  // The same for weights that are streamed in each step, whose rows are 16-byte aligned. Units beyond the last read the
+  // last unit's row; their sums are never used. The product's description is read from shared memory, so that addresses
+  // are recomputed instead of kept in registers.
   FR_DEVICE void stream_weights(Fragment& to, int slice, int half, int m) const {
     const StepProduct& product = placed_steps()[number].product;
     const int segment = slice >= phase.first_slices ? 1 : 0;
@@ -167,7 +174,8 @@ struct PersistentProduct {
     }
   }
 
-  // Where resident weights lie in shared memory. Lanes lie side by side, and a lane reads only what it wrote itself.
+  // Where resident weights lie in shared memory. The pieces of a warp's lanes are neighbours. A lane reads only what it
+  // wrote itself, so no barrier is needed.
   FR_DEVICE Piece* resident_piece(int shared_round, int half, int m, int high) const {
     const int warp = depth_warp * phase.unit_warps + unit_warp;
     return reinterpret_cast<Piece*>(
@@ -191,34 +199,38 @@ struct PersistentProduct {
         }
   }
 
-  // With three and four gate rows weights and sums leave few registers: cheap expressions are recomputed for each
-  // round, and the addresses of the operand's rows are not kept over a product.
+  // Three and four gate rows leave few registers beside weights and sums. There cheap expressions are recomputed in
+  // each round, and the addresses of the operand's rows are not kept from round to round.
   static constexpr bool kKeepsRows = kGates <= 2;
   template <class T>
   FR_DEVICE static T anew(T value) {
     return kKeepsRows ? value : made_anew(value);
   }
 
-  // A lane copies the same piece of every kRows-th row. kRows is even, so the piece's place in a row stays the same.
+  // A warp copies kRows rows at a time, 8 lanes a row. A lane always copies the same piece of a row. kRows is even, so
+  // byte_offset gives that piece the same place in all rows of the lane.
   static constexpr int kRows = 32 / kRowPieces;
   FR_DEVICE int first_row() const { return kRows * unit_warp + anew(lane) / kRowPieces; }
   FR_DEVICE int row_step() const { return kRows * phase.unit_warps; }
 
-  // Where a lane copies whole slices from (PersistentPhase::held): by addresses that only move on.
+  // run_held: what a lane copies in the next round. All slices are whole (PersistentPhase::held), so that from round to
+  // round the addresses only advance.
   struct Copies {
-    const Storage* row[kBand / kRows];  // this lane's piece of the next slice
-    int bytes[kBand / kRows];           // of a piece; 0: a row of zeros
+    const Storage* row[kBand / kRows];  // the lane's piece of each of its rows
+    int bytes[kBand / kRows];           // of the piece; 0: the row is zero
     int count;                          // rows of this lane: 0, 1, 2 or 4
-    int away;                           // bytes between them in shared memory
-    int64_t advance;                    // elements from a slice to the next one
-    int second_segment;                 // its first round
+    int away;                           // bytes from one of these rows to the next in shared memory
+    int64_t advance;                    // elements from the warp's slice of a round to that of the next round
+    int second_segment;                 // first round of segment 1
   };
-  // The rows that a lane copies other slices from, kept from round to round, and the segment they belong to.
+  // run_any: the addresses of the lane's rows, kept from round to round while the segment stays the same.
   struct KeptRows {
     const Storage* row[kBand / kRows];
-    int segment = -1;
+    int segment = -1;  // whose rows these are
   };
-  // rows: of whole tiles.
+  // Calls take(i) for each of a lane's `count` rows. i is a compile-time constant, so that arrays stay in registers.
+  // rows: rows of the tiles that are copied; if the compiler knows that it is one tile, it drops the branch for the
+  // others.
   template <class Take>
   FR_DEVICE static void each_row(int count, int rows, Take take) {
     if (count > 1) {
@@ -228,6 +240,7 @@ struct PersistentProduct {
       take(0);
     }
   }
+  // Sets up the copies of a slice and of those that follow in its segment.
   FR_DEVICE void begin_copies(Copies& copies, int slice, int rows) const {
     const int segment = slice >= phase.first_slices ? 1 : 0, log = phase.unit_bits - kTileBits;  // log2 of unit_warps
     const int k = (slice - segment * phase.first_slices) * kSliceDepth + anew(lane) % kRowPieces * kPieceDepth;
@@ -237,11 +250,13 @@ struct PersistentProduct {
     copies.second_segment = phase.first_rounds;
     each_row(copies.count, rows, [&](int i) {
       const Storage* row = from[i * row_step()];
-      // a copy of no bytes needs a valid address: any
+      // even a copy of no bytes needs a valid address, 16-byte aligned
       copies.row[i] = (row ? row : static_cast<const Storage*>(product.weight[segment])) + k;
       copies.bytes[i] = row ? kPieceBytes : 0;
     });
   }
+  // Copies the operand of a round. Addresses start anew in the first round and where segment 1 begins. Where registers
+  // are few, they are taken anew in each round of the main loop instead of being kept while the warp multiplies.
   FR_DEVICE void copy_slice(Copies& copies, int round, int rows) const {
     if (round == 0 || (kKeepsRows ? round == copies.second_segment : round >= kPersistentStages - 1))
       begin_copies(copies, slice_of(round), rows);
@@ -252,7 +267,8 @@ struct PersistentProduct {
     });
   }
 
-  // Loads the operand of a round; the warps that share its slice do so together. A slice beyond the last is zero.
+  // Loads the operand of a round for any depth and alignment; the warps that share a slice load it together. A slice
+  // beyond the last is zero.
   FR_DEVICE void issue(KeptRows& kept, int round, int rows) const {
     const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
     const int piece = anew(lane) % kRowPieces, row0 = first_row(), step = row_step();
@@ -264,7 +280,7 @@ struct PersistentProduct {
     if (product.copy_operand[segment]) {
       const int bytes = valid * static_cast<int>(sizeof(Storage));
       const auto copy = [&](const Storage* row, int away) {
-        const bool some = row && bytes > 0;  // a copy of no bytes needs a valid address: any
+        const bool some = row && bytes > 0;  // even a copy of no bytes needs a valid address
         copy_async(to + away * kRowBytes, some ? static_cast<const void*>(row + k) : p.flags, some ? bytes : 0);
       };
       if (kTensor && kKeepsRows && phase.unit_warps == 1) {
@@ -285,8 +301,9 @@ struct PersistentProduct {
     }
   }
 
-  // Where a slice of the operand lies, with the lane's piece of row lane / 4 on tensor cores; `half` is the distance of
-  // the piece in the slice's other half.
+  // Where a lane reads a slice of the operand. On tensor cores `slice` is the lane's piece of row lane / 4 in the first
+  // half, and `half` the distance to its piece in the second half: negative in odd rows, which exchange their halves.
+  // With FMA `slice` is where the slice begins.
   struct OperandPlace {
     SharedAddress slice;
     int half;
@@ -304,8 +321,8 @@ struct PersistentProduct {
     if constexpr (!kTensor) multiply_fma(sums, from.slice, tiles, weights);
     else multiply_mma<0, kTiles>(sums, from, tiles, weights);
   }
-  // With weights in registers a tile need not share their loads with another one. Each by itself has no branch between
-  // its mma, so those of independent gates interleave.
+  // Weights in registers take no loads that the tiles of rows could share, so each tile is multiplied by itself. That
+  // leaves no branch between the mma of a tile, so those of independent gates interleave.
   template <class Weights>
   FR_DEVICE void multiply_held(WarpSums& sums, const OperandPlace& from, int tiles, Weights weights) const {
     if constexpr (!kTensor) return multiply_fma(sums, from.slice, tiles, weights);
@@ -344,7 +361,7 @@ struct PersistentProduct {
       }
     }
   }
-  // Tiles [kFirst, kEnd) of rows, of which all but the first may be missing.
+  // Multiplies tiles [kFirst, kEnd) of rows. Those from `tiles` on are left out; kFirst itself is there.
   template <int kFirst, int kEnd, class Weights>
   FR_DEVICE void multiply_mma(WarpSums& sums, const OperandPlace& from, int tiles, Weights weights) const {
 #pragma unroll
@@ -373,14 +390,16 @@ struct PersistentProduct {
     }
   }
 
-  FR_DEVICE void wait_for_copies() const {  // of a round; then the stage that is filled next is free
+  // Waits until the operand of the round that begins has arrived. All warps that share it have then left the round
+  // before, whose stage is the next to be filled.
+  FR_DEVICE void wait_for_copies() const {
     wait_copies<kPersistentStages - 2>();
     if (phase.unit_warps > 1) block_sync();
     else warp_sync();
   }
 
-  // The product of a band of kNow tiles of rows whose weights are all in registers (PersistentPhase::held). Without
-  // any decision for a tile or a round, so that the mma of independent gates interleave.
+  // The product of a band of kNow tiles of rows, with all weights in registers (PersistentPhase::held). There is no
+  // branch between the mma of a round, so those of independent gates interleave.
   template <int kNow>
   FR_DEVICE void run_held(WarpSums& sums, int first, const Fragment (*held)[kHalves][kGates]) const {
     Copies copies;
@@ -406,7 +425,8 @@ struct PersistentProduct {
     rounds([&](int round) { wait_for_copies(), load(round + kPersistentStages - 1); });
   }
 
-  // Calls `take` with the weights of a round that are in registers. A choice by comparisons keeps them there.
+  // Calls `take` with the weights that a round has in registers. Registers cannot be indexed: a search by comparisons
+  // finds the round's, where an index would put the array into local memory.
   template <int kFirst, int kEnd, class Take>
   FR_DEVICE static void take_held(int round, const Fragment (*held)[kHalves][kGates], Take take) {
     if constexpr (kEnd - kFirst == 1) {
@@ -418,8 +438,9 @@ struct PersistentProduct {
     }
   }
 
-  // The product of any band. Every warp multiplies in every round: a slice beyond the last is zero. The code that
-  // copies the operand is long, so rounds whose weights are in registers or shared memory share a loop.
+  // The product of any band. A slice beyond the last is skipped or, if its weights are in registers, multiplied as
+  // zeros. The code that copies the operand is long, so rounds whose weights are in registers or shared memory share a
+  // loop. Its first, negative rounds only begin copies.
   FR_DEVICE void run_any(WarpSums& sums, int first, int rows, const Fragment (*held)[kHalves][kGates]) const {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
     const int streamed = phase.register_rounds + phase.shared_rounds;
@@ -476,8 +497,8 @@ struct PersistentProduct {
     }
   }
 
-  // The product of a band of `rows` rows, whose partial sums are stored in shared memory once `ready` returns. first:
-  // where a cluster's operand begins.
+  // Multiplies a band of `rows` rows, calls `ready` (a barrier, if the partial sums overwrite the ring), and stores the
+  // partial sums in shared memory. first: where a cluster's operand begins.
   template <class Ready>
   FR_DEVICE void run(int first, int rows, const Fragment (*held)[kHalves][kGates], Ready ready) const {
     if constexpr (kRunsHeld) {
@@ -521,8 +542,8 @@ struct PersistentProduct {
   }
 
   // Partial sums in shared memory: [unit_warps][depth_warps][kBand][kPitch][kVector]. The gates of a unit lie together,
-  // three beside an unused one, so that one instruction loads them. All but the first two numbers are known when
-  // compiling, so that most of an address is an offset in the instruction.
+  // three beside an unused one, so that one instruction loads them. All sizes but the first two are compile-time
+  // constants, so most of an address is an offset in the instruction.
   static constexpr int kVector = persistent_vector(kSums), kPitch = kTileUnits + kPersistentPitch / kVector;
   struct alignas(kVector * sizeof(State)) Vector {
     State gate[kVector];
@@ -532,7 +553,7 @@ struct PersistentProduct {
            (unit_warp * phase.depth_warps + depth_warp) * kBand * kPitch;
   }
 
-  // Adds to a unit's sums of each gate, in one row, those of the depth warps in their order.
+  // Adds the depth warps' partial sums of a unit and row to `sums`, in the order of the warps.
   FR_DEVICE void add_partial(State (&sums)[kSums], int row, unsigned unit) const {
     const Vector* from = partial(unit / kTileUnits, 0) + row * kPitch + unit % kTileUnits;
     const auto add = [&](int warp) {
@@ -550,7 +571,7 @@ struct PersistentProduct {
     }
   }
 
-  // FMA: adds up the values over the lanes that share units. Lane n of them gets the sum of value n.
+  // FMA: adds up each value over the lanes that share a unit. Lane n of these lanes gets the total of value n.
   FR_DEVICE State shared_sum(State (&values)[kTileRows * kHigh]) const {
     static_assert(kTileRows * kHigh == kUnitLanes);
 #pragma unroll
@@ -564,7 +585,7 @@ struct PersistentProduct {
     return values[0];
   }
 
-  // The sums of gates that a phase has not are zero.
+  // Stores the warp's partial sums. Those of gate rows that the phase does not have are zero.
   FR_DEVICE void store_partial(WarpSums& sums, int rows) const {
     Vector* to = partial(unit_warp, depth_warp);
     const auto store = [&](int row, int unit, const State(&of)[kGates]) {

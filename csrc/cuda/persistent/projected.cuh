@@ -2,13 +2,13 @@
 // once over a group of blocks. One of its two products a step has few results and a great depth: forward the
 // projection, [H] to [R]; backward the gradient of the state, [4H] to [R]. That product's operand never leaves the
 // block that computes it: each block multiplies its own units' part of the depth, and the blocks add up partial sums.
-// launch.cpp launches it as partition.h decides. The pointwise phases are those of phases.cuh, so
-// every option but dropout of the state works here too.
+// launch.cpp launches it as partition.h decides. The pointwise phases are those of phases.cuh, so every option but
+// dropout of the state works here too.
 //
-// Why only here: broadcasting d_gates moves G*H*s bytes a row to every block. Partial sums of d_h move R*4 bytes a row
-// written and as many read, whatever the number of blocks. For an LSTM in 16 bit that is 8*H against 8*R bytes: equal
-// without projection, where broadcast saves a barrier and keeps the order of sums. With H = 4096 and R = 512 partial
-// sums move an eighth.
+// Why only here: if blocks exchange d_gates, each reads G*H*s bytes a row. If they exchange partial sums of d_h, each
+// writes R*4 bytes a row and reads as many, whatever the number of blocks. For an LSTM in 16 bit that is 8*H against
+// 8*R bytes. Without projection they are equal, and exchanging d_gates saves a barrier and keeps the order of sums.
+// With H = 4096 and R = 512 partial sums move an eighth.
 #pragma once
 
 #include "../../cells/lstm.h"
@@ -20,10 +20,10 @@ namespace fr::FR_TARGET {
 
 FR_GLOBAL(projected_kernel)
 
-// The product of which a block computes a part of the depth: its own units (backward: their four gates), times the
-// weights of all R results. Its operand lies in shared memory, kBand rows of 128 bytes a slice. A warp takes every
+// The product that gives partial sums. A block computes it over the depth of its own units (backward: of their four
+// gates), for all R results. Its operand lies in shared memory, kBand rows of 128 bytes a slice. A warp takes every
 // warps()-th tile of results, over the block's whole depth. An item is one slice of one tile. The weights of the first
-// items are in registers, of the next in shared memory; the rest is streamed from L2.
+// items are in registers, those of the next in shared memory; the rest is streamed from L2.
 template <class Math, bool kBackward>
 struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)> {
   using Base = PersistentProduct<Math, 1, false, false, projected_register_slices(kBackward, true)>;
@@ -72,7 +72,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     }
   }
 
-  // The operand's depth beyond the block's units stays zero.
+  // Zeroes the operand, whose depth beyond the block's units stays zero.
   FR_DEVICE void clear_operand(int thread) const {
     const int bytes = phase.slices * kBand * kRowBytes;
     auto* words = reinterpret_cast<uint32_t*>(shared_memory(p.own_offset, bytes));
@@ -94,8 +94,8 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
   }
 
   // Writes the band's partial sums of all results to `to`, in columns of kWarpUnits results, kBand rows each. Rows of
-  // the last tile beyond `rows` are written too, and read by nobody. On tensor cores all tiles are multiplied, even if
-  // the band has no row of the last one: an mma is as cheap as the decision.
+  // the last tile beyond `rows` are written too, but never read. On tensor cores all tiles are multiplied, even if the
+  // band has no row of the last one: an mma costs no more than a branch around it.
   FR_DEVICE void run(float* to, int rows, const Fragment (*held)[kHalves][1]) const {
     const int tiles = Math::kTensor ? Base::kTiles : (rows + kTileRows - 1) / kTileRows;
     typename Base::WarpSums sums = {};
@@ -161,24 +161,24 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 
 // work    grid (blocks of a group, groups, directions), all resident together. A block owns unit_warps tiles of units
 //         of its group's rows, 16 rows at a time (a band). A step of a band, forward:
-//           own    the gates of the block's units from all of h; the pointwise part gives `inner` of its units; times
-//                  the projection weights: partial sums [16, R] to global memory
-//           share  the block adds up its share of the 16 * R elements over all blocks in a fixed order (each warp every
-//                  warps-th block, then the warps' sums in their order); pointwise part: h
+//           own    the gates of the block's units from all of h; pointwise part: `inner` of its units; their product
+//                  with the projection weights, partial sums [16, R], to global memory
+//           share  the block adds up its share of the 16 * R elements over all blocks in a fixed order (each warp over
+//                  every warps-th block, then over the warps in their order); pointwise part: h
 //         backward:
 //           share  partial sums of d_h from the step processed before; pointwise part: d_projected
 //           own    d_inner of the block's units from all of d_projected; pointwise part: d_gates of its units; their
 //                  partial sums of d_h to global memory
 //         `slots` bands are in flight together (a wave), which hides the exchanges: `own` for each, then `share` for
 //         each (backward: `share` of the next step).
-// memory  registers: weights of the product of depth R in forward, of the partial sums in backward; 32 or 8 sums.
-//         shared: as in kernel.cuh, and the block's operand, 16 rows of 128 bytes a slice. global: for each step
-//         and band a block gathers R values a row, and writes and reads R floats a row, whatever the number of blocks.
-//         R = 512 in 16 bit: 5 KiB a row; gathering both operands would take 9 KiB forward and 33 KiB backward.
+// memory  registers: in forward weights of the product of depth R and 32 sums, in backward weights of the partial sums
+//         and 8 sums. shared: as in kernel.cuh, and the block's operand, 16 rows of 128 bytes a slice. global: for each
+//         step and band a block gathers R values a row, and writes and reads R floats a row, whatever the number of
+//         blocks. R = 512 in 16 bit: 5 KiB a row; gathering both operands would take 9 KiB forward and 33 KiB backward.
 // sync    flags as in kernel.cuh. `own` of a band waits for `share` of the band that used its slot before, which
 //         implies that its operand is complete. `share` waits for `own` of the same band. block_sync: as in
-//         kernel.cuh; between writing the block's operand and using it; after that, before a flag; before and after
-//         the warps' sums of a share are added.
+//         kernel.cuh; between writing the block's operand and using it; between using it and publishing a flag; before
+//         and after the warps' sums of a share are added.
 // limits  forward's gate weights must fit registers and shared memory, because streaming them too would not fit the
 //         registers on sm_100 and newer. The weights of the partial sums, and all of backward's, may be streamed.
 template <class Math, bool kBackward>
@@ -212,7 +212,7 @@ struct ProjectedKernel {
     static constexpr bool kDropsState = false, kStoresEntering = false;
     State value[Product::kSums];
     const PersistentParams& p;
-    int own_units, row, unit;  // backward: where in the block's operand
+    int own_units, row, unit;  // where `keep` writes to the block's operand
     FR_DEVICE void keep(int gate, State value) const {
       const int offset =
           p.own_offset + Product::value_offset(row, ((kBackward ? gate : 0) * own_units + unit) * sizeof(Storage));
@@ -253,7 +253,9 @@ struct ProjectedKernel {
       const int left = at().end - at().row0 - c * kBand;
       return left < kBand ? left : kBand;
     }
-    // What each block has published once it has done iteration s of a band's `own`, or of the `share` that follows.
+    // The value of a block's flag once it has done `own` of band c in iteration s, or the `share` that follows. The
+    // flag counts what the block has done: in each iteration, wave by wave, `own` of the wave's bands and then `share`
+    // of them. Backward counts one `share` of each band before the first iteration.
     FR_DEVICE unsigned own_done(int s, int c) const {
       return (kBackward ? at().bands : 0) + 2u * s * at().bands + c / p.slots * p.slots + c + 1;
     }
@@ -318,7 +320,8 @@ struct ProjectedKernel {
       publish(own_done(s, c));
     }
 
-    // d: the step whose pointwise part runs.
+    // Adds up the block's share of band c's partial sums, if there are any (product), and runs the pointwise part of
+    // step d.
     FR_DEVICE void share(const StepDirection& d, int c, bool product) const {
       product = product && !aborted;
       const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
@@ -417,8 +420,8 @@ struct ProjectedKernel {
       for (int first = 0; first < of.at().bands; first += p.slots) {
         const int after = first + p.slots < of.at().bands ? first + p.slots : of.at().bands;
         for (int c = first; c < after; ++c) {
-          // The next step's addresses, from a warp that does not wait for flags first. Those they replace were last read a
-          // step ago.
+          // Prepares the next step's addresses. The last warps do so, because waiting for flags begins with the first.
+          // The addresses that are overwritten were last read a step ago.
           if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, d, s + 1, block_threads() - 1 - thread);
           of.own(d[kOwn], s, c, weights);
         }

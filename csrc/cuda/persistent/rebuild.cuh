@@ -1,15 +1,15 @@
 // Gathers the state that each row of a range of steps started from, out of what forward wrote. With these states gates
 // can be rebuilt for all rows at once, as if they belonged to a single first step. Launched by launch.cpp.
 //
-// What recompute costs: one more product of forward's size, without its exchanges. LSTM 1024, B = 16, T = 1024 in bf16:
-// 137 GFLOP in tiles of 64 gate rows x 64 rows, 32 FLOP a byte read, 0.8 ms at L2's 5.5 TB/s, beside 5.5 ms predicted
-// for forward and backward. What it saves: 8 KiB a row between forward and backward, 128 MiB there. Scratch memory: R*s
-// + H*4 bytes of states a row and direction, beside the gates.
+// Cost, for an LSTM of 1024 units, B = 16, T = 1024 in bf16: one more product of forward's size, without its exchanges.
+// That is 137 GFLOP in tiles of 64 gate rows x 64 rows, 32 FLOP for each byte read: 0.8 ms at L2's 5.5 TB/s, beside
+// 5.5 ms predicted for forward and backward. It saves 8 KiB a row (128 MiB) between forward and backward. Scratch
+// memory: R*s + H*4 bytes of states a row and direction, beside the gates.
 //
 // The caller cuts the sequence into ranges whose buffers take at most 128 MiB (fastrnn/_core/backward.py). For that
 // LSTM a row takes 12 KiB, or 42 KiB with rebuilt gates (gates 8, their input part 16, old states 6): ranges of 682 or
-// 195 steps at B = 16. A range costs about 15 us: it transposes the weights (16 MiB through L2), loads them again and takes
-// three launches more, five with rebuilt gates. That is under 3 % of its steps.
+// 195 steps. A range costs about 15 us: it transposes the weights (16 MiB through L2), loads them again, and takes
+// three launches more, five with rebuilt gates. That is under 3 % of the time of its steps.
 #pragma once
 
 #include "../launch.cuh"

@@ -75,7 +75,8 @@ FR_DEVICE void prefetch_rows(
   if (!matrix.data || d.here.step < 0) return;
   constexpr int kLineBits = kLine == 32 ? 5 : 6;
   static_assert(kLine == 1 << kLineBits);
-  const int line_bits = unit_bits > kLineBits ? unit_bits - kLineBits : 0;  // log2 of the lines of a block of H values
+  // log2 of the lines that this block's units take in each of the row's `prefetched` blocks of H values
+  const int line_bits = unit_bits > kLineBits ? unit_bits - kLineBits : 0;
   const int items = kPersistentBand * p.prefetched << line_bits;
   for (int i = thread; i < items; i += block_threads()) {
     const int b = row0 + i % kPersistentBand, line = i / kPersistentBand;

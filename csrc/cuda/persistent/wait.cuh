@@ -8,8 +8,9 @@
 namespace fr::FR_TARGET {
 
 // Waits until block i of the group has published `wanted`; i == blocks polls the group's abort flag instead. One load
-// and one branch serve both, so that the lanes of a warp wait together. Returns false if the group aborts; the host and
-// the group know it then. flags: the group's. seen: takes the flag's value.
+// and one branch serve both, so that the lanes of a warp wait together. Returns false if the group aborts; by then the
+// host has the report, and the group's abort flag is set. flags: the group's, one for each block, then the abort flag.
+// seen: takes the flag's value.
 template <bool kBackward>
 FR_DEVICE bool wait_for(
     const PersistentParams& p, unsigned* flags, int i, unsigned wanted, int phase, int64_t step, unsigned& seen) {

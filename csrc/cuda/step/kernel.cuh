@@ -22,8 +22,8 @@ FR_GLOBAL(step_kernel)
 //         the stage that is filled next. One before the partial sums overwrite the stages, one after they are written.
 // shapes  any. Rows that are not 16-byte aligned are loaded element by element, not by asynchronous copies.
 // cost    a step reads G*H*R*s bytes of weights from L2 for each direction and row tile: 8 MiB at H = 1024 in bf16,
-//         about 3 us on 64 SMs. Backward merges the product of the step processed before with this step's pointwise
-//         phase, so that d_h needs no launch of its own.
+//         about 3 us on 64 SMs. In backward one launch does the product of the step processed before and the pointwise
+//         phase of this step, so that d_h needs no launch of its own.
 template <class Math, int kGates>
 struct StepKernel {
   static constexpr const char* kName = "step_kernel";

@@ -18,7 +18,7 @@ int64_t step_shared_bytes(const StepTile& tile, int gates, Type type) {
 StepTile step_tile(int gates, Type type, int64_t depth_bytes, int64_t rows, int64_t shared_limit) {
   StepTile tile;
   const int64_t slices = divide_up(depth_bytes, kRowBytes);
-  tile.depth_warps = slices >= 8 ? 4 : slices >= 2 ? 2 : 1;  // from the depth alone: see StepTile
+  tile.depth_warps = slices >= 8 ? 4 : slices >= 2 ? 2 : 1;  // must not depend on the rows: see StepTile
   const auto fits = [&](int unit_warps, int row_warps) {
     StepTile wider = tile;
     wider.unit_warps = unit_warps, wider.row_warps = row_warps;
@@ -181,7 +181,7 @@ void rebuild_gates(const Launcher& launch, const BackwardArgs& args, const std::
     GatheredStates states[2];
     StepParams p = l.params(args.options, nullptr);
     p.lengths = nullptr;
-    p.noise = {};  // noise acts on the states, which forward stored with it applied, not on the gates
+    p.noise = {};  // noise acts on states, not on gates, and forward stored the states with noise applied
     for (int i = 0; i < args.directions; ++i) {
       const BackwardDirection& from = args.direction[i];
       const BackwardBuffers& to = buffers[i];

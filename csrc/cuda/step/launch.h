@@ -1,5 +1,5 @@
-// The `step` strategy: one or two launches a time step, for any shape. `block` runs its first step's parameters through
-// all steps (block/launch.cpp), and rebuilt gates are one such step. Called by run.cpp.
+// The `step` strategy: one or two launches a time step, for any shape. Called by run.cpp. `block` too begins with the
+// parameters of a first step (block/launch.cpp), and gates are rebuilt as if they were one such step.
 #pragma once
 
 #include <vector>
@@ -26,7 +26,8 @@ struct Launcher {
   void operator()(StepParams& p, Phase phase, int gates, int64_t units) const;
 };
 
-// A backward call over a range of steps. finish: an extra iteration behind the last step only finishes its gradients.
+// A backward call over a range of steps. finish: after the last step one more iteration completes its gradients, those
+// of the initial state.
 struct BackwardSteps {
   int64_t count;
   bool finish;
@@ -44,9 +45,9 @@ void step_backward(const Launcher& launch, const BackwardArgs& args, const std::
 
 struct PersistentBuffers;  // persistent/launch.h
 
-// Rebuilds the gates that forward did not keep, for all rows of the range at once: every row's old state is known, so
-// nothing recurs. To the kernels they are the rows of one first step that starts from those states. Inactive rows hold
-// garbage that is never read. `call` holds the call's directions, initial states and options.
+// Rebuilds the gates that forward did not keep, for all rows of the range at once. Every row's old state is known, so
+// no step waits for another: to the kernels all rows belong to one first step, which starts from those states. Inactive
+// rows hold garbage that is never read. `call` holds the call's directions, initial states and options.
 void rebuild_gates(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
     const StepParams& call, const PersistentBuffers& memory);
 
