@@ -235,7 +235,8 @@ def test_library_missing_or_of_other_sources(monkeypatch):
     class Args:
         bytes = 8
 
-    monkeypatch.setattr(_core.emulation, "_C", type("Core", (), {"ForwardArgs": Args, "BackwardArgs": Args}))
+    names = ("ForwardArgs", "BackwardArgs", "LayerNormArgs")
+    monkeypatch.setattr(_core.emulation, "_C", type("Core", (), dict.fromkeys(names, Args)))
     with pytest.raises(RuntimeError, match="was built from other sources"):
         load()
     monkeypatch.delenv("FASTRNN_EMULATION")
