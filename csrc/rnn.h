@@ -220,7 +220,7 @@ struct Prepared {
   int32_t version, form, cell, lanes, tile_vectors, has_bias;
   int64_t input, hidden, projection, bytes, reserved;
 };
-constexpr int kPreparedVersion = 1;
+constexpr int kPreparedVersion = 2;
 
 // Bytes of one direction's prepared weights. Reads only cell, input, hidden and projection of the Shape.
 int64_t cpu_prepared_bytes(const Shape& shape, Form form);

@@ -546,9 +546,9 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         groups = {1: 4, 2: 2}.get(gates, 1)
         vectors = gates * groups
         slices, columns = 2 if vectors > tile_vectors else 1, vectors * lanes
-        panels, pairs = -(-units // (groups * lanes)), -(-depth // 2)
-        head = columns * 4 * (2 if form == 2 else 1)
-        size = head + columns * (4 * depth, 2 * depth, 2 * pairs)[form]
+        panels, quads = -(-units // (groups * lanes)), -(-depth // 4)
+        head = columns * 4 * (3 if form == 2 else 1)
+        size = head + columns * (4 * depth, 2 * depth, 4 * quads)[form]
         data = buffer[at : at + panels * size]
         if data.numel() != panels * size:
             raise broken
@@ -563,7 +563,7 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         packed = partial(torch.clone, memory_format=torch.contiguous_format)
         floats = packed(data[:, :head]).view(torch.float32)
         bias = rows(floats[:, :columns]).squeeze(1)
-        scale = rows(floats[:, columns:]).squeeze(1) if form == 2 else None
+        scale = rows(floats[:, columns : 2 * columns]).squeeze(1) if form == 2 else None
         numbers = packed(data[:, head:]).view((torch.float32, torch.bfloat16, torch.int8)[form]).float()
         words = 2 if form == 2 else 1
         numbers = numbers.view(panels, slices, -1, vectors // slices, lanes, words).permute(0, 1, 3, 4, 2, 5)

@@ -127,7 +127,9 @@ def test_int8_sums_are_exact(name):
     except ValueError as error:
         pytest.skip(str(error))
     try:
-        for depth, hidden, kind in ((515, 37, "largest"), (64, 24, "largest"), (1023, 16, "opposed"), (9, 9, "random")):
+        cases = [(515, 37, "largest"), (64, 24, "largest"), (1023, 16, "opposed"), (6, 7, "opposed"), (9, 9, "random")]
+        cases += [(2050, 20, "random"), (2051, 20, "largest")]  # deeper than a block of kept weights
+        for depth, hidden, kind in cases:
             torch.manual_seed(0)
             layer = fastrnn.RNN(depth, hidden, nonlinearity="relu", bias=False).eval()
             x = torch.randn(1, 7, depth) if kind == "random" else torch.ones(1, 7, depth)
@@ -137,7 +139,7 @@ def test_int8_sums_are_exact(name):
                 if kind == "opposed":
                     x[..., 1::2], layer.weight_ih_l0[:, 1::2] = -1.0, -1.0
                 whole, scale = frozen._quantised(layer.weight_ih_l0)
-                most = min(32767, (2**31 - 1) // (127 * depth))
+                most = min(32767 - 127, (2**31 - 1) // (127 * depth))
                 size = x.abs().amax(-1, keepdim=True)
                 sums = (x * (most / size)).round().long() @ whole.long().T
                 assert kind == "random" or sums.max() == depth * most * 127
