@@ -7,6 +7,7 @@
 
 #include "call.h"
 #include "draws.h"
+#include "elementwise.h"
 
 namespace fr::cpu {
 
@@ -135,6 +136,13 @@ struct Forward {
     }
     if (drops_state) drop_initial();
     const int64_t steps = call.last_step - call.first_step;
+    if constexpr (kFuses)
+      if (fuses()) {
+        for (int64_t index = 0; index < steps; index += kTogether)
+          for (int64_t b = part.row_begin; b < part.row_end; ++b)
+            fused_steps(b, index, index + kTogether < steps ? index + kTogether : steps);
+        return finish();
+      }
     for (int64_t index = 0; index < steps; index += scratch.chunk_steps) {
       const int64_t end = index + scratch.chunk_steps < steps ? index + scratch.chunk_steps : steps;
       input_product(index, end);
@@ -168,21 +176,25 @@ struct Forward {
     });
   }
 
+  // The input of row b at step t as an operand: as it lies, or converted into row `slot` of scratch.
+  const O* input_operand(int64_t t, int64_t b, [[maybe_unused]] int64_t slot) const {
+    const S* from = at<const S>(direction.input, call.offset(direction.input, t, b));
+    if constexpr (kOutputIsOperand) return from;
+    else {
+      O* to = static_cast<O*>(scratch.converted) + slot * call.shape.input;
+      for (int64_t k = 0; k < call.shape.input; k += kLanes) {
+        const int n = lanes_left<V>(call.shape.input - k);
+        store(to + k, load<V>(from + k, n), n);
+      }
+      return to;
+    }
+  }
+
   void input_product(int64_t begin, int64_t end) {
     if (direction.input_gates.data) return place_input_gates(begin, end);
     int64_t count = 0;
     for_each_active(begin, end, [&](int64_t t, int64_t b) {
-      const S* from = at<const S>(direction.input, call.offset(direction.input, t, b));
-      if constexpr (kOutputIsOperand) {
-        input_rows[count] = from;
-      } else {
-        O* to = static_cast<O*>(scratch.converted) + count * call.shape.input;
-        for (int64_t k = 0; k < call.shape.input; k += kLanes) {
-          const int n = lanes_left<V>(call.shape.input - k);
-          store(to + k, load<V>(from + k, n), n);
-        }
-        input_rows[count] = to;
-      }
+      input_rows[count] = input_operand(t, b, count);
       ++count;
     });
     if (count == 0 || units.begin >= units.end) return;
@@ -240,7 +252,8 @@ struct Forward {
           noisy_row(t, rows[row], gates + row * own);
           continue;
         }
-        plain_row(t, rows[row], gates + row * own);
+        if constexpr (kAlone) elementwise_row(t, rows[row], gates + row * own);
+        else plain_row(t, rows[row], gates + row * own);
       }
     }
     if constexpr (N::kTwoPhases) {
@@ -313,6 +326,83 @@ struct Forward {
           store(at<T>(direction.cells, call.offset(direction.cells, t, b)) + value * hidden + unit, u.c[value], n);
       }
     }
+  }
+
+  // ---- cells without a product and with h as their only value: the states of a row pass through registers ----
+
+  static constexpr bool kAlone =
+      !N::kMultiplies && kGates == 1 && kCells == 0 && N::kSaved == 0 && Cell::kUnitWeights == 1;
+  // Whether the input part can be made beside the recurrence, a few steps at a time, instead of being stored and read.
+  static constexpr bool kFuses = kAlone && kTrains && !std::is_same_v<O, BFloat16>;
+  static constexpr int kTogether = Isa::kAccumulators < 12 ? 2 : 4;
+  // Input weights that stay in L1 beside the states.
+  static constexpr int64_t kFusedBytes = 16 << 10;
+  bool fuses() const {
+    return !noise.on && work.input.panels && !direction.input_gates.data &&
+           call.shape.input * hidden * static_cast<int64_t>(sizeof(O)) <= kFusedBytes;
+  }
+
+  template <int kSteps>
+  using Steps = RowSteps<S, O, kSteps>;
+  template <int kSteps>
+  void advance(const Steps<kSteps>& steps) const {
+    advance_row<Isa, Cell, S, Input, kFuses>(
+        steps, work.input.panels, direction.weights.unit, call.shape.input, hidden, units, clips);
+  }
+
+  // Steps [index, end) of row b.
+  void fused_steps(int64_t b, int64_t index, int64_t end) {
+    while (index < end) {
+      const int64_t t = step_at(index);
+      if (b >= call.batch_at(t)) {
+        ++index;
+        continue;
+      }
+      if (!call.is_active(t, b)) {
+        S* out = at<S>(direction.output, call.offset(direction.output, t, b));
+        std::memset(static_cast<void*>(out + units.begin), 0, (units.end - units.begin) * sizeof(S));
+        ++index;
+        continue;
+      }
+      locate_state(t, b);
+      const auto follows = [&](int64_t next) {
+        return b < call.batch_at(next) && call.is_active(next, b) &&
+               call.origin(direction.reverse, next, b) == Origin::kStep;
+      };
+      int64_t last = index + 1;
+      while (last < end && follows(step_at(last))) ++last;
+      if (last - index == kTogether) {
+        advance(fused<kTogether>(index, b));
+        index = last;
+      } else {
+        advance(fused<1>(index++, b));
+      }
+    }
+  }
+  template <int kSteps>
+  Steps<kSteps> fused(int64_t index, int64_t b) {
+    Steps<kSteps> steps{};
+    for (int i = 0; i < kSteps; ++i) {
+      const int64_t t = step_at(index + i);
+      steps.input[i] = input_operand(t, b, i);
+      steps.output[i] = at<S>(direction.output, call.offset(direction.output, t, b));
+    }
+    pass_on(step_at(index + kSteps - 1), b, steps);
+    return steps;
+  }
+  void elementwise_row(int64_t t, int64_t b, const T* gates) {
+    Steps<1> steps{};
+    steps.gates[0] = gates;
+    steps.output[0] = at<S>(direction.output, call.offset(direction.output, t, b));
+    pass_on(t, b, steps);
+    advance(steps);
+  }
+  // Reads current[b] and points it at the state after step t.
+  template <int kSteps>
+  void pass_on(int64_t t, int64_t b, Steps<kSteps>& steps) {
+    steps.before = current[b];
+    if constexpr (kOutputIsOperand) current[b] = steps.output[kSteps - 1];
+    else current[b] = steps.after = state_buffer(t, b);
   }
 
   // Flattened, because a call for each vector would cost more than the formulas.
