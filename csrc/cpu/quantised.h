@@ -220,6 +220,10 @@ struct QuantisedProduct {
         reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
     const int8_t* weights = reinterpret_cast<const int8_t*>(bias + 3 * kColumns);
     typename P::Words wide[2 * kSlice * kBlockQuads];
+    // With one row, a slice alone would be a short loop.
+    if (count == 1)
+      return micro_kernel<1, Source::kNarrow, kSlices>(
+          rows, {0, whole, whole}, weights, nullptr, {bias, out, out_stride});
     for (int slice = 0; slice < kSlices; ++slice) {
       const Columns columns{bias + slice * kSlice * kLanes, out + slice * kSlice * kLanes, out_stride};
       if (count <= kMaxRows) {
@@ -263,28 +267,30 @@ struct QuantisedProduct {
   }
 
   // Between blocks the integer sums lie where the results will be.
-  template <int kRows, Source kSource>
+  template <int kRows, Source kSource, int kWideSlices = 1>
   static __attribute__((noinline)) void micro_kernel(
       const Row* rows, const Block& block, const int8_t* weights, typename P::Words* wide, const Columns& columns) {
-    typename P::Sums sum[kRows][kSlice] = {};
+    constexpr int kWidth = kWideSlices * kSlice;
+    typename P::Sums sum[kRows][kWidth] = {};
     const int16_t* a[kRows];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       a[row] = rows[row].values + 4 * block.first;
       if (block.first > 0)
 #pragma GCC unroll 4
-        for (int vector = 0; vector < kSlice; ++vector)
+        for (int vector = 0; vector < kWidth; ++vector)
           std::memcpy(&sum[row][vector], columns.out + row * columns.out_stride + vector * kLanes, Isa::kBytes);
     }
     weights += block.first * 4 * kSlice * kLanes;
 #pragma GCC unroll 2
     for (int64_t quad = 0; quad < block.quads; ++quad) {
-      typename P::Words w[2][kSlice];
+      typename P::Words w[2][kWidth];
 #pragma GCC unroll 8
-      for (int i = 0; i < 2 * kSlice; ++i) {
-        const int64_t at = quad * 2 * kSlice + i;
-        w[i / kSlice][i % kSlice] = kSource == Source::kWide ? wide[at] : P::widen(weights + at * 2 * kLanes);
-        if constexpr (kSource == Source::kKept) wide[at] = w[i / kSlice][i % kSlice];
+      for (int i = 0; i < 2 * kWidth; ++i) {
+        const int half = i / kSlice % 2, vector = i / kSlice / 2 * kSlice + i % kSlice;
+        const int64_t at = (i / kSlice / 2 * block.whole + quad) * 2 * kSlice + i % (2 * kSlice);
+        w[half][vector] = kSource == Source::kWide ? wide[at] : P::widen(weights + at * 2 * kLanes);
+        if constexpr (kSource == Source::kKept) wide[at] = w[half][vector];
       }
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
@@ -292,7 +298,7 @@ struct QuantisedProduct {
         std::memcpy(pair, a[row] + 4 * quad, sizeof pair);
         const typename P::Words first = P::repeat(pair[0]), second = P::repeat(pair[1]);
 #pragma GCC unroll 4
-        for (int vector = 0; vector < kSlice; ++vector)
+        for (int vector = 0; vector < kWidth; ++vector)
           sum[row][vector] += P::products(P::add(first, w[1][vector]), P::add(second, w[0][vector]));
       }
     }
@@ -301,7 +307,7 @@ struct QuantisedProduct {
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
-      for (int vector = 0; vector < kSlice; ++vector) {
+      for (int vector = 0; vector < kWidth; ++vector) {
         T* const out = columns.out + row * columns.out_stride + vector * kLanes;
         if (!last) {
           std::memcpy(out, &sum[row][vector], Isa::kBytes);
