@@ -135,7 +135,38 @@ inline StepProduct forward_second_product(const Layout& l, const Weights& weight
   return product;
 }
 
-// Transposed weights of the backward products: [units, depth] each, rows padded to 16 bytes.
+// The weights of a direction as `persistent` and `block` read them, in pieces of 16 bytes: rows are aligned, and beyond
+// their end they are zero up to the next 16 bytes. Weights that are not like that are copied.
+class WholeWeights {
+ public:
+  WholeWeights(const Layout& l, const Weights& from, Workspace& workspace) : from_(from), whole_(from) {
+    if (!l.cell.multiplies()) return;
+    const auto take = [&](const void*& data, int64_t& stride, int64_t rows, int64_t columns) {
+      if (l.copies(data, stride) && columns * l.element % 16 == 0) return;
+      stride = l.padded(columns);
+      data = workspace.take(rows * stride * l.element);
+    };
+    take(whole_.hh, whole_.hh_stride, l.cell.gates * l.shape.hidden, l.width);
+    if (l.cell.projects()) take(whole_.hr, whole_.hr_stride, l.width, l.shape.hidden);
+  }
+  const Weights& fill(const Layout& l, const Kernels& kernels, void* stream) const {
+    const auto copy = [&](const void* to, int64_t stride, const void* from, int64_t from_stride, int64_t rows,
+                          int64_t columns) {
+      if (to != from)
+        kernels.transpose(static_cast<int>(l.element),
+            {from, const_cast<void*>(to), from_stride, stride, rows, columns, false}, stream);
+    };
+    copy(whole_.hh, whole_.hh_stride, from_.hh, from_.hh_stride, l.cell.gates * l.shape.hidden, l.width);
+    copy(whole_.hr, whole_.hr_stride, from_.hr, from_.hr_stride, l.width, l.shape.hidden);
+    return whole_;
+  }
+
+ private:
+  const Weights& from_;
+  Weights whole_;
+};
+
+// Transposed weights of the backward products: [units, depth] each, rows padded with zeros to 16 bytes.
 struct BackwardWeights {
   struct Transposed {
     void* data = nullptr;
@@ -158,7 +189,7 @@ struct BackwardWeights {
     const auto transpose = [&](const Transposed& to, const void* from, int64_t from_stride, int64_t columns) {
       if (to.data)
         kernels.transpose(
-            static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns}, stream);
+            static_cast<int>(l.element), {from, to.data, from_stride, to.stride, to.depth, columns, true}, stream);
     };
     transpose(first[0], weights.hh, weights.hh_stride, l.width);
     transpose(

@@ -145,7 +145,6 @@ struct BlockParams {
   const uint8_t* resets;                // [T, B] or null
   const void* weight[2];                // W_hh of each direction
   int64_t weight_stride[2];
-  bool aligned[2];          // rows of weights are 16-byte aligned
   int prefetched;           // blocks of H values a row that the next step reads and this one prefetches:
                             // gates, or saved values
   int gate_slices, slices;  // slices of 128 bytes of depth: of one gate's operand, of the whole operand
@@ -153,8 +152,9 @@ struct BlockParams {
 
 struct TransposeParams {
   const void* from;  // [rows, columns], from_stride elements from row to row
-  void* to;          // [columns, rows], to_stride elements from row to row
+  void* to;          // [columns, rows], or [rows, columns] if transposes is false; to_stride elements from row to row
   int64_t from_stride, to_stride, rows, columns;
+  bool transposes;
 };
 
 }  // namespace fr

@@ -18,6 +18,7 @@ namespace fr::FR_TARGET {
 template <class T>
 FR_DEVICE void copy_words(T& to, const T& from, int thread) {
   static_assert(sizeof(T) % sizeof(uint64_t) == 0);
+#pragma unroll 1
   for (int i = thread; i < static_cast<int>(sizeof(T) / sizeof(uint64_t)); i += block_threads())
     reinterpret_cast<uint64_t*>(&to)[i] = reinterpret_cast<const uint64_t*>(&from)[i];
 }

@@ -115,7 +115,10 @@ int64_t forward_workspace(const ForwardArgs& args) {
   const Layout layout(args.shape);
   Workspace workspace(nullptr);
   const PersistentBuffers memory(layout, args.directions, workspace);
-  for (int i = 0; i < args.directions; ++i) InnerBuffers(layout, args.shape.batch, workspace);
+  for (int i = 0; i < args.directions; ++i) {
+    InnerBuffers(layout, args.shape.batch, workspace);
+    WholeWeights(layout, args.direction[i].weights, workspace);
+  }
   return workspace.used();
 }
 
@@ -123,7 +126,10 @@ int64_t backward_workspace(const BackwardArgs& args) {
   const Layout layout(args.shape);
   Workspace workspace(nullptr);
   const PersistentBuffers memory(layout, args.directions, workspace);
-  for (int i = 0; i < args.directions; ++i) BackwardBuffers(layout, args, args.direction[i], workspace);
+  for (int i = 0; i < args.directions; ++i) {
+    BackwardBuffers(layout, args, args.direction[i], workspace);
+    WholeWeights(layout, args.direction[i].weights, workspace);
+  }
   return workspace.used();
 }
 
@@ -141,8 +147,10 @@ void run_forward(const ForwardArgs& args, const StepRange& range, const Run& run
   const PersistentBuffers memory(l, args.directions, workspace);
   StepParams p = forward_params(l, args, workspace);
   if (steps.first == steps.last) return;
-  if (run.persistent && !drops && persistent_forward(l, args, steps, run, kernels, memory, p)) return;
-  if (run.block && !drops && serves_block(l, run)) block_forward(launch, args, steps, p);
+  std::vector<WholeWeights> weights;
+  for (int i = 0; i < args.directions; ++i) weights.emplace_back(l, args.direction[i].weights, workspace);
+  if (run.persistent && !drops && persistent_forward(l, args, weights, steps, run, kernels, memory, p)) return;
+  if (run.block && !drops && serves_block(l, run)) block_forward(launch, args, weights, steps, p);
   else step_forward(launch, args, steps, p);
 }
 
@@ -156,7 +164,11 @@ void run_backward(const BackwardArgs& args, const Run& run, const Kernels& kerne
   Workspace workspace(run.workspace);
   const PersistentBuffers memory(l, args.directions, workspace);
   std::vector<BackwardBuffers> buffers;
-  for (int i = 0; i < args.directions; ++i) buffers.emplace_back(l, args, args.direction[i], workspace);
+  std::vector<WholeWeights> weights;
+  for (int i = 0; i < args.directions; ++i) {
+    buffers.emplace_back(l, args, args.direction[i], workspace);
+    weights.emplace_back(l, args.direction[i].weights, workspace);
+  }
   const bool drops = drops_state(l, args.direction[0].weights), block = run.block && !drops && serves_block(l, run);
   bool rebuilds = false;
   for (int i = 0; i < args.directions; ++i) {
@@ -171,7 +183,7 @@ void run_backward(const BackwardArgs& args, const Run& run, const Kernels& kerne
       buffers[i].weights.fill(l, args.direction[i].weights, kernels, run.stream);
   if (rebuilds) rebuild_gates(launch, args, buffers, p, memory);
   if (run.persistent && !drops && persistent_backward(l, args, steps.finish, run, kernels, memory, buffers, p)) return;
-  if (block) block_backward(launch, args, buffers, steps, p);
+  if (block) block_backward(launch, args, weights, buffers, steps, p);
   else step_backward(launch, args, buffers, steps, p);
 }
 

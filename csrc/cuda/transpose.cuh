@@ -1,5 +1,6 @@
-// Transposes a matrix of elements of 2, 4 or 8 bytes. The backward products read W_hh and W_hr by columns; transposing
-// them once a call lets backward use the forward tile. Launched by layout.h.
+// Transposes a matrix of elements of 2, 4 or 8 bytes, or copies it, into rows whose padding is zero. The backward
+// products read W_hh and W_hr by columns; transposing them once a call lets backward use the forward tile. Weights whose
+// rows do not end on 16 bytes are copied once a call, so that no kernel needs code for them. Launched by layout.h.
 #pragma once
 
 #include "launch.cuh"
@@ -11,6 +12,7 @@ FR_GLOBAL(transpose_kernel)
 // work    grid (column tiles, row tiles): a block of 256 threads moves a tile of 32 x 32, 4 elements a thread.
 // memory  shared: 32 rows of 33 elements; the odd pitch puts the elements of a column on different banks.
 // sync    one block_sync, after the tile is written and before its columns are read.
+// Padding reaches to the next 16 bytes, so a tile that has a row's last element has its padding too.
 template <class T>
 struct TransposeKernel {
   static constexpr const char* kName = "transpose_kernel";
@@ -25,12 +27,15 @@ struct TransposeKernel {
     const int64_t row0 = static_cast<int64_t>(block_y()) * kTile, column0 = static_cast<int64_t>(block_x()) * kTile;
     const int x = thread_index() % kTile;
     for (int y = thread_index() / kTile; y < kTile; y += kMaxThreads / kTile)
-      if (row0 + y < p.rows && column0 + x < p.columns)
-        tile[y * kPitch + x] = static_cast<const T*>(p.from)[(row0 + y) * p.from_stride + column0 + x];
+      tile[y * kPitch + x] = row0 + y < p.rows && column0 + x < p.columns
+                                 ? static_cast<const T*>(p.from)[(row0 + y) * p.from_stride + column0 + x]
+                                 : T(0);
     block_sync();
+    const int64_t to_row0 = p.transposes ? column0 : row0, to_column = (p.transposes ? row0 : column0) + x;
     for (int y = thread_index() / kTile; y < kTile; y += kMaxThreads / kTile)
-      if (column0 + y < p.columns && row0 + x < p.rows)
-        static_cast<T*>(p.to)[(column0 + y) * p.to_stride + row0 + x] = tile[x * kPitch + y];
+      if (to_row0 + y < (p.transposes ? p.columns : p.rows) && to_column < p.to_stride)
+        static_cast<T*>(p.to)[(to_row0 + y) * p.to_stride + to_column] =
+            tile[p.transposes ? x * kPitch + y : y * kPitch + x];
   }
 };
 

@@ -44,6 +44,7 @@ RUNS = {
         (device, "lstm_projected bfloat16 T3 B") for device in ("registers", "shared", "partial_streamed")
     ),
 }
+_COPIED = (("all", "lstm bfloat16 T3 B17", "block"),)
 _CLUSTER = (("cluster", "gru bfloat16 T3 B"),)
 _TWO_PRODUCTS = (("cluster", "gru_reset_before bfloat16 T3 B"),)
 _HELD = (("registers", "gru bfloat16 T3 B37 H128"),)
@@ -248,13 +249,11 @@ MUTANTS = {
         _OVERRUN,
         "persistent_bf16",
     ),
-    "persistent: streamed weights beyond the depth": Mutant(
-        "persistent/product.cuh",
-        "if (kPaddedRows && left < kPieceDepth) {",
-        "if (false) {",
-        "plain",
-        "FAIL",
-        "persistent_bf16",
+    "weights are not followed by zeros": Mutant(
+        "transpose.cuh", ": T(0);", ": T(1);", "plain", "FAIL", "transpose", _COPIED
+    ),
+    "weights are copied by columns": Mutant(
+        "transpose.cuh", "p.transposes ? x * kPitch + y", "true ? x * kPitch + y", "plain", "FAIL", "transpose", _COPIED
     ),
     "persistent: slices of a streamed round mistaken": Mutant(
         "persistent/product.cuh",

@@ -69,21 +69,15 @@ struct BlockKernel {
       Storage value[kPieceDepth];
       uint32_t word[4];
     };
-    // 16 bytes of a weight row. A misaligned piece, or one that ends at `left`, is read element by element.
-    const auto load = [&](const Storage* from, int64_t left) {
-      if (p.aligned[direction] && left >= kPieceDepth) return *reinterpret_cast<const Piece*>(from);
-      Piece piece;
-      load_elements(piece.word, from, static_cast<int>(left < kPieceDepth ? left : kPieceDepth));
-      return piece;
-    };
     if constexpr (kBackward) {  // row: unit j of the state; depth: unit k of a gate. The weights of all j for one k are
                                 // contiguous in memory, so a piece is spread over as many rows
       const int pieces = units / kPieceDepth;
       for (int i = thread_index(); i < pieces * kSliceDepth; i += block_threads()) {
         const int piece = i % pieces, k = i / pieces;
         const int64_t unit = static_cast<int64_t>(slice % p.gate_slices) * kSliceDepth + k, j = piece * kPieceDepth;
-        const Piece values =
-            load(weight + (slice / p.gate_slices * hidden + unit) * stride + j, unit < hidden ? hidden - j : 0);
+        Piece values{};
+        if (unit < hidden && j < hidden)
+          values = *reinterpret_cast<const Piece*>(weight + (slice / p.gate_slices * hidden + unit) * stride + j);
         for (int e = 0; e < kPieceDepth; ++e)
           reinterpret_cast<Storage*>(to + piece_offset(piece * kPieceDepth + e, k / kPieceDepth))[k % kPieceDepth] =
               values.value[e];
@@ -93,10 +87,8 @@ struct BlockKernel {
         const int row = i / kRowPieces, piece = i % kRowPieces;
         const int64_t unit = row % units, depth = static_cast<int64_t>(slice) * kSliceDepth + piece * kPieceDepth;
         const Storage* from = weight + (row / units * hidden + unit) * stride + depth;
-        unsigned char* place = to + piece_offset(row, piece);
-        const int64_t left = unit < hidden ? hidden - depth : 0;
-        if (p.aligned[direction] && left >= kPieceDepth) copy_async(place, from, kPieceBytes);
-        else *reinterpret_cast<Piece*>(place) = load(from, left);
+        const bool some = unit < hidden && depth < hidden;  // even a copy of no bytes needs a valid address
+        copy_async(to + piece_offset(row, piece), some ? from : weight, some ? kPieceBytes : 0);
       }
       commit_copies();
     }

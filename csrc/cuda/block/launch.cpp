@@ -27,7 +27,7 @@ struct StepsOfMatrix {
 };
 struct StepsOfDirection {
   StepsOfMatrix matrix[StepMatrix::kCount];
-  const Weights* weights;
+  Weights weights;
 };
 
 // Fills the parameters of direction i.
@@ -44,8 +44,7 @@ void set_direction(const Layout& l, bool backward, int i, const StepsOfDirection
   };
   d.matrix[StepMatrix::kOutputBefore] = before(StepMatrix::kOutput);
   if (from.matrix[StepMatrix::kCells].rows.data) d.matrix[StepMatrix::kCellsBefore] = before(StepMatrix::kCells);
-  block.weight[i] = from.weights->hh, block.weight_stride[i] = from.weights->hh_stride;
-  block.aligned[i] = l.copies(from.weights->hh, from.weights->hh_stride);
+  block.weight[i] = from.weights.hh, block.weight_stride[i] = from.weights.hh_stride;
 }
 
 // p describes the first step in processing order. count: steps; last: the last iteration.
@@ -107,14 +106,15 @@ bool serves_block(const Layout& l, const Run& run) {
          block_refusal(l.shape.cell, l.shape.type, run.tf32, l.shape.hidden, run.shared_limit).empty();
 }
 
-void block_forward(const Launcher& launch, const ForwardArgs& args, const StepRange& range, StepParams& p) {
+void block_forward(const Launcher& launch, const ForwardArgs& args, const std::vector<WholeWeights>& weights,
+    const StepRange& range, StepParams& p) {
   const Layout& l = launch.layout;
   place_forward_step(l, args, range, range.first, p);
   StepsOfDirection directions[2];
   for (int i = 0; i < args.directions; ++i) {
     const ForwardDirection& from = args.direction[i];
     StepsOfMatrix* matrix = directions[i].matrix;
-    directions[i].weights = &from.weights;
+    directions[i].weights = weights[i].fill(l, launch.kernels, launch.stream);
     matrix[StepMatrix::kInputGates] = {from.input_gates, l.state};
     matrix[StepMatrix::kOutput] = matrix[StepMatrix::kOutputBefore] = {from.output, l.element};
     matrix[StepMatrix::kGates] = {from.gates, l.element};
@@ -123,15 +123,15 @@ void block_forward(const Launcher& launch, const ForwardArgs& args, const StepRa
   launch_block(launch, false, range.last - range.first, range.last - range.first - 1, directions, p);
 }
 
-void block_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-    const BackwardSteps& steps, StepParams& p) {
+void block_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<WholeWeights>& weights,
+    const std::vector<BackwardBuffers>& buffers, const BackwardSteps& steps, StepParams& p) {
   const Layout& l = launch.layout;
   place_backward_step(l, args, buffers, steps, 0, p);
   StepsOfDirection directions[2];
   for (int i = 0; i < args.directions; ++i) {
     const BackwardDirection& from = args.direction[i];
     StepsOfMatrix* matrix = directions[i].matrix;
-    directions[i].weights = &from.weights;
+    directions[i].weights = weights[i].fill(l, launch.kernels, launch.stream);
     matrix[StepMatrix::kOutput] = matrix[StepMatrix::kOutputBefore] = {from.output, l.element};
     matrix[StepMatrix::kGates] = {buffers[i].rebuilds() ? buffers[i].gates : from.gates, l.element};
     matrix[StepMatrix::kCells] = matrix[StepMatrix::kCellsBefore] = {from.cells, l.state};

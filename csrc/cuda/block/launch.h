@@ -19,8 +19,9 @@ int64_t block_shared_bytes(Cell cell, Type type, int64_t hidden);
 bool serves_block(const Layout& l, const Run& run);
 
 // p holds what all steps share.
-void block_forward(const Launcher& launch, const ForwardArgs& args, const StepRange& range, StepParams& p);
-void block_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<BackwardBuffers>& buffers,
-    const BackwardSteps& steps, StepParams& p);
+void block_forward(const Launcher& launch, const ForwardArgs& args, const std::vector<WholeWeights>& weights,
+    const StepRange& range, StepParams& p);
+void block_backward(const Launcher& launch, const BackwardArgs& args, const std::vector<WholeWeights>& weights,
+    const std::vector<BackwardBuffers>& buffers, const BackwardSteps& steps, StepParams& p);
 
 }  // namespace fr

@@ -192,10 +192,11 @@ struct PersistentKernel {
         place_step<kBackward>(
             p, direction, current + s % 2 * 2, current + (1 - s % 2) * 2, s, at < 0 ? at + block_threads() : at);
     };
-    place(0);
-    block_sync();
-    place(1);
-    block_sync();
+#pragma unroll 1
+    for (int s = 0; s < 2; ++s) {
+      place(s);
+      block_sync();
+    }
 
     if (p.cluster) start_cluster(p, current[0], row0, end, thread);
 

@@ -133,28 +133,11 @@ void find_held_phases(Launch& launch, const Layout& l) {
     for (int direction = 0; direction < launch.directions; ++direction) {
       const StepProduct& product = phase.product[direction];
       for (int segment = 0; segment < product.segments; ++segment)
-        if (!product.copy_operand[segment] || !product.copy_weight[segment] ||
-            product.depth[segment] * l.element % kPersistentSlice != 0)
-          whole = false;
+        if (!product.copy_operand[segment] || product.depth[segment] * l.element % kPersistentSlice != 0) whole = false;
     }
     phase.first_rounds = phase.first_slices / phase.depth_warps;
     phase.held = phase.rounds == phase.register_rounds && (launch.params.cluster || whole);
   }
-}
-
-// Whether streamed weights can be read in pieces of 16 bytes.
-bool can_stream(const Layout& l, const PersistentPartition& partition, const Launch& launch) {
-  if (partition.streamed_bytes == 0) return true;
-  for (int direction = 0; direction < launch.directions; ++direction)
-    for (int i = 0; i < partition.phases; ++i) {
-      const StepProduct& product = launch.params.phase[i].product[direction];
-      if (partition.phase[i].partial && l.shape.hidden * l.element % 16 != 0) return false;
-      for (int segment = 0; segment < product.segments; ++segment)
-        if (!product.copy_weight[segment] ||
-            (!launch.backward && !partition.phase[i].partial && product.depth[segment] * l.element % 16 != 0))
-          return false;
-    }
-  return true;
 }
 
 void run_launch(const Layout& l, const Launch& launch, const PersistentPartition& partition, const Run& run,
@@ -176,17 +159,9 @@ void run_launch(const Layout& l, const Launch& launch, const PersistentPartition
       launch.backward, params.phase[0].gates, shape, params, run.stream);
 }
 
-// Runs all launches of a call, or none.
-bool run_launches(const Layout& l, const std::vector<Launch>& launches, const PersistentPartition& partition,
-    const Run& run, const Kernels& kernels) {
-  for (const Launch& launch : launches)
-    if (!can_stream(l, partition, launch)) return false;
-  for (const Launch& launch : launches) run_launch(l, launch, partition, run, kernels);
-  return true;
-}
-
-Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direction, const StepRange& range,
-    const PersistentPartition& partition, const Run& run, const PersistentBuffers& memory, const StepParams& p) {
+Launch forward_launch(const Layout& l, const ForwardArgs& args, const std::vector<Weights>& weights,
+    int first_direction, const StepRange& range, const PersistentPartition& partition, const Run& run,
+    const PersistentBuffers& memory, const StepParams& p) {
   Launch launch{
       false, first_direction, partition.directions, range.last - range.first, range.last - range.first - 1, {}};
   set_params(launch, l, partition, run, memory, p);
@@ -205,10 +180,10 @@ Launch forward_launch(const Layout& l, const ForwardArgs& args, int first_direct
     rows[M::kCellsBefore] = cells.base ? cells : standing({from.c_n, l.cell.cells * l.shape.hidden});
     if (partition.slots == 0) rows[M::kInner] = standing(d.matrix[M::kInner]);
     PersistentPhase* phase = params.phase;
-    phase[0].product[i] = forward_first_product(l, from.weights, d);
+    phase[0].product[i] = forward_first_product(l, weights[launch.first + i], d);
     phase[0].product[i].copy_operand[0] = aligned(l, output) && l.copies(d.h0, l.width);
     if (partition.phases == 1) continue;
-    phase[1].product[i] = forward_second_product(l, from.weights, d);
+    phase[1].product[i] = forward_second_product(l, weights[launch.first + i], d);
     phase[1].operand[i][0] = rows[M::kInner];
   }
   find_held_phases(launch, l);
@@ -306,24 +281,27 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
   kernels.states_before(static_cast<int>(l.element), args.directions, params, stream);
 }
 
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run,
-    const Kernels& kernels, const PersistentBuffers& memory, const StepParams& p) {
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const std::vector<WholeWeights>& whole,
+    const StepRange& range, const Run& run, const Kernels& kernels, const PersistentBuffers& memory,
+    const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, false, run);
   if (!partition.refusal.empty()) return false;
-  std::vector<Launch> launches;
+  std::vector<Weights> weights;
+  for (const WholeWeights& of : whole) weights.push_back(of.fill(l, kernels, run.stream));
   for (int first = 0; first < args.directions; first += partition.directions)
-    launches.push_back(forward_launch(l, args, first, range, partition, run, memory, p));
-  return run_launches(l, launches, partition, run, kernels);
+    run_launch(l, forward_launch(l, args, weights, first, range, partition, run, memory, p), partition, run, kernels);
+  return true;
 }
 
 bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const Kernels& kernels,
     const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p) {
   const PersistentPartition partition = partition_of(l, args.directions, true, run);
   if (!partition.refusal.empty()) return false;
-  std::vector<Launch> launches;
+  // Streamed partial products read the weights of each gate in pieces of 16 bytes.
+  if (partition.slots > 0 && partition.streamed_bytes > 0 && l.shape.hidden * l.element % 16 != 0) return false;
   for (int first = 0; first < args.directions; first += partition.directions)
-    launches.push_back(backward_launch(l, args, first, finish, partition, run, memory, buffers, p));
-  return run_launches(l, launches, partition, run, kernels);
+    run_launch(l, backward_launch(l, args, first, finish, partition, run, memory, buffers, p), partition, run, kernels);
+  return true;
 }
 
 }  // namespace fr

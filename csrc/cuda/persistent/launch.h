@@ -26,8 +26,9 @@ void gather_states_before(const Layout& l, const BackwardArgs& args, int64_t fir
     void* stream);
 
 // Run the call and return true; return false if the partition refuses it. `p` holds what all steps share.
-bool persistent_forward(const Layout& l, const ForwardArgs& args, const StepRange& range, const Run& run,
-    const Kernels& kernels, const PersistentBuffers& memory, const StepParams& p);
+bool persistent_forward(const Layout& l, const ForwardArgs& args, const std::vector<WholeWeights>& weights,
+    const StepRange& range, const Run& run, const Kernels& kernels, const PersistentBuffers& memory,
+    const StepParams& p);
 bool persistent_backward(const Layout& l, const BackwardArgs& args, bool finish, const Run& run, const Kernels& kernels,
     const PersistentBuffers& memory, const std::vector<BackwardBuffers>& buffers, const StepParams& p);
 

@@ -40,9 +40,6 @@ struct PersistentProduct {
   // only these have it: 16-bit types, forward with three or four gate rows, backward with one tile of units.
   static constexpr bool kRunsHeld = kTensor && sizeof(typename Math::Storage) == 2 && kHeldSlices > 0 &&
                                     (kGates > 2 || (kGates == 1 && kTwoPhases));
-  // Streamed rows may end within a piece. These are backward's transposed weights, whose rows end in padding; the
-  // launcher streams no others of that kind (can_stream).
-  static constexpr bool kPaddedRows = kUnitTiles || kGates == 1;
   using Storage = typename Math::Storage;
   using State = typename Math::State;
   static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
@@ -72,13 +69,11 @@ struct PersistentProduct {
     return byte / kRowBytes * ((kBand - 1) * kRowBytes) + byte_offset(row, byte);
   }
 
-  // Loads 16 bytes of a row; elements from `left` on are zero. aligned: the row is 16-byte aligned, and nothing writes
-  // it during the launch. It is loaded word by word: one wide load fills neighbouring registers, but weights need
-  // another order there (Fragment).
-  FR_DEVICE static void load_piece(Piece& piece, const Storage* from, int64_t left, bool aligned) {
-    if (aligned && left >= kPieceDepth)
-      for (int i = 0; i < 4; ++i) piece.word[i] = load_constant(reinterpret_cast<const uint32_t*>(from) + i);
-    else load_elements(piece.word, from, static_cast<int>(left < kPieceDepth ? left : kPieceDepth));
+  // Loads 16 bytes of weights, which nothing writes during the launch; zeros from null. They are loaded word by word:
+  // one wide load fills neighbouring registers, but weights need another order there (Fragment).
+  FR_DEVICE static void load_whole(Piece& piece, const Storage* from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) piece.word[i] = from ? load_constant(reinterpret_cast<const uint32_t*>(from) + i) : 0;
   }
 
   const PersistentParams& p;
@@ -134,41 +129,31 @@ struct PersistentProduct {
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
-      const int64_t left = unit < phase.units && slice < phase.slices ? product.depth[segment] - k : 0;
+      const bool some = unit < phase.units && slice < phase.slices && k < product.depth[segment];
       Piece piece;
-      load_piece(piece, left > 0 ? weight + weight_row(m, unit) * product.weight_stride[segment] + k : nullptr, left,
-          product.copy_weight[segment]);
+      load_whole(piece, some ? weight + weight_row(m, unit) * product.weight_stride[segment] + k : nullptr);
       Math::prepare(piece.word);
       to.set(high, piece.word);
     }
   }
 
-  // The same for weights that are streamed in each step, whose rows are 16-byte aligned. Units beyond the last read the
-  // last unit's row; their sums are never used. The product's description is read from shared memory, so that addresses
+  // The same for weights that are streamed in each step. Units beyond the last read the last unit's row; their sums are
+  // never used. The product's description is read from shared memory, so that addresses
   // are recomputed instead of kept in registers.
   FR_DEVICE void stream_weights(Fragment& to, int slice, int half, int m) const {
     const StepProduct& product = placed_steps()[number].product;
     const int segment = slice >= phase.first_slices ? 1 : 0;
     const int k =
         (slice - segment * phase.first_slices) * kSliceDepth + (kUnitLanes * half + lane % kUnitLanes) * kPieceDepth;
-    const int left = static_cast<int>(product.depth[segment]) - k;
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
       const int of_units = unit < phase.units ? unit : phase.units - 1;
       const int64_t row = kUnitTiles ? of_units : m * product.gate_rows + of_units;
       Piece piece{};
-      if (left > 0)
+      if (k < static_cast<int>(product.depth[segment]))
         piece = *reinterpret_cast<const Piece*>(
             static_cast<const Storage*>(product.weight[segment]) + row * product.weight_stride[segment] + k);
-      if (kPaddedRows && left < kPieceDepth) {  // the end of a padded row
-        constexpr int kWordDepth = 4 / sizeof(Storage);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (i * kWordDepth >= left) piece.word[i] = 0;
-          else if ((i + 1) * kWordDepth > left) piece.word[i] &= 0xFFFFu;
-        }
-      }
       Math::prepare(piece.word);
       to.set(high, piece.word);
     }
@@ -295,7 +280,7 @@ struct PersistentProduct {
       for (int row = row0; row < rows; row += step, from += step, to += step * kRowBytes) {
         const bool some = *from && valid > 0;
         Piece values;
-        load_piece(values, some ? *from + k : nullptr, some ? valid : 0, false);
+        load_elements(values.word, *from + k, some ? valid : 0);
         *reinterpret_cast<Piece*>(to) = values;
       }
     }

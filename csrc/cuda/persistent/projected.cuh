@@ -65,7 +65,9 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       if constexpr (kStreamed) {
         if (from) piece = *reinterpret_cast<const Piece*>(from);
       } else {
-        Base::load_piece(piece, from, from ? left : 0, product.copy_weight[0] && hidden % Base::kPieceDepth == 0);
+        if (kBackward && hidden % Base::kPieceDepth != 0)  // only gate 0 begins on 16 bytes
+          load_elements(piece.word, from, from ? (left < Base::kPieceDepth ? left : Base::kPieceDepth) : 0);
+        else Base::load_whole(piece, from);
       }
       Math::prepare(piece.word);
       to.set(high, piece.word);
