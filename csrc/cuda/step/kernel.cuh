@@ -113,18 +113,12 @@ struct StepKernel {
     }
   };
 
-  // Adds up one element's partial sums [depth group][gate][row][unit] in the order of the groups.
+  // One element's sums.
   struct Sums {
     static constexpr bool kDropsState = true, kStoresEntering = true;
-    const State* partial;
-    int64_t gate_step, group_step;
-    int groups;
+    State value[kGates];
     FR_DEVICE void keep(int, State) const {}
-    FR_DEVICE State operator()(int m) const {
-      State sum = 0;
-      for (int group = 0; group < groups; ++group) sum += partial[group * group_step + m * gate_step];
-      return sum;
-    }
+    FR_DEVICE State operator()(int m) const { return value[m]; }
   };
 
   FR_DEVICE static void run(const StepParams& p) {
@@ -192,9 +186,13 @@ struct StepKernel {
       const int row = i / tile_units, unit = i % tile_units;
       const int64_t b = block.row0 + row, j = block.unit0 + unit;
       if (b >= p.rows || j >= p.units) continue;
-      const Sums sums{groups ? reinterpret_cast<const State*>(block.stages) + row * partial_pitch + unit : nullptr,
-          static_cast<int64_t>(tile_rows) * partial_pitch, static_cast<int64_t>(kGates) * tile_rows * partial_pitch,
-          groups};
+      Sums sums{};
+      const State* partial =
+          groups ? reinterpret_cast<const State*>(block.stages) + row * partial_pitch + unit : nullptr;
+#pragma unroll 1
+      for (int of = 0; of < groups; ++of)  // partial sums: [depth group][gate][row][unit]
+#pragma unroll
+        for (int m = 0; m < kGates; ++m, partial += tile_rows * partial_pitch) sums.value[m] += *partial;
       const Element<Math, Sums> element{p, d, clips, b, j, sums};
       switch (p.cell) {
 #define FR_CELL(name, Type) \
