@@ -249,8 +249,8 @@ MUTANTS = {
         _OVERRUN,
         "persistent_bf16",
     ),
-    "weights are not followed by zeros": Mutant(
-        "transpose.cuh", ": T(0);", ": T(1);", "plain", "FAIL", "transpose", _COPIED
+    "weights are followed by NaN": Mutant(
+        "transpose.cuh", ": T(0);", ": T(-1);", "plain", "FAIL", "transpose", _COPIED
     ),
     "weights are copied by columns": Mutant(
         "transpose.cuh", "p.transposes ? x * kPitch + y", "true ? x * kPitch + y", "plain", "FAIL", "transpose", _COPIED
