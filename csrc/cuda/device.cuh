@@ -63,11 +63,12 @@ FR_DEVICE uint32_t load_constant(const uint32_t* p) { return __ldg(p); }
 using SharedAddress = unsigned;
 FR_DEVICE SharedAddress shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// Loads 16 bytes, aligned to 16.
+// Loads 16 bytes, aligned to 16, from `from` + kOffset.
+template <int kOffset = 0>
 FR_DEVICE void load_shared(uint32_t (&word)[4], SharedAddress from) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4+%5];"
                : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-               : "r"(from)
+               : "r"(from), "n"(kOffset)
                : "memory");
 }
 

@@ -50,7 +50,9 @@ using SharedAddress = unsigned char*;
 inline SharedAddress shared_address(const void* p) { return static_cast<unsigned char*>(const_cast<void*>(p)); }
 
 // Loads 16 bytes, aligned to 16.
+template <int kOffset = 0>
 inline void load_shared(uint32_t (&to)[4], SharedAddress from, FR_HERE) {
+  from += kOffset;
   if (reinterpret_cast<uintptr_t>(from) % 16) emulation::fail("load_shared of a misaligned address", file, line);
   struct [[gnu::may_alias]] Words {
     uint32_t word[4];

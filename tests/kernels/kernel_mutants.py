@@ -59,7 +59,7 @@ _BYTES = "std::max(stages, partial);"
 _IN_RANGE = "if (b >= p.rows || j >= p.units) continue;"
 _OVERRUN = "heap-buffer-overflow"
 _SYNC = "\n    block_sync();"
-_POINTWISE = "b, j, &state));\n    }"
+_POINTWISE = "b, j, &state));\n      }\n    }"
 _PARTIAL = "if (product) part.run(from, count_rows(), held, [] {});"
 _BROADCAST = "operand.broadcast(part.phase, block * part.block_units(), end - row0, thread);"
 _CLUSTER_WAIT = "if (exchanges) cluster_wait();"
@@ -531,8 +531,8 @@ MUTANTS = {
     ),
     "projected: a block's sums taken for another's": Mutant(
         "persistent/projected.cuh",
-        "i < blocks; i += warps, read += step)",
-        "i < blocks; i += warps)",
+        "left > 0; --left, read += step)",
+        "left > 0; --left)",
         "plain",
         "FAIL",
         "projected_bf16",
@@ -545,8 +545,8 @@ MUTANTS = {
     ),
     "projected: items of the streamed weights mistaken": Mutant(
         "persistent/projected.cuh",
+        "load_item<true>(next, after(item), 0);\n        warp_sync",
         "load_item<true>(next, item, 0);\n        warp_sync",
-        "load_item<true>(next, now, 0);\n        warp_sync",
         "plain",
         "FAIL",
         "projected_bf16",

@@ -118,25 +118,34 @@ struct PersistentKernel {
     const int units = part.block_units();
     if (product) part.run(from, count_rows(), held, [] {});
     block_sync();
-    const Clips<V> clips = clips_of<V>(p.step);
-    const bool plain = is_plain<kBackward>(p.step, d);
+    const bool plain = product && is_plain<kBackward>(p.step, d);  // without a product it is the first or the last step
     const int elements = count_rows() * units;
     for (int i = thread; i < elements; i += block_threads()) {
       const int row = i >> part.phase.unit_bits, unit = i & (units - 1);
       const int b = row0 + row, j = block_unit0 + unit;
       if (j >= part.phase.units) continue;
       Sums sums{{}, operand, row, j};
-      for (State& sum : sums.value) sum = sum_unless(aborted);
-      if (product) part.add_partial(sums.value, row, unit);
+      if (product) {
+        part.add_partial(sums.value, row, unit);
+      } else {
+        for (State& sum : sums.value) sum = sum_unless(aborted);
+      }
       const auto run = [&](const auto& element) {
-        if (part.number == 0) pointwise<0>(element, p.step.cell);
-        else if constexpr (kTwoPhases) pointwise<1>(element, p.step.cell);
+        if (part.number == 0) pointwise<0>(element, element.p.cell);
+        else if constexpr (kTwoPhases) pointwise<1>(element, element.p.cell);
         return element.kept;
       };
-      const V state = plain ? run(Element<Math, Sums, true>{p.step, d, clips, b, j, sums})
-                            : run(Element<Math, Sums>{p.step, d, clips, b, j, sums});
-      if (!kBackward && p.cluster && ends)
-        sums.keep(0, plain ? state.value : first_state(p, placed_steps()[2 * operand.odd], b, j, &state));
+      const bool keeps = !kBackward && p.cluster && ends;
+      if (plain) {
+        const Clips<V> none{V(0), V(0), false, false};
+        const V state = run(Element<Math, Sums, true>{p.step, d, none, b, j, sums});
+        if (keeps) sums.keep(0, state.value);
+      } else {
+        const PersistentParams& again = read_again(p);
+        const Clips<V> clips = clips_of<V>(again.step);
+        const V state = run(Element<Math, Sums>{again.step, d, clips, b, j, sums});
+        if (keeps) sums.keep(0, first_state(again, placed_steps()[2 * operand.odd], b, j, &state));
+      }
     }
     block_sync();
   }

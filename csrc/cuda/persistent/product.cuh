@@ -168,6 +168,13 @@ struct PersistentProduct {
                           (((half * gates() + m) * kHigh + high) * 32 + lane) * kPieceBytes,
             kPieceBytes));
   }
+  // Loads a fragment from the address of its first piece, which is kOffset fragments away from `from`.
+  template <int kOffset = 0>
+  FR_DEVICE static void load_resident(Fragment& to, SharedAddress from) {
+    constexpr int kPieces = 32 * kPieceBytes;  // of a warp
+    load_shared<kHigh * kOffset * kPieces>(to.word[0], from);
+    if constexpr (kHigh == 2) load_shared<(kHigh * kOffset + 1) * kPieces>(to.word[1], from);
+  }
   FR_DEVICE void fill_resident() const {
     for (int round = 0; round < phase.shared_rounds; ++round)
       for (int half = 0; half < kHalves; ++half)
@@ -203,6 +210,7 @@ struct PersistentProduct {
   struct Copies {
     const Storage* row[kBand / kRows];  // the lane's piece of each of its rows
     int bytes[kBand / kRows];           // of the piece; 0: the row is zero
+    SharedAddress to;                   // where the first row's piece goes
     int count;                          // rows of this lane: 0, 1, 2 or 4
     int away;                           // bytes from one of these rows to the next in shared memory
     int64_t advance;                    // elements from the warp's slice of a round to that of the next round
@@ -243,13 +251,17 @@ struct PersistentProduct {
   // Copies the operand of a round. Addresses start anew in the first round and where segment 1 begins. Where registers
   // are few, they are taken anew in each round of the main loop instead of being kept while the warp multiplies.
   FR_DEVICE void copy_slice(Copies& copies, int round, int rows) const {
-    if (round == 0 || (kKeepsRows ? round == copies.second_segment : round >= kPersistentStages - 1))
+    const bool again = !kKeepsRows && round >= kPersistentStages - 1;
+    if (round == 0 || again)
+      copies.to = shared_address(ring_stage(round) + operand_offset(first_row(), anew(lane) % kRowPieces));
+    if (round == 0 || again || (kKeepsRows && round == copies.second_segment))
       begin_copies(copies, slice_of(round), rows);
-    const SharedAddress to = shared_address(ring_stage(round) + operand_offset(first_row(), anew(lane) % kRowPieces));
     each_row(copies.count, rows, [&](int i) {
-      copy_async(to + i * copies.away, copies.row[i], copies.bytes[i]);
+      copy_async(copies.to + i * copies.away, copies.row[i], copies.bytes[i]);
       copies.row[i] += copies.advance;
     });
+    copies.to += p.stage_bytes;
+    if ((round + 1) % kPersistentStages == 0) copies.to -= kPersistentStages * p.stage_bytes;
   }
 
   // Loads the operand of a round for any depth and alignment; the warps that share a slice load it together. A slice
@@ -351,11 +363,14 @@ struct PersistentProduct {
   FR_DEVICE void multiply_mma(WarpSums& sums, const OperandPlace& from, int tiles, Weights weights) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
+      static_assert(kTiles == 2);
       uint32_t b[kTiles][4];
 #pragma unroll
       for (int tile = kFirst; tile < kEnd; ++tile) {
         if (tile > kFirst && tile >= tiles) break;
-        load_shared(b[tile], from.slice + half * from.half + 8 * tile * kRowBytes);
+        const SharedAddress at = from.slice + half * from.half;
+        if (tile == 0) load_shared(b[tile], at);
+        else load_shared<kTileRows * kRowBytes>(b[tile], at);
         Math::prepare(b[tile]);
       }
 #pragma unroll
@@ -397,7 +412,7 @@ struct PersistentProduct {
       OperandPlace from = operand_place(stage(0, first));
 #pragma unroll
       for (int round = 0; round < kRegisterSlices; ++round) {
-        if (round >= phase.register_rounds) break;
+        if (round > 0 && round >= phase.register_rounds) break;
         before(round);
         multiply_mma<0, kNow>(sums, from, kNow, [&](int half, int m) { return held[round][half][m]; });
         from.slice += stride;
@@ -445,14 +460,10 @@ struct PersistentProduct {
         const OperandPlace from = operand_place(stage(round, first));
         take_held<0, kRegisterSlices>(round, held, [&](auto weights) { multiply_held(sums, from, tiles, weights); });
       } else if (slice_of(round) < phase.slices) {
+        const SharedAddress resident = shared_address(resident_piece(round - phase.register_rounds, 0, 0, 0));
         multiply(sums, operand_place(stage(round, first)), tiles, [&](int half, int m) {
           Fragment a;
-#pragma unroll
-          for (int high = 0; high < kHigh; ++high) {
-            const Piece piece = *resident_piece(round - phase.register_rounds, half, m, high);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
-          }
+          load_resident(a, resident + (half * gates() + m) * kHigh * 32 * kPieceBytes);
           return a;
         });
       }
@@ -547,12 +558,10 @@ struct PersistentProduct {
       for (int m = 0; m < kSums; ++m) sums[m] += values.gate[m];
     };
     constexpr int kMost = 8;
-    if (phase.depth_warps == kMost) {
 #pragma unroll
-      for (int warp = 0; warp < kMost; ++warp) add(warp);
-    } else {
-#pragma unroll 1
-      for (int warp = 0; warp < phase.depth_warps; ++warp) add(warp);
+    for (int warp = 0; warp < kMost; ++warp) {
+      if (warp > 0 && (warp & (warp - 1)) == 0 && warp == phase.depth_warps) break;  // their number is a power of two
+      add(warp);
     }
   }
 

@@ -102,29 +102,35 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     const int tiles = Math::kTensor ? Base::kTiles : (rows + kTileRows - 1) / kTileRows;
     typename Base::WarpSums sums = {};
     Item item = item_of(0);
+    const typename Base::OperandPlace first =
+        Base::operand_place(shared_memory(p.own_offset, phase.slices * kBand * kRowBytes));
+    typename Base::OperandPlace from = first;
+    // Where the lane's first sum of a column goes; its others follow at constant distances.
+    const int value = lane % kUnitLanes;
+    to += Math::kTensor ? value * 2 * kWarpUnits + lane / 4
+                        : value % kTileRows * kWarpUnits + lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows);
     const auto take = [&](auto weights) {
-      const Item now = item;
-      item = after(now);
-      if (now.result0 >= phase.units) return;
-      const unsigned char* slice = shared_memory(p.own_offset + now.slice * kBand * kRowBytes, kBand * kRowBytes);
-      Base::multiply(sums, Base::operand_place(slice), tiles, weights);
-      if (now.slice + 1 < phase.slices) return;
-      float* column = to + now.result0 / kWarpUnits * (kWarpUnits * kBand) + now.result0 % kWarpUnits;
-      const auto put = [&](int row, int result, State sum) { column[row * kWarpUnits + result] = sum; };
+      if (item.result0 >= phase.units) return;
+      Base::multiply(sums, from, tiles, weights);
+      from.slice += kBand * kRowBytes;
+      if (++item.slice < phase.slices) return;
+      float* column = global(to) + (kUnits == kWarpUnits ? item.result0 * kBand
+                                                         : item.result0 / kWarpUnits * (kWarpUnits * kBand) +
+                                                               item.result0 % kWarpUnits);
+      // The first tile, which there always is, comes last: then the sums are zeroed in one place.
 #pragma unroll
-      for (int tile = 0; tile < Base::kTiles; ++tile) {
-        if (kTileRows * tile >= rows) break;
+      for (int tile = Base::kTiles - 1; tile >= 0; --tile) {
+        if (tile > 0 && kTileRows * tile >= rows) continue;
         if constexpr (Math::kTensor) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) put(8 * tile + lane % 4 * 2 + i % 2, lane / 4 + i / 2 * 8, sums[0][tile][i]);
+          for (int i = 0; i < 4; ++i) column[(8 * tile + i % 2) * kWarpUnits + i / 2 * 8] = sums[0][tile][i];
         } else {
-          const State sum = Base::shared_sum(sums[0][tile]);
-          const int value = lane % kUnitLanes;
-          put(kTileRows * tile + value % kTileRows, lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows), sum);
+          column[kTileRows * tile * kWarpUnits] = Base::shared_sum(sums[0][tile]);
         }
       }
       for (auto& tile : sums[0])
         for (State& value : tile) value = 0;
+      item = {0, item.result0 + this->warps() * kUnits}, from = first;
     };
 #pragma unroll
     for (int round = 0; round < Base::kRegisterSlices; ++round) {
@@ -132,28 +138,27 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
       take([&](int half, int) { return held[round][half][0]; });
     }
     const int streamed = phase.register_rounds + phase.shared_rounds;
+    SharedAddress resident{};
+    if (phase.shared_rounds > 0) resident = shared_address(Base::resident_piece(0, 0, 0, 0));
 #pragma unroll 1
-    for (int round = phase.register_rounds; round < streamed; ++round)
+    for (int round = phase.register_rounds; round < streamed; ++round) {
       take([&](int half, int) {
         Fragment a;
-#pragma unroll
-        for (int high = 0; high < kHigh; ++high) {
-          const Piece piece = *Base::resident_piece(round - phase.register_rounds, half, 0, high);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a.word[high][i] = piece.word[i];
-        }
+        if (half == 0) Base::load_resident(a, resident);
+        else Base::template load_resident<1>(a, resident);
         return a;
       });
+      resident += this->warps() * this->round_bytes();
+    }
     if (streamed == phase.rounds) return;
     Fragment next;
     load_item<true>(next, item, 0);
 #pragma unroll 1
     for (int round = streamed; round < phase.rounds; ++round) {
-      const Item now = item;
       take([&](int half, int) {  // reads one fragment ahead; warp_sync keeps the loads in this order
         const Fragment a = next;
-        if (half + 1 < kHalves) load_item<true>(next, now, half + 1);
-        else if (round + 1 < phase.rounds) load_item<true>(next, item, 0);
+        if (half + 1 < kHalves) load_item<true>(next, item, half + 1);
+        else if (round + 1 < phase.rounds) load_item<true>(next, after(item), 0);
         warp_sync();
         return a;
       });
@@ -216,8 +221,8 @@ struct ProjectedKernel {
     const PersistentParams& p;
     int own_units, row, unit;  // where `keep` writes to the block's operand
     FR_DEVICE void keep(int gate, State value) const {
-      const int offset =
-          p.own_offset + Product::value_offset(row, ((kBackward ? gate : 0) * own_units + unit) * sizeof(Storage));
+      const unsigned element = (kBackward ? gate : 0) * own_units + unit;
+      const int offset = p.own_offset + Product::value_offset(row, element * static_cast<unsigned>(sizeof(Storage)));
       set(*reinterpret_cast<Storage*>(shared_memory(offset, sizeof(Storage))), value);
     }
     FR_DEVICE State operator()(int m) const { return value[m]; }
@@ -285,6 +290,18 @@ struct ProjectedKernel {
       block_sync();
     }
 
+    template <class Run>
+    FR_DEVICE void run_element(bool plain, int b, int j, const StepDirection& d, const Sums& sums, Run run) const {
+      if (plain) {
+        const Clips<V> none{V(0), V(0), false, false};
+        run(Element<Math, Sums, true>{p.step, d, none, b, j, sums});
+      } else {
+        const PersistentParams& again = read_again(p);
+        const Clips<V> clips = clips_of<V>(again.step);
+        run(Element<Math, Sums>{again.step, d, clips, b, j, sums});
+      }
+    }
+
     FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights) const {
       const Product part = product_part();
       const int units = part.block_units(), unit0 = block_x() * units;
@@ -299,20 +316,21 @@ struct ProjectedKernel {
       prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, part.phase.unit_bits, thread);
       if (product) part.run(0, rows, weights.product, [] { block_sync(); });  // the sums overwrite the ring
       block_sync();
-      const Clips<V> of_cell = clips_of<V>(p.step);
-      const bool plain = is_plain<kBackward>(p.step, d);
+      const bool plain = product && is_plain<kBackward>(p.step, d);
       for (int i = thread; i < rows * units; i += block_threads()) {
         const int row = i >> part.phase.unit_bits, unit = i & (units - 1), j = unit0 + unit;
         if (j >= part.phase.units) continue;
         Sums sums{{}, p, units, row, unit};
-        for (State& sum : sums.value) sum = sum_unless(aborted);
-        if (product) part.add_partial(sums.value, row, unit);
+        if (product) {
+          part.add_partial(sums.value, row, unit);
+        } else {
+          for (State& sum : sums.value) sum = sum_unless(aborted);
+        }
         const auto run = [&](const auto& element) {
           if constexpr (kBackward) element.template backward_second<Cell>();
           else element.template forward_first<Cell>();
         };
-        if (plain) run(Element<Math, Sums, true>{p.step, d, of_cell, first + row, j, sums});
-        else run(Element<Math, Sums>{p.step, d, of_cell, first + row, j, sums});
+        run_element(plain, first + row, j, d, sums, run);
       }
       block_sync();
       if ((!kBackward || s < p.last) && !aborted) {
@@ -331,7 +349,7 @@ struct ProjectedKernel {
                 lane = thread % 32;
       const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine,
                 to = from + mine < all ? from + mine : all;
-      const Clips<V> of_cell = clips_of<V>(p.step);
+      const bool plain = product && is_plain<kBackward>(p.step, d);
       State* added = part_sums();
       for (int first = from; first < to; first += kPersistentShare) {
         const int quad = first + 4 * lane;
@@ -341,7 +359,7 @@ struct ProjectedKernel {
           const float* read = partial_of(c, warp) + place;
           const int64_t step = static_cast<int64_t>(warps) * kBand * at().pitch;
 #pragma unroll 4
-          for (int i = warp; i < blocks; i += warps, read += step) {
+          for (int left = (blocks - warp + warps - 1) / warps; left > 0; --left, read += step) {
             const Quad value = *reinterpret_cast<const Quad*>(read);
 #pragma unroll
             for (int k = 0; k < 4; ++k) sum.value[k] += value.value[k];
@@ -356,9 +374,11 @@ struct ProjectedKernel {
           Sums sums{{sum_unless(aborted)}, p, 0, 0, 0};
           if (product)
             for (int of = 0; of < warps; ++of) sums.value[0] += added[of * kPersistentShare + i];
-          const Element<Math, Sums> element{p.step, d, of_cell, at().row0 + c * kBand + row, j, sums};
-          if constexpr (kBackward) element.template backward_first<Cell>();
-          else element.template forward_second<Cell>();
+          const auto run = [&](const auto& element) {
+            if constexpr (kBackward) element.template backward_first<Cell>();
+            else element.template forward_second<Cell>();
+          };
+          run_element(plain, at().row0 + c * kBand + row, j, d, sums, run);
         }
         block_sync();
       }

@@ -7,6 +7,10 @@
 
 namespace fr::FR_TARGET {
 
+// The parameters by an address that is hidden from the optimiser. Otherwise it would read what only options need ahead
+// of the loop over elements, in plain steps too.
+FR_DEVICE const PersistentParams& read_again(const PersistentParams& p) { return (&p)[made_anew(0)]; }
+
 FR_DEVICE Matrix rows_of_step(const PersistentParams& p, const MovingRows& rows, int64_t t) {
   if (!rows.base || t < 0 || t >= p.total_steps) return {};
   const int64_t position = p.offsets ? p.offsets[t] : t;
