@@ -109,7 +109,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in ptx_count.CASES]
-    parser.add_argument("--case", nargs="+", default=names, metavar="NAME", help=f"of {', '.join(map(repr, names))}")
+    parser.add_argument(
+        "--case", nargs="+", default=names, choices=names, metavar="NAME", help=f"of {', '.join(map(repr, names))}"
+    )
     parser.add_argument("--json", help="where to write the counts")
     parser.add_argument("--table", type=Path, help="page whose table to write, COSTS.md")
     options = parser.parse_args()

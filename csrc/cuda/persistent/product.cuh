@@ -233,12 +233,17 @@ struct PersistentProduct {
       take(0);
     }
   }
+  // Rows that this lane copies.
+  FR_DEVICE int count_copies(int rows) const {
+    const int log = phase.unit_bits - kTileBits;  // log2 of unit_warps
+    return (rows / kRows - unit_warp + (1 << log) - 1) >> log;
+  }
   // Sets up the copies of a slice and of those that follow in its segment.
   FR_DEVICE void begin_copies(Copies& copies, int slice, int rows) const {
-    const int segment = slice >= phase.first_slices ? 1 : 0, log = phase.unit_bits - kTileBits;  // log2 of unit_warps
+    const int segment = slice >= phase.first_slices ? 1 : 0;
     const int k = (slice - segment * phase.first_slices) * kSliceDepth + anew(lane) % kRowPieces * kPieceDepth;
     const Storage** from = &table(segment, first_row());
-    copies.count = (rows / kRows - unit_warp + (1 << log) - 1) >> log;
+    copies.count = count_copies(rows);
     copies.away = row_step() * kRowBytes, copies.advance = phase.depth_warps * kSliceDepth;
     copies.second_segment = phase.first_rounds;
     each_row(copies.count, rows, [&](int i) {
@@ -249,13 +254,15 @@ struct PersistentProduct {
     });
   }
   // Copies the operand of a round. Addresses start anew in the first round and where segment 1 begins. Where registers
-  // are few, they are taken anew in each round of the main loop instead of being kept while the warp multiplies.
+  // are few, they are taken anew in each round of the main loop instead of being kept while the warp multiplies, and
+  // before it as much as it takes to spill none (sm_90, LSTM forward).
   FR_DEVICE void copy_slice(Copies& copies, int round, int rows) const {
-    const bool again = !kKeepsRows && round >= kPersistentStages - 1;
-    if (round == 0 || again)
+    const bool again = !kKeepsRows && (rows > kTileRows || round >= kPersistentStages - 1);
+    if (round == 0 || !kKeepsRows)
       copies.to = shared_address(ring_stage(round) + operand_offset(first_row(), anew(lane) % kRowPieces));
     if (round == 0 || again || (kKeepsRows && round == copies.second_segment))
       begin_copies(copies, slice_of(round), rows);
+    else if (!kKeepsRows) copies.count = count_copies(rows);
     each_row(copies.count, rows, [&](int i) {
       copy_async(copies.to + i * copies.away, copies.row[i], copies.bytes[i]);
       copies.row[i] += copies.advance;
