@@ -127,8 +127,8 @@ int64_t backward_workspace(const BackwardArgs& args) {
   Workspace workspace(nullptr);
   const PersistentBuffers memory(layout, args.directions, workspace);
   for (int i = 0; i < args.directions; ++i) {
-    BackwardBuffers(layout, args, args.direction[i], workspace);
     WholeWeights(layout, args.direction[i].weights, workspace);
+    BackwardBuffers(layout, args, args.direction[i], workspace);
   }
   return workspace.used();
 }
@@ -166,8 +166,8 @@ void run_backward(const BackwardArgs& args, const Run& run, const Kernels& kerne
   std::vector<BackwardBuffers> buffers;
   std::vector<WholeWeights> weights;
   for (int i = 0; i < args.directions; ++i) {
-    buffers.emplace_back(l, args, args.direction[i], workspace);
     weights.emplace_back(l, args.direction[i].weights, workspace);
+    buffers.emplace_back(l, args, args.direction[i], workspace);
   }
   const bool drops = drops_state(l, args.direction[0].weights), block = run.block && !drops && serves_block(l, run);
   bool rebuilds = false;
