@@ -194,6 +194,8 @@ struct PersistentProduct {
   // Three and four gate rows leave few registers beside weights and sums. There cheap expressions are recomputed in
   // each round, and the addresses of the operand's rows are not kept from round to round.
   static constexpr bool kKeepsRows = kGates <= 2;
+  // The LSTM's forward kernel would spill on sm_90; the projected one, which streams no such weights, does not.
+  static constexpr bool kFewRegisters = !kKeepsRows && kStreams;
   template <class T>
   FR_DEVICE static T anew(T value) {
     return kKeepsRows ? value : made_anew(value);
@@ -255,14 +257,14 @@ struct PersistentProduct {
   }
   // Copies the operand of a round. Addresses start anew in the first round and where segment 1 begins. Where registers
   // are few, they are taken anew in each round of the main loop instead of being kept while the warp multiplies, and
-  // before it as much as it takes to spill none (sm_90, LSTM forward).
+  // with kFewRegisters before it too.
   FR_DEVICE void copy_slice(Copies& copies, int round, int rows) const {
-    const bool again = !kKeepsRows && (rows > kTileRows || round >= kPersistentStages - 1);
-    if (round == 0 || !kKeepsRows)
+    const bool again = !kKeepsRows && (round >= kPersistentStages - 1 || (kFewRegisters && rows > kTileRows));
+    if (round == 0 || again || kFewRegisters)
       copies.to = shared_address(ring_stage(round) + operand_offset(first_row(), anew(lane) % kRowPieces));
     if (round == 0 || again || (kKeepsRows && round == copies.second_segment))
       begin_copies(copies, slice_of(round), rows);
-    else if (!kKeepsRows) copies.count = count_copies(rows);
+    else if (kFewRegisters) copies.count = count_copies(rows);
     each_row(copies.count, rows, [&](int i) {
       copy_async(copies.to + i * copies.away, copies.row[i], copies.bytes[i]);
       copies.row[i] += copies.advance;
