@@ -1,6 +1,7 @@
 // Transposes a matrix of elements of 2, 4 or 8 bytes, or copies it, into rows whose padding is zero. The backward
-// products read W_hh and W_hr by columns; transposing them once a call lets backward use the forward tile. Weights whose
-// rows do not end on 16 bytes are copied once a call for the persistent and the block kernels. Launched by layout.h.
+// products read W_hh and W_hr by columns; transposing them once a call lets backward use the forward tile. Weights
+// whose rows do not end on 16 bytes are copied once a call for the persistent and the block kernels. Launched by
+// layout.h.
 #pragma once
 
 #include "launch.cuh"
