@@ -208,8 +208,8 @@ void cpu_state_mask(Type state, double p, const uint64_t* seed, int streams, int
 // ---- weights prepared once, for inference on the CPU in float32 ----
 
 // The form of a prepared weight. kFloat32: as it is. kBFloat16: rounded to 16 bits, multiplied and summed in float.
-// kInt8: an 8-bit integer; inputs and states are quantised to 16 bits, row by row and step by step, and the products
-// are summed in 32 bits without overflow or rounding.
+// kInt8: an 8-bit integer; inputs and states become integers from -100 to 100, row by row and step by step, and the
+// products are summed without overflow or rounding.
 enum class Form : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 
 // Header of one direction's prepared weights, 64 bytes. The panels follow (cpu/product.h, cpu/quantised.h), each
@@ -220,12 +220,13 @@ struct Prepared {
   int32_t version, form, cell, lanes, tile_vectors, has_bias;
   int64_t input, hidden, projection, bytes, reserved;
 };
-constexpr int kPreparedVersion = 2;
+constexpr int kPreparedVersion = 3;
 
 // Bytes of one direction's prepared weights. Reads only cell, input, hidden and projection of the Shape.
 int64_t cpu_prepared_bytes(const Shape& shape, Form form);
-// Prepares one direction's weights, which are float32. kInt8: they are integers from -127 to 127, to be multiplied by
-// their row's scale. Scales: ih and hh [G*H], hr [P] or null. Writes cpu_prepared_bytes(shape, form) bytes to `to`.
+// Prepares one direction's weights, which are float32. kInt8: they are integers within the bounds of Int8
+// (cpu/storage.h), to be multiplied by their row's scale. Scales: ih and hh [G*H], hr [P] or null. Writes
+// cpu_prepared_bytes(shape, form) bytes to `to`.
 struct Scales {
   const float *ih, *hh, *hr;
 };

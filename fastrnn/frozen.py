@@ -29,6 +29,7 @@ _Stream = tuple[Tensor, Tensor | None, tuple[int, int]]  # h, c and output shape
 
 FORMS = {"float32": 0, "bfloat16": 1, "int8": 2}
 _HEADER_BYTES = 64
+_GROUP_SUM = 163  # Int8::kGroupSum in csrc/cpu/storage.h, which describes the groups
 
 
 class Comparison(NamedTuple):
@@ -351,8 +352,8 @@ def freeze(module: LSTM | GRU | RNN, weights: str = "float32") -> FrozenLSTM | F
         module: a layer of this package in float32 on the CPU, with one or two directions, with or without a projection.
         weights: the form of the matrices. "float32": unchanged, with the same sums as the layer. "bfloat16": rounded to
             16 bits, with sums in float32. "int8": integers from -127 to 127 with one scale per row; each product
-            quantises inputs and states to 16-bit integers, row by row, and all integer sums are exact. Biases, gates
-            and cell states are always float32.
+            rounds inputs and states to integers from -100 to 100, row by row, and all integer sums are exact. Biases,
+            gates and cell states are always float32.
 
     Raises:
         TypeError: ``module`` is not such a layer.
@@ -494,8 +495,13 @@ def _checked(name: str, parameter: Tensor, weights: str) -> Tensor:
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers from -127 to 127, as floats, and the scale of each row."""
-    scale = weight.abs().amax(1) / 127
+    """Integers from -127 to 127, as floats, and the scale of each row.
+
+    Each group of four weights also has to keep its sums within `_GROUP_SUM`. Rounding may add half to each weight.
+    """
+    groups = torch.nn.functional.pad(weight, (0, -weight.shape[1] % 8)).view(len(weight), -1, 2, 2, 2)
+    sums = torch.maximum(groups.clamp(min=0).sum((2, 4)), groups.clamp(max=0).sum((2, 4)).neg()).flatten(1)
+    scale = torch.maximum(weight.abs().amax(1) / 127, sums.amax(1) / (_GROUP_SUM - 2))
     return (weight / torch.where(scale > 0, scale, 1.0).unsqueeze(1)).round().clamp(-127, 127), scale
 
 
@@ -546,9 +552,9 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         groups = {1: 4, 2: 2}.get(gates, 1)
         vectors = gates * groups
         slices, columns = 2 if vectors > tile_vectors else 1, vectors * lanes
-        panels, quads = -(-units // (groups * lanes)), -(-depth // 4)
+        panels, padded = -(-units // (groups * lanes)), -(-depth // 8) * 8
         head = columns * 4 * (3 if form == 2 else 1)
-        size = head + columns * (4 * depth, 2 * depth, 4 * quads)[form]
+        size = head + columns * (4 * depth, 2 * depth, padded)[form]
         data = buffer[at : at + panels * size]
         if data.numel() != panels * size:
             raise broken
@@ -565,8 +571,8 @@ def _unpack(buffer: Tensor) -> list[Tensor | None]:
         bias = rows(floats[:, :columns]).squeeze(1)
         scale = rows(floats[:, columns : 2 * columns]).squeeze(1) if form == 2 else None
         numbers = packed(data[:, head:]).view((torch.float32, torch.bfloat16, torch.int8)[form]).float()
-        words = 2 if form == 2 else 1
-        numbers = numbers.view(panels, slices, -1, vectors // slices, lanes, words).permute(0, 1, 3, 4, 2, 5)
+        word = 4 if form == 2 else 1
+        numbers = numbers.view(panels, slices, -1, vectors // slices, lanes, word).permute(0, 1, 3, 4, 2, 5)
         return rows(numbers.reshape(panels, columns, -1)[..., :depth]).contiguous(), bias, scale
 
     weight_ih, bias_ih, scale_ih = matrix(spec.gates, hidden, inputs)

@@ -68,12 +68,13 @@ def both(dtype: torch.dtype, steps: int, terms: int, layers: int) -> float:
 
 
 def prepared(form: str, layers: int, steps: int, terms: int) -> float:
-    """Error of a frozen layer relative to float64 with exactly the weights that it holds: `forward` in each layer.
+    """Error of a frozen layer relative to float64 with the weights and operands as it rounds them: `forward` in each
+    layer.
 
-    int8 also rounds the operands of its products, to 2^-16 of a row's largest (below 4 for the normal inputs here).
-    This affects each of the terms, with a weight of size below 1/sqrt(terms) and a random sign: 4 sigma.
+    int8 also rounds operands to 1/100 of their row's largest (below 4 for the normal inputs here). One that is close to
+    the middle may be rounded the other way; its weight is of size 1/sqrt(terms).
     """
-    rounding = 4 * 4 * 2.0**-16 * steps if form == "int8" else 0.0
+    rounding = 4 / 100 * (2 / terms) ** 0.5 if form == "int8" else 0.0
     return layers * (forward(torch.float32, steps, terms) + rounding)
 
 

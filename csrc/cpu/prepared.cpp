@@ -1,4 +1,6 @@
 // Weights prepared once (rnn.h): writes them, and refuses those that a call cannot read.
+#include <cmath>
+
 #include "core.h"
 
 namespace fr {
@@ -15,7 +17,27 @@ const CellKernels& check_sizes(const Shape& s, Form form) {
       [&] { return "a code from 0 to 2, got " + std::to_string(static_cast<int>(form)); });
   require(cell.multiplies() && cell.unit_weights == 0, "cell",
       [&] { return "one whose weights are matrices and biases, got " + std::string(cell.name); });
+  const int64_t depth = s.input > s.hidden ? s.input : s.hidden;
+  require(form != Form::kInt8 || depth <= Int8::kMostDepth, "shape",
+      [&] { return "at most " + std::to_string(Int8::kMostDepth) + " inputs and units with int8"; });
   return choose_serving(s.cell, form);
+}
+
+// The sums of quantised.h would overflow with other weights.
+void check_int8(const void* data, int64_t stride, int64_t rows, int64_t depth, const char* argument) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* const weights = static_cast<const float*>(data) + row * stride;
+    float positive[2]{}, negative[2]{};
+    bool fits = true;
+    for (int64_t k = 0; k < depth; ++k) {
+      if (k % 8 == 0) positive[0] = positive[1] = negative[0] = negative[1] = 0;
+      const float weight = weights[k];
+      (weight > 0 ? positive : negative)[k / 2 % 2] += weight;
+      fits = fits && std::nearbyint(weight) == weight && std::fabs(weight) <= 127 &&
+             positive[k / 2 % 2] <= Int8::kGroupSum && negative[k / 2 % 2] >= -Int8::kGroupSum;
+    }
+    require(fits, argument, "integers within the bounds of int8");
+  }
 }
 
 Shape float_shape(const Shape& s) {
@@ -59,8 +81,12 @@ void cpu_prepare(const Shape& given, Form form, const Weights& weights, const Sc
   const Shape s = float_shape(given);
   check_address(weights.ih, 4, "weight_ih", s.input > 0), check_address(weights.hh, 4, "weight_hh", true);
   check_address(weights.hr, 4, "weight_hr", s.projection > 0), check_address(to, 8, "to", true);
-  require(form != Form::kInt8 || (scales.ih && scales.hh && (scales.hr || !s.projection)), "scales",
-      "those of every matrix of int8");
+  if (form == Form::kInt8) {
+    require(scales.ih && scales.hh && (scales.hr || !s.projection), "scales", "those of every matrix of int8");
+    check_int8(weights.ih, weights.ih_stride, cell.gates * s.hidden, s.input, "weight_ih");
+    check_int8(weights.hh, weights.hh_stride, cell.gates * s.hidden, s.width(), "weight_hh");
+    check_int8(weights.hr, weights.hr_stride, s.projection, s.hidden, "weight_hr");
+  }
   DirectionWork work{};
   set_sources(work, s, cell, weights);
   work.input.source.scale = scales.ih, work.first.source.scale = scales.hh;

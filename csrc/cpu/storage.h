@@ -1,5 +1,5 @@
-// The 16-bit storage types on the host: bit patterns and scalar conversions (round to nearest, ties to even). The
-// conversions are static, so that each file has its own copy and one compiled for AVX-512 is never linked into another.
+// The 16-bit storage types on the host: bit patterns and scalar conversions (round to nearest, ties to even), and the
+// bounds of 8-bit weights. The conversions are static, so that each file has its own copy and one compiled for AVX-512 is never linked into another.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,15 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+
+// Prepared weights of 8 bits (quantised.h). Operands lie between -kLargest and kLargest. Of the four weights of a row
+// whose products share a 16-bit sum (k, k+1, k+4 and k+5; k+2, k+3, k+6 and k+7; k a multiple of 8) the positive ones
+// add up to at most kGroupSum, the negative ones to at least -kGroupSum: then the sum fits for any operands.
+struct Int8 {
+  static constexpr int kLargest = 100, kGroupSum = INT16_MAX / (2 * kLargest);
+  static constexpr int64_t kMostDepth = 1 << 18;  // the sums of deeper products might leave 32 bits
+};
+static_assert(Int8::kMostDepth / 4 * 2 * Int8::kGroupSum * Int8::kLargest <= INT32_MAX);
 
 // The type of pre-activations, states and sums for a storage type.
 template <class S>

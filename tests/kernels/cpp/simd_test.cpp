@@ -1,15 +1,17 @@
-// Tests the vector functions of csrc/cpu/simd.h and the random words of draws.h for one instruction set (FR_TEST_ISA,
-// with the compiler flags to match). Of the functions, against long double: the stated errors hold, NaN and Inf pass
-// through as in torch, partial loads and stores stay in bounds, and the 16-bit conversions agree with the scalar ones
-// for every bit pattern.
+// Tests the vector functions of csrc/cpu/simd.h, the random words of draws.h and the products of quantised.h for one
+// instruction set (FR_TEST_ISA, with the compiler flags to match). Of the functions, against long double: the stated
+// errors hold, NaN and Inf pass through as in torch, partial loads and stores stay in bounds, and the 16-bit conversions
+// agree with the scalar ones for every bit pattern. Of the products: their integer sums are exact, also the largest.
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <vector>
 
 #include "check.h"
 #include "cpu/draws.h"
 #include "cpu/isa.h"
+#include "cpu/quantised.h"
 
 using namespace fr;
 using namespace fr::cpu;
@@ -154,6 +156,58 @@ void random_words() {
   }
 }
 
+template <int kGates>
+void int8_products() {
+  using Q = QuantisedProduct<Isa, kGates>;
+  constexpr int kUnits = 19, kRows = 13;
+  // Two groups of eight weights, each with the largest sums of 16 bits.
+  const int8_t largest[] = {127, 36, 41, 41, 0, 0, 41, 40, 127, -127, 41, -41, 36, -36, 122, -122};
+  Random random;
+  for (const int64_t depth : {1, 16, 75}) {
+    std::vector<float> weights(kGates * kUnits * depth), bias(kGates * kUnits), scale(kGates * kUnits);
+    for (int64_t i = 0; i < kGates * kUnits; ++i) {
+      for (int64_t k = 0; k < depth; ++k)
+        weights[i * depth + k] = static_cast<float>(i % 3 == 2   ? std::floor(random.uniform(-40, 40))
+                                                    : i % 3 == 1 ? -largest[k % 16]
+                                                                 : largest[k % 16]);
+      bias[i] = static_cast<float>(random.uniform(-1, 1)), scale[i] = static_cast<float>(random.uniform(0.001, 0.01));
+    }
+    const MatrixSource source{weights.data(), depth, false, kUnits, bias.data(), kUnits, depth, 0, scale.data()};
+    std::vector<char> panels(Q::bytes(source)), memory(Q::operand_bytes(kRows, depth));
+    const PackedMatrix matrix{source, panels.data()};
+    Q::pack_panels(matrix, 0, Q::panels(kUnits));
+    std::vector<float> input(kRows * depth), tile(kRows * Q::kColumns);
+    std::vector<const float*> rows;
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t k = 0; k < depth; ++k)
+        input[row * depth + k] = static_cast<float>(
+            row < 4 ? std::copysign(row + 1.0, row % 2 ? largest[k % 16] : -largest[k % 16]) : random.uniform(-3, 3));
+      rows.push_back(&input[row * depth]);
+    }
+    for (int64_t count = 1; count <= kRows; ++count)
+      for (int64_t panel = 0; panel < Q::panels(kUnits); ++panel) {
+        Q::run(matrix, panel, Q::operands(rows.data(), count, depth, memory.data()), count, tile.data(), Q::kColumns,
+            panel);
+        for (int64_t i = 0; i < count * Q::kColumns; ++i) {
+          const int64_t row = i / Q::kColumns, column = i % Q::kColumns, vector = column / Q::kLanes;
+          const int64_t unit = panel * Q::kUnits + vector % Q::kGroups * Q::kLanes + column % Q::kLanes;
+          if (unit >= kUnits) continue;
+          const int64_t at = vector / Q::kGroups * kUnits + unit;
+          float size = 0;
+          for (int64_t k = 0; k < depth; ++k) size = std::fmax(size, std::fabs(rows[row][k]));
+          int64_t sum = 0;
+          for (int64_t k = 0; k < depth; ++k)
+            sum += std::lrintf(rows[row][k] * (100 / size)) * static_cast<int64_t>(weights[at * depth + k]);
+          const double exact = bias[at] + static_cast<double>(sum) * scale[at] * size / 100;
+          CHECK(std::fabs(tile[i] - exact) <= 4e-7 * (std::fabs(exact) + std::fabs(bias[at])),
+              "int8: %d gates, depth %d, row %d of %d, unit %d: %g, not %g", kGates, static_cast<int>(depth),
+              static_cast<int>(row), static_cast<int>(count), static_cast<int>(unit), static_cast<double>(tile[i]),
+              exact);
+        }
+      }
+  }
+}
+
 int main() {
   functions<float>();
   functions<double>();
@@ -162,5 +216,9 @@ int main() {
   partial();
   random_words<float>();
   random_words<double>();
+  int8_products<1>();
+  int8_products<2>();
+  int8_products<3>();
+  int8_products<4>();
   return report("simd_test");
 }
