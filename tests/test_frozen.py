@@ -55,7 +55,7 @@ def tensors(result: tuple) -> list[torch.Tensor]:
     return [output, *(final if isinstance(final, tuple) else (final,))]
 
 
-def truth_of(layer: torch.nn.Module, form: str, call: tuple, exact_input: bool = False, **options) -> list[torch.Tensor]:
+def truth_of(layer: torch.nn.Module, form: str, call: tuple, exact_input: bool = False, **options) -> list:
     """The layer's results in float64 with weights and operands as the form represents them, by the reference loop.
 
     exact_input: the first layer's input part is not quantised.

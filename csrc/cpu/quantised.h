@@ -1,8 +1,8 @@
 // The matrix product with 8-bit integer weights. It has the interface and the geometry of Product (product.h).
 //
-// A weight is q*s: q an integer, s its row's scale. A row of operands a is quantised when a product needs it: a = p*t, p
-// an integer from -kLargest to kLargest (Int8, storage.h), t = max|a| / kLargest. Its bytes hold p + kLargest. Sums are
-// exact: the same on every instruction set and in any order. They start from -kLargest times the sum of q, so that
+// A weight is q*s: q an integer, s its row's scale. A row of operands a is quantised when a product needs it: a = p*t,
+// p an integer from -kLargest to kLargest (Int8, storage.h), t = max|a| / kLargest. Its bytes hold p + kLargest. Sums
+// are exact: the same on every instruction set and in any order. They start from -kLargest times the sum of q, so that
 // sum p*q is left at the end. Only the result, bias + sum*(s*t), is rounded to float.
 //
 // x86 multiplies unsigned by signed bytes and adds two such products in 16 bits, with saturation (vpmaddubsw). Two of
@@ -184,8 +184,8 @@ struct QuantisedProduct {
     const float* const bias =
         reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
     const int8_t* weights = reinterpret_cast<const int8_t*>(bias + 3 * kColumns);
-    // With one row, a slice alone would be a short loop.
-    if (count == 1) return micro_kernel<1, kSlices>(rows, weights, whole, bias, out, out_stride);
+    // With one row, a slice alone would be a short loop. A long one is read faster alone, if it comes from memory.
+    if (count == 1 && depth <= 512) return micro_kernel<1, kSlices>(rows, weights, whole, bias, out, out_stride);
     for (int slice = 0; slice < kSlices; ++slice) {
       const int first = slice * kSlice * kLanes;
       for (int64_t row = 0, groups = (count + kMaxRows - 1) / kMaxRows; groups > 0; --groups) {

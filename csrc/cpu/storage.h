@@ -1,5 +1,6 @@
 // The 16-bit storage types on the host: bit patterns and scalar conversions (round to nearest, ties to even), and the
-// bounds of 8-bit weights. The conversions are static, so that each file has its own copy and one compiled for AVX-512 is never linked into another.
+// bounds of 8-bit weights. The conversions are static, so that each file has its own copy and one compiled for AVX-512
+// is never linked into another.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // Tests the vector functions of csrc/cpu/simd.h, the random words of draws.h and the products of quantised.h for one
 // instruction set (FR_TEST_ISA, with the compiler flags to match). Of the functions, against long double: the stated
-// errors hold, NaN and Inf pass through as in torch, partial loads and stores stay in bounds, and the 16-bit conversions
-// agree with the scalar ones for every bit pattern. Of the products: their integer sums are exact, also the largest.
+// errors hold, NaN and Inf pass through as in torch, partial loads and stores stay in bounds, and the 16-bit
+// conversions agree with the scalar ones for every bit pattern. Of the products: their integer sums are exact, also the
+// largest.
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
