@@ -73,12 +73,32 @@ struct Backward {
   T* d_h(int64_t b) const { return static_cast<T*>(work.d_h) + b * width; }
   T* d_c(int64_t b) const { return static_cast<T*>(work.d_c) + b * kCells * hidden; }
 
-  void run() {
+  void run() { run_from(0); }
+
+  // All steps from the index-th on.
+  void run_from(int64_t index) {
+    constexpr int64_t kBetween = 64;  // steps between looks at the watch
     const int64_t steps = call.last_step - call.first_step;
-    for (int64_t index = 0; index < steps; ++index)
+    Watch watch;
+    for (int64_t looks = 0; index < steps; ++index) {
+      if constexpr (N::kMultiplies)
+        if (part.parts > 1 && index % kBetween == 0 && work.barrier->leaves(looks++, watch.held_up_lately()))
+          return leave_to_first(index);
       step(direction.reverse ? call.first_step + index : call.last_step - 1 - index);
+    }
     if (N::kMultiplies && work.wants_initial)
       for_each_panel(false, [this](int64_t panel, int64_t next) { add_pending(panel, next); });
+  }
+
+  // On a busy machine: the first of the threads that share rows does the rest of their work.
+  [[gnu::noinline]] void leave_to_first(int64_t index) {
+    const Part whole{part.direction, part.row_begin, part.row_end, 0, 1};
+    if (part.part == 0) {
+      Backward alone(call, direction, work, whole, scratch);
+      alone.pending_count = pending_count, alone.pending_step = pending_step;
+      alone.run_from(index);
+    }
+    work.barrier->wait(part.parts);
   }
 
   // ---- d_h += d_recurrent W_hh of the step processed before, for one panel of units; `next`: the panel after it ----

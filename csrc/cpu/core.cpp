@@ -141,6 +141,9 @@ namespace {
 
 // With fewer rows a thread than this, each would stream all weights for too little arithmetic: units are split instead.
 constexpr int64_t kRowsPerThread = 8;
+// While the cores are busy, threads that meet at every step would wait for each other's turn on a core: rows are split
+// down to this few, and the rest of the threads has nothing to do.
+constexpr int64_t kRowsPerThreadBusy = 2;
 // Recurrent weights larger than this do not stay in a core's own caches, and every thread with rows of its own reads
 // all of them at each step. Unless rows are many, splitting units is worth its barrier, because each thread then reads
 // only its share.
@@ -148,7 +151,7 @@ constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
 // Multiply-adds below which another thread costs more than it saves: for a whole call; for a call of a single step of
 // few rows; for a step with a barrier. Single steps, as in generation, come between other work: threads must be woken,
 // and each has at best half of the weights in its own cache.
-constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 20, kStepWorkPerThread = 1 << 14;
+constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 20, kStepWorkPerThread = 3 << 13;
 // The input product of a chunk of steps should stay in L2.
 constexpr int64_t kChunkBytes = 512 << 10;
 
@@ -191,6 +194,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   int64_t wanted = work / (forward && !packs(shape.steps, batch) ? kSingleStepWorkPerThread : kWorkPerThread) + 1;
   if (wanted > threads) wanted = threads;
   if (wanted < 1) wanted = 1;
+  team.product_threads = static_cast<int>(wanted);
   team.sharing = {directions, false};
   team.barriers = std::make_unique<Barrier[]>(directions);
   int64_t group = team.sharing.group(static_cast<int>(wanted));
@@ -199,8 +203,10 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes),
                   by_work = batch * recurrent / kStepWorkPerThread;
     // without a product there is no barrier
-    const int64_t most = shares < by_work || !cell.multiplies() ? shares : by_work;
-    team.sharing.by_units = most > 1;
+    int64_t most = cell.multiplies() ? std::min(shares, by_work) : shares;
+    const bool rows_only = cell.multiplies() && shape.steps > 1 && cores_are_busy();
+    if (rows_only) most = batch / kRowsPerThreadBusy;
+    team.sharing.by_units = most > 1 && !rows_only;
     if (most <= 1) {  // then whole directions, the same number to each thread
       if (wanted > directions) wanted = directions;
       while (directions % wanted) --wanted;

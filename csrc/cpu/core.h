@@ -107,7 +107,7 @@ struct Sharing {
 struct Team {
   Call call;
   Sharing sharing;
-  int threads;
+  int threads, product_threads;              // for steps; for the products of backward, which have no barriers
   std::vector<int64_t> active, work_before;  // [B], [B + 1]: sums of active over the rows before
   std::unique_ptr<Barrier[]> barriers;       // one a direction
 };

@@ -135,21 +135,37 @@ struct Forward {
       if constexpr (kCells > 0) c_current[b] = initial_c(b);
     }
     if (drops_state) drop_initial();
-    const int64_t steps = call.last_step - call.first_step;
     if constexpr (kFuses)
       if (fuses()) {
+        const int64_t steps = call.last_step - call.first_step;
         for (int64_t index = 0; index < steps; index += kTogether)
           for (int64_t b = part.row_begin; b < part.row_end; ++b)
             fused_steps(b, index, index + kTogether < steps ? index + kTogether : steps);
         return finish();
       }
-    for (int64_t index = 0; index < steps; index += scratch.chunk_steps) {
+    run_from(0);
+  }
+
+  // All steps from the index-th on.
+  void run_from(int64_t index) {
+    const int64_t steps = call.last_step - call.first_step;
+    Watch watch;
+    for (int64_t chunk = 0; index < steps; index += scratch.chunk_steps, ++chunk) {
+      if constexpr (N::kMultiplies)
+        if (part.parts > 1 && work.barrier->leaves(chunk, watch.held_up_lately())) return leave_to_first(index);
       const int64_t end = index + scratch.chunk_steps < steps ? index + scratch.chunk_steps : steps;
       input_product(index, end);
       T* gates = input_gates;
       for (int64_t i = index; i < end; ++i) gates += step(step_at(i), gates) * own;
     }
     if (!gates_only) finish();
+  }
+
+  // On a busy machine: the first of the threads that share rows does the rest of their work.
+  [[gnu::noinline]] void leave_to_first(int64_t index) {
+    const Part whole{part.direction, part.row_begin, part.row_end, 0, 1};
+    if (part.part == 0) Forward(call, direction, work, whole, scratch, gates_only).run_from(index);
+    work.barrier->wait(part.parts);
   }
 
   // ---- the input part of the gates for the active rows of steps [begin, end), in processing order ----

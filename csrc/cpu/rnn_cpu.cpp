@@ -313,8 +313,8 @@ class BackwardPass {
     }
     int64_t longest = 0;
     for (int64_t columns : {s_.input, width, s_.hidden}) longest = std::max(longest, columns);
-    scratch_.resize(team_.threads), buffers_.resize(team_.threads);
-    for (int i = 0; i < team_.threads; ++i) {
+    scratch_.resize(team_.product_threads), buffers_.resize(team_.product_threads);
+    for (int i = 0; i < team_.product_threads; ++i) {
       want_scratch(arena_, scratch_[i], kernels_, team_, cell_, chunk);
       arena_.want(
           buffers_[i].left, kernels_.outer_left_bytes(most_rows_, std::max(cell_.gates * s_.hidden, s_.projection)));
@@ -399,7 +399,7 @@ class BackwardPass {
             if (inputs_[d].d_input) kernels_.input_gradient(inputs_[d], member, count, scratch_[member].tile);
           }
         },
-        team_.threads);
+        team_.product_threads);
   }
 
   // Whether two directions are at the same range and share the input.

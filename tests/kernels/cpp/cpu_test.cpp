@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "cpu/storage.h"
+#include "cpu/team.h"
 #include "plain_step.h"
 #include "rnn.h"
 
@@ -252,6 +253,11 @@ Problem<double> in_double(const Problem<S>& p, uint64_t seed) {
 constexpr int64_t kOneRange = int64_t{1} << 40;
 
 template <class S>
+bool same(const std::vector<S>& a, const std::vector<S>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+}
+
+template <class S>
 void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
   Problem<S> one(c, seed), many(c, seed);
   one.forward(1, true);
@@ -268,9 +274,6 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
     CHECK(worst <= tolerance<S>(c) * most, "%s direction %d: error %g, T %d B %d H %d", name, i, worst, int(c.steps),
         int(c.batch), int(c.hidden));
   }
-  const auto same = [](const auto& a, const auto& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
-  };
   typename Problem<S>::Gradients base[2], other[2];
   one.backward(1, false, kOneRange, base);
   // Four threads also cut the sequence into ranges of one step. Not if products sum over pairs of rows, because these
@@ -301,6 +304,26 @@ void check_case(const Case& c, uint64_t seed, const char* name, bool pairs) {
       CHECK(worst <= 4 * tolerance<S>(c) * most, "%s gradient %d direction %d: error %g of %g", name, int(k), i, worst,
           most);
     }
+}
+
+// What a busy machine changes: with `busy`, work is shared without barriers; else threads that meet at every step leave
+// the rest to the first of them as soon as they may.
+template <class S>
+void check_busy(const Case& c, uint64_t seed, const char* name) {
+  Problem<S> one(c, seed), many(c, seed);
+  typename Problem<S>::Gradients base[2], other[2];
+  one.forward(1, true), one.backward(1, false, kOneRange, base);
+  for (const bool busy : {false, true})
+    for (int threads : {2, 3}) {
+      fr::cpu::pretence.busy = busy, fr::cpu::pretence.held_up = !busy;
+      many.forward(threads, threads == 2);
+      CHECK(same(one.output, many.output) && same(one.h_n[0], many.h_n[0]) && same(one.c_n[0], many.c_n[0]),
+          "%s: %d threads, busy %d", name, threads, busy);
+      one.backward(threads, threads == 3, kOneRange, other);
+      for (int i = 0; i < c.directions; ++i)
+        CHECK(base[i] == other[i], "%s backward: %d threads, busy %d, direction %d", name, threads, busy, i);
+    }
+  fr::cpu::pretence.busy = -1, fr::cpu::pretence.held_up = -1;
 }
 
 // d(sum of outputs) along one random direction of all arguments, by central differences in float64.
@@ -374,6 +397,12 @@ int main(int argc, char** argv) {
         check_case<double>(c, seed, (name + " float64").c_str(), false);
         check_case<fr::Float16>(c, seed, (name + " float16").c_str(), false);
         check_gradient(c, seed, name.c_str());
+      }
+      // more than a chunk of steps, units split; rows split while the cores are busy
+      for (const auto& [steps, batch] : {std::pair<int64_t, int64_t>{310 / facts.gates, 3}, {4, 5}}) {
+        const Case c{cell, steps, batch, 5, 150, projection ? 140 : 0, 1, true, true, true, false, 0, 0};
+        check_busy<float>(c, 1000 + seed, (set + " " + facts.name + " float32").c_str());
+        check_busy<fr::BFloat16>(c, 1000 + seed, (set + " " + facts.name + " bfloat16").c_str());
       }
     }
   }
