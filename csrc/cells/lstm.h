@@ -42,9 +42,8 @@ struct LstmGates : CellDefaults {
 
   // d_hidden: gradient of o * tanh(c).
   template <class V, class Cell>
-  FR_HD static void gradients(Unit<V, Cell>& u, V d_hidden, const Clips<V>& clips) {
+  FR_HD static void gradients(Unit<V, Cell>& u, V d_hidden, V tanh_c, const Clips<V>& clips) {
     const V i = u.saved[0], f = u.saved[1], g = u.saved[2], o = u.saved[3];
-    const V tanh_c = fr_tanh(u.c[0]);
     u.d_input[3] = d_hidden * tanh_c * o * (V(1) - o);
     V d_c = u.d_c[0] + d_hidden * o * (V(1) - tanh_c * tanh_c);
     if constexpr (kPeepholes) d_c = d_c + u.d_input[3] * u.unit_weight[2];
@@ -74,7 +73,7 @@ struct LstmCell : LstmGates<kPeepholes> {
   }
   template <class V, class Cell>
   FR_HD static void backward0(Unit<V, Cell>& u, const Clips<V>& clips) {
-    Gates::gradients(u, u.d_h, clips);
+    Gates::gradients(u, u.d_h, fr_tanh(u.c[0]), clips);
   }
 };
 
@@ -110,8 +109,9 @@ struct ProjectedLstmCell : LstmGates<kPeepholes> {
   // Also recomputes `inner`, which the projection's weight gradient needs.
   template <class V, class Cell>
   FR_HD static void backward0(Unit<V, Cell>& u, const Clips<V>& clips) {
-    u.inner = u.saved[3] * fr_tanh(u.c[0]);
-    Gates::gradients(u, u.d_inner, clips);
+    const V tanh_c = fr_tanh(u.c[0]);
+    u.inner = u.saved[3] * tanh_c;
+    Gates::gradients(u, u.d_inner, tanh_c, clips);
   }
 };
 

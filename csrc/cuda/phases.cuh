@@ -72,7 +72,7 @@ FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
 }
 
 // One element of one phase. sums(m) is the product of gate row m, without bias. Kernels that keep operands of later
-// products on the chip get them by sums.keep(i, value): in backward the gradient of gate i, in forward, with i = 1, the
+// products on the chip get them by sums.keep(i, stored): in backward the gradient of gate i, in forward, with i = 1, the
 // operand of the second product. kPlain: is_plain holds for this step.
 template <class Math, class Sums, bool kPlain = false>
 struct Element {
@@ -86,7 +86,7 @@ struct Element {
   const Clips<V>& clips_of_call;
   int64_t b, j;
   const Sums& sums;
-  mutable V kept{};  // the new state of an active row, for kernels that keep it on the chip
+  mutable Storage kept{};  // the new state of an active row, for kernels that keep it on the chip
   Clips<V> no_clips{V(0), V(0), false, false};
   NoiseParams no_noise{};
 
@@ -110,17 +110,27 @@ struct Element {
     return V(to_state(element<Storage>(matrix, b, column)));
   }
   FR_DEVICE V load_state(const Matrix& matrix, int64_t column) const { return V(element<State>(matrix, b, column)); }
-  FR_DEVICE void store(const Matrix& matrix, int64_t column, V v) const {
-    set(element<Storage>(matrix, b, column), v.value);
+  FR_DEVICE static Storage stored(V v) {
+    Storage value;
+    set(value, v.value);
+    return value;
   }
-  FR_DEVICE V recurrent(int m) const {
-    const State sum = sums(m);
-    if (!d.product.bias) return V(sum);
-    return V(sum + to_state((global(static_cast<const Storage*>(d.product.bias)) + j)[m * d.product.gate_rows]));
+  FR_DEVICE void store(const Matrix& matrix, int64_t column, V v) const {
+    element<Storage>(matrix, b, column) = stored(v);
+  }
+  // Stores the products of the phase's kRows gate rows, with their bias.
+  template <int kRows>
+  FR_DEVICE void load_products(V* to) const {
+    if (d.product.bias) {
+      const Storage* bias = global(static_cast<const Storage*>(d.product.bias)) + j;
+      for (int m = 0; m < kRows; ++m, bias += d.product.gate_rows) to[m] = V(sums(m) + to_state(*bias));
+    } else {
+      for (int m = 0; m < kRows; ++m) to[m] = V(sums(m));
+    }
   }
   FR_DEVICE V h_prev(const RowState& row) const {
     const Storage* from = old_row<Storage>(row, p.reset_to_initial, d.matrix[M::kOutputBefore], d.h0, p.width, b);
-    return from ? V(to_state(global(from)[j])) : V(0);
+    return kPlain || from ? V(to_state(global(from)[j])) : V(0);
   }
 
   FR_DEVICE V mask() const {
@@ -130,12 +140,12 @@ struct Element {
   }
 
   FR_DEVICE void store_h(const RowState& row, V h) const {
-    kept = h;
+    kept = stored(h);
     if (!d.matrix[M::kOutput].data) return;  // null while gates are rebuilt
-    store(d.matrix[M::kOutput], j, h);
+    *at<Storage>(d.matrix[M::kOutput]) = kept;
     if constexpr (Sums::kStoresEntering)
       if (d.entering.data) store(d.entering, j, load(d.matrix[M::kOutput], j) * mask());
-    if (row.last) set(global(static_cast<Storage*>(d.h_n))[b * p.width + j], h.value);
+    if (row.last) global(static_cast<Storage*>(d.h_n))[b * p.width + j] = kept;
   }
 
   // An inactive row has a zero output. If it is inactive even at step 0, its length is 0, and its final state is the
@@ -156,7 +166,7 @@ struct Element {
     if constexpr (Cell::kCells > 0) {
       const State* from =
           old_row<State>(row, p.reset_to_initial, d.matrix[M::kCellsBefore], d.c0, Cell::kCells * p.hidden, b);
-      for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = from ? V(global(from)[i * p.hidden + j]) : V(0);
+      for (int i = 0; i < Cell::kCells; ++i) u.c_prev[i] = kPlain || from ? V(global(from)[i * p.hidden + j]) : V(0);
     }
   }
   template <class Cell>
@@ -206,10 +216,8 @@ struct Element {
     Unit<V, Cell> u;
     const int hidden = units();
     const State* input = at<State>(d.matrix[M::kInputGates]);
-    for (int gate = 0; gate < N::kFirstGates; ++gate) {
-      u.input[gate] = V(input[gate * hidden]);
-      if constexpr (N::kMultiplies) u.recurrent[gate] = recurrent(gate);
-    }
+    for (int gate = 0; gate < N::kFirstGates; ++gate, input += hidden) u.input[gate] = V(*input);
+    if constexpr (N::kMultiplies) load_products<N::kFirstGates>(u.recurrent);
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_old_cells(u, row);
     load_unit_weights(u);
@@ -219,7 +227,7 @@ struct Element {
     if constexpr (N::kFirstSaved > 0) {
       if (d.matrix[M::kGates].data) {
         Storage* to = at<Storage>(d.matrix[M::kGates]);
-        for (int i = 0; i < N::kFirstSaved; ++i) set(to[i * hidden], u.saved[i].value);
+        for (int i = 0; i < N::kFirstSaved; ++i, to += hidden) set(*to, u.saved[i].value);
       }
     }
     if constexpr (Cell::kCells > 0)
@@ -231,7 +239,7 @@ struct Element {
       store_h(row, u.h);
     } else {
       store_if(d.matrix[M::kInner], u.inner);  // null: needed on the chip only
-      sums.keep(1, u.inner.value);
+      sums.keep(1, stored(u.inner));
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) carried<Cell>(i) = u.carried[i].value;
     }
@@ -251,16 +259,15 @@ struct Element {
     }
     Unit<V, Cell> u;
     if constexpr (N::kProjects) {
-      u.projected = recurrent(0);
+      load_products<1>(&u.projected);
     } else {
       if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
       load_unit_weights(u);
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) u.carried[i] = V(carried<Cell>(i));
-      for (int gate = N::kFirstGates; gate < N::kGates; ++gate) {
+      for (int gate = N::kFirstGates; gate < N::kGates; ++gate)
         u.input[gate] = load_state(d.matrix[M::kInputGates], gate * p.hidden + j);
-        u.recurrent[gate] = recurrent(gate - N::kFirstGates);
-      }
+      load_products<N::kGates - N::kFirstGates>(u.recurrent + N::kFirstGates);
     }
     if constexpr (!Cell::kReadsHidden || N::kProjects)
       if (noise_params().on) u.h_prev = h_prev(row);
@@ -277,14 +284,15 @@ struct Element {
   template <int kBegin, int kEnd, class Cell>
   FR_DEVICE void store_gate_gradients(const Unit<V, Cell>& u) const {
     const int hidden = units();
-    Storage* to = at<Storage>(d.matrix[M::kDGates]);
-    for (int gate = kBegin; gate < kEnd; ++gate) {
-      set(to[gate * hidden], u.d_input[gate].value);
-      if (gate != Cell::kSplitGate) sums.keep(gate, u.d_input[gate].value);
+    Storage* to = at<Storage>(d.matrix[M::kDGates]) + kBegin * hidden;
+    for (int gate = kBegin; gate < kEnd; ++gate, to += hidden) {
+      const Storage gradient = stored(u.d_input[gate]);
+      *to = gradient;
+      if (gate != Cell::kSplitGate) sums.keep(gate, gradient);
     }
     if constexpr (Cell::kSplitGate >= kBegin && Cell::kSplitGate < kEnd) {
       store(d.matrix[M::kDRecurrent], j, u.d_split);
-      sums.keep(Cell::kSplitGate, u.d_split.value);
+      sums.keep(Cell::kSplitGate, stored(u.d_split));
     }
   }
   template <int kBegin, int kEnd, class Cell>
@@ -321,7 +329,7 @@ struct Element {
     if constexpr (Numbers<Cell>::kSaved > 0) {
       const int hidden = units();
       const Storage* from = at<Storage>(d.matrix[M::kGates]);
-      for (int i = 0; i < Numbers<Cell>::kSaved; ++i) u.saved[i] = V(to_state(from[i * hidden]));
+      for (int i = 0; i < Numbers<Cell>::kSaved; ++i, from += hidden) u.saved[i] = V(to_state(*from));
     }
     if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
     load_unit_weights(u);

@@ -166,8 +166,8 @@ MUTANTS = {
     ),
     "persistent: another segment's rows are copied": Mutant(
         "persistent/product.cuh",
-        "const Storage** from = &table(segment, first_row());",
-        "const Storage** from = &table(0, first_row());",
+        "&table(segment, first_row());\n    each_row",
+        "&table(0, first_row());\n    each_row",
         "plain",
         "FAIL",
         "persistent_bf16",
@@ -175,8 +175,8 @@ MUTANTS = {
     ),
     "persistent: rows of zeros copied as others": Mutant(
         "persistent/product.cuh",
-        "copies.bytes[i] = row ? kPieceBytes : 0;",
-        "copies.bytes[i] = kPieceBytes;",
+        "row ? kPieceBytes : 0",
+        "kPieceBytes",
         "plain",
         "FAIL",
         "persistent_bf16",
@@ -227,8 +227,24 @@ MUTANTS = {
     ),
     "persistent: a stage that is read is filled": Mutant(
         "persistent/product.cuh",
-        "round % kPersistentStages",
-        "round % (kPersistentStages - 1)",
+        "ring : round % kPersistentStages",
+        "ring : round % (kPersistentStages - 1)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: a stage that is read is filled, places that move on": Mutant(
+        "persistent/product.cuh",
+        "stage == (kPersistentStages - 1)",
+        "stage == (kPersistentStages - 2)",
+        "plain",
+        "FAIL",
+        "persistent_bf16",
+    ),
+    "persistent: rows of the first segment kept for the second": Mutant(
+        "persistent/product.cuh",
+        "kept.segment == 0 && kept.slices <= 0",
+        "kept.segment == 0 && kept.slices < 0",
         "plain",
         "FAIL",
         "persistent_bf16",
@@ -453,7 +469,7 @@ MUTANTS = {
     ),
     "projected: partial sums added before all are there": Mutant(
         "persistent/projected.cuh",
-        "of.wait(of.own_done(s, c), shared, kShared);",
+        "of.wait(of.own_done(s, band), shared, kShared);",
         "block_sync();",
         "thread",
         "data race",
@@ -477,16 +493,16 @@ MUTANTS = {
     ),
     "projected: partial sums overwritten while others read them": Mutant(
         "persistent/projected.cuh",
-        "return wait(share_done(s, c - p.slots), d, kOwn);",
-        "return wait(s > 0 ? share_done(s - 1, c) : kBackward ? c + 1 : 0, d, kOwn);",
+        "return wait(share_done(s, {c - p.slots, band.slot}), d, kOwn);",
+        "return wait(s > 0 ? share_done(s - 1, band) : kBackward ? c + 1 : 0, d, kOwn);",
         "thread",
         "data race",
         "projected_bf16",
     ),
     "projected: a flag too much is waited for": Mutant(
         "persistent/projected.cuh",
-        "of.wait(of.own_done(s, c), shared, kShared);",
-        "of.wait(of.own_done(s, c) + 1, shared, kShared);",
+        "of.wait(of.own_done(s, band), shared, kShared);",
+        "of.wait(of.own_done(s, band) + 1, shared, kShared);",
         "plain",
         _FOREVER,
         "projected_bf16",
@@ -527,7 +543,15 @@ MUTANTS = {
         "persistent/projected.cuh", "partial.clear_operand(thread);", "", "plain", "FAIL", "projected_bf16"
     ),
     "projected: bands share a slot": Mutant(
-        "persistent/projected.cuh", "static_cast<int64_t>(c % p.slots)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
+        "persistent/projected.cuh", "static_cast<int64_t>(band.slot)", "int64_t{0}", "plain", "FAIL", "projected_bf16"
+    ),
+    "projected: a tile beyond the results is stored": Mutant(
+        "persistent/projected.cuh",
+        "item.result0 < phase.units ? rows : 0",
+        "rows",
+        "plain",
+        "FAIL",
+        "projected_bf16",
     ),
     "projected: a block's sums taken for another's": Mutant(
         "persistent/projected.cuh",

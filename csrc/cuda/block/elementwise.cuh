@@ -31,7 +31,7 @@ struct ElementwiseKernel {
   struct NoSums {
     static constexpr bool kDropsState = true, kStoresEntering = false;
     FR_DEVICE typename Math::State operator()(int) const { return 0; }
-    FR_DEVICE void keep(int, typename Math::State) const {}
+    FR_DEVICE void keep(int, typename Math::Storage) const {}
   };
 
   FR_DEVICE static void run(const BlockParams& p) {

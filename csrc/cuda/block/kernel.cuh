@@ -55,8 +55,8 @@ struct BlockKernel {
     unsigned char* operand;  // the operand that the next step reads
     int row, unit, gate_slices;
     FR_DEVICE State operator()(int m) const { return partial ? partial[m * kRows * kPitch] : State(0); }
-    FR_DEVICE void keep(int gate, State v) const {
-      set(*place(operand, gate * gate_slices + unit / kSliceDepth, row, unit % kSliceDepth), v);
+    FR_DEVICE void keep(int gate, Storage v) const {
+      *place(operand, gate * gate_slices + unit / kSliceDepth, row, unit % kSliceDepth) = v;
     }
   };
 
@@ -175,19 +175,19 @@ struct BlockKernel {
   // Writes the state that (b, unit) starts the step of `rows` from into the operand. `kept` is the state that this
   // thread has just computed for the step before; null: none.
   FR_DEVICE static void put_state(const StepParams& step, const StepDirection& d, const StepRows& rows,
-      unsigned char* operand, int64_t b, int row, int unit, const V* kept) {
+      unsigned char* operand, int64_t b, int row, int unit, const Storage* kept) {
     const RowState state = row_state(rows, step.direction[block_z()].reverse, step.lengths, b);
-    V value(0);
+    Storage value{};
     if (state.active) {
       if (kept && state.has_before && !state.cut) {
         value = *kept;
       } else {
         const Storage* from =
             old_row<Storage>(state, step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, step.hidden, b);
-        if (from) value = V(to_state(from[unit]));
+        if (from) value = from[unit];
       }
     }
-    set(*place(operand, unit / kSliceDepth, row, unit % kSliceDepth), value.value);
+    *place(operand, unit / kSliceDepth, row, unit % kSliceDepth) = value;
   }
 
   FR_DEVICE static void run(const BlockParams& p) {
@@ -235,8 +235,7 @@ struct BlockKernel {
         if (plain) {
           const Element<Math, Sums, true> element{step, d, clips, b, unit, sums};
           pointwise(element, step.cell);
-          if constexpr (!kBackward)
-            set(*place(next_operand, unit / kSliceDepth, row, unit % kSliceDepth), element.kept.value);
+          if constexpr (!kBackward) *place(next_operand, unit / kSliceDepth, row, unit % kSliceDepth) = element.kept;
         } else {
           const Element<Math, Sums> element{step, d, clips, b, unit, sums};
           pointwise(element, step.cell);

@@ -68,8 +68,8 @@ struct PersistentKernel {
     State value[Product::kSums];
     const Operand& operand;
     int row, unit;
-    FR_DEVICE void keep(int number, State value) const {
-      if (operand.p.cluster) set(*operand.place(number, row, unit), value);
+    FR_DEVICE void keep(int number, Storage value) const {
+      if (operand.p.cluster) *operand.place(number, row, unit) = value;
     }
     FR_DEVICE State operator()(int m) const { return value[m]; }
   };
@@ -95,13 +95,14 @@ struct PersistentKernel {
 
   // Forward, in a cluster: the state that (b, j) starts from at the step of `d`, which the caller writes into the
   // operand. `kept` is the state that this thread has just computed for the step before; null: none.
-  FR_DEVICE static State first_state(const PersistentParams& p, const StepDirection& d, int b, int j, const V* kept) {
+  FR_DEVICE static Storage first_state(
+      const PersistentParams& p, const StepDirection& d, int b, int j, const Storage* kept) {
     const RowState row = row_state(d.here, d.reverse, p.step.lengths, b);
-    if (!row.active) return State(0);
-    if (kept && row.has_before && !row.cut) return kept->value;
+    if (!row.active) return Storage{};
+    if (kept && row.has_before && !row.cut) return *kept;
     const Storage* from =
         old_row<Storage>(row, p.step.reset_to_initial, d.matrix[StepMatrix::kOutputBefore], d.h0, p.step.width, b);
-    return from ? to_state(from[j]) : State(0);
+    return from ? from[j] : Storage{};
   }
 
   // One band: its product, if any, and its pointwise part. row0: the band's first row; end: where the group's rows end.
@@ -138,12 +139,12 @@ struct PersistentKernel {
       const bool keeps = !kBackward && p.cluster && ends;
       if (plain) {
         const Clips<V> none{V(0), V(0), false, false};
-        const V state = run(Element<Math, Sums, true>{p.step, d, none, b, j, sums});
-        if (keeps) sums.keep(0, state.value);
+        const Storage state = run(Element<Math, Sums, true>{p.step, d, none, b, j, sums});
+        if (keeps) sums.keep(0, state);
       } else {
         const PersistentParams& again = read_again(p);
         const Clips<V> clips = clips_of<V>(again.step);
-        const V state = run(Element<Math, Sums>{again.step, d, clips, b, j, sums});
+        const Storage state = run(Element<Math, Sums>{again.step, d, clips, b, j, sums});
         if (keeps) sums.keep(0, first_state(again, placed_steps()[2 * operand.odd], b, j, &state));
       }
     }
@@ -162,7 +163,7 @@ struct PersistentKernel {
     const Operand operand{p, 0};
     if (!kBackward)
       for (int i = thread; i < rows * hidden; i += block_threads())
-        set(*operand.place(0, i / hidden, i % hidden), first_state(p, d, row0 + i / hidden, i % hidden, nullptr));
+        *operand.place(0, i / hidden, i % hidden) = first_state(p, d, row0 + i / hidden, i % hidden, nullptr);
     cluster_sync();
   }
 

@@ -42,7 +42,8 @@ struct PersistentProduct {
                                     (kGates > 2 || (kGates == 1 && kTwoPhases));
   using Storage = typename Math::Storage;
   using State = typename Math::State;
-  static constexpr int kSliceDepth = kRowBytes / sizeof(Storage), kPieceDepth = kPieceBytes / sizeof(Storage);
+  static constexpr int kElement = sizeof(Storage), kSliceDepth = kRowBytes / kElement,
+                       kPieceDepth = kPieceBytes / kElement;
 
   // A lane's weights of one gate row in one half of a slice: a piece for each of its units. FMA: word[unit][]. Tensor
   // cores: word[mma][]. An mma takes four neighbouring registers, so in another order it would need 4 moves.
@@ -109,15 +110,17 @@ struct PersistentProduct {
     return reinterpret_cast<const Storage**>(
         shared_memory(4 * sizeof(StepDirection), 2 * kBand * sizeof(void*)))[segment * kBand + row];
   }
-  // The warp's slice of the operand in a round, kBand rows of it: in the ring, or in a cluster's operand that begins
-  // at `first`.
-  FR_DEVICE unsigned char* ring_stage(int round) const {
-    return shared_memory(
-        p.ring_offset + round % kPersistentStages * p.stage_bytes + depth_warp * kBand * kRowBytes, kBand * kRowBytes);
+  // The warp's slice of the operand in a round, kBand rows of it: in a stage of the ring, which is given in bytes from
+  // the first, or in a cluster's operand that begins at `first`.
+  FR_DEVICE unsigned char* ring_slice(int stage) const {
+    return shared_memory(p.ring_offset + stage + depth_warp * kBand * kRowBytes, kBand * kRowBytes);
   }
-  FR_DEVICE unsigned char* stage(int round, int first) const {
+  FR_DEVICE unsigned char* operand_slice(int round, int stage, int first) const {
     return p.cluster ? shared_memory(first + slice_of(round) * kBand * kRowBytes, kBand * kRowBytes)
-                     : ring_stage(round);
+                     : ring_slice(stage);
+  }
+  FR_DEVICE int stage_after(int stage) const {
+    return stage == (kPersistentStages - 1) * p.stage_bytes ? 0 : stage + p.stage_bytes;
   }
   FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
 
@@ -218,10 +221,13 @@ struct PersistentProduct {
     int64_t advance;                    // elements from the warp's slice of a round to that of the next round
     int second_segment;                 // first round of segment 1
   };
-  // run_any: the addresses of the lane's rows, kept from round to round while the segment stays the same.
+  // run_any: what a lane copies in the next round, kept from round to round where there are registers for it.
   struct KeptRows {
-    const Storage* row[kBand / kRows];
-    int segment = -1;  // whose rows these are
+    const Storage* row[kBand / kRows];  // the lane's rows in the segment; for a row of zeros any valid address
+    int bytes[kBand / kRows];           // of a whole piece; 0: the row is zero
+    int segment = -1;                   // -1: none yet
+    int k, depth;                       // first element of the lane's piece, and the segment's depth
+    int slices;                         // from the round's to the segment's end
   };
   // Calls take(i) for each of a lane's `count` rows. i is a compile-time constant, so that arrays stay in registers.
   // rows: rows of the tiles that are copied; if the compiler knows that it is one tile, it drops the branch for the
@@ -240,20 +246,29 @@ struct PersistentProduct {
     const int log = phase.unit_bits - kTileBits;  // log2 of unit_warps
     return (rows / kRows - unit_warp + (1 << log) - 1) >> log;
   }
+  FR_DEVICE int segment_of(int slice) const { return slice >= phase.first_slices ? 1 : 0; }
+  // The first element, in its segment, of the piece of a slice that this lane copies.
+  FR_DEVICE int first_element(int slice, int segment) const {
+    return (slice - segment * phase.first_slices) * kSliceDepth + anew(lane) % kRowPieces * kPieceDepth;
+  }
+  // Calls take(i, row, bytes) for each of the lane's rows in a segment. bytes: of a whole piece; 0: the row is zero and
+  // `row` any address that is valid and 16-byte aligned, which even a copy of no bytes needs.
+  template <class Take>
+  FR_DEVICE void each_source(int segment, int count, int rows, Take take) const {
+    const Storage** from = &table(segment, first_row());
+    each_row(count, rows, [&](int i) {
+      const Storage* row = from[i * row_step()];
+      take(i, row ? row : static_cast<const Storage*>(product.weight[segment]), row ? kPieceBytes : 0);
+    });
+  }
   // Sets up the copies of a slice and of those that follow in its segment.
   FR_DEVICE void begin_copies(Copies& copies, int slice, int rows) const {
-    const int segment = slice >= phase.first_slices ? 1 : 0;
-    const int k = (slice - segment * phase.first_slices) * kSliceDepth + anew(lane) % kRowPieces * kPieceDepth;
-    const Storage** from = &table(segment, first_row());
+    const int segment = segment_of(slice), k = first_element(slice, segment);
     copies.count = count_copies(rows);
     copies.away = row_step() * kRowBytes, copies.advance = phase.depth_warps * kSliceDepth;
     copies.second_segment = phase.first_rounds;
-    each_row(copies.count, rows, [&](int i) {
-      const Storage* row = from[i * row_step()];
-      // even a copy of no bytes needs a valid address, 16-byte aligned
-      copies.row[i] = (row ? row : static_cast<const Storage*>(product.weight[segment])) + k;
-      copies.bytes[i] = row ? kPieceBytes : 0;
-    });
+    each_source(segment, copies.count, rows,
+        [&](int i, const Storage* row, int bytes) { copies.row[i] = row + k, copies.bytes[i] = bytes; });
   }
   // Copies the operand of a round. Addresses start anew in the first round and where segment 1 begins. Where registers
   // are few, they are taken anew in each round of the main loop instead of being kept while the warp multiplies, and
@@ -261,7 +276,8 @@ struct PersistentProduct {
   FR_DEVICE void copy_slice(Copies& copies, int round, int rows) const {
     const bool again = !kKeepsRows && (round >= kPersistentStages - 1 || (kFewRegisters && rows > kTileRows));
     if (round == 0 || again || kFewRegisters)
-      copies.to = shared_address(ring_stage(round) + operand_offset(first_row(), anew(lane) % kRowPieces));
+      copies.to = shared_address(
+          ring_slice(round % kPersistentStages * p.stage_bytes) + operand_offset(first_row(), anew(lane) % kRowPieces));
     if (round == 0 || again || (kKeepsRows && round == copies.second_segment))
       begin_copies(copies, slice_of(round), rows);
     else if (kFewRegisters) copies.count = count_copies(rows);
@@ -273,36 +289,45 @@ struct PersistentProduct {
     if ((round + 1) % kPersistentStages == 0) copies.to -= kPersistentStages * p.stage_bytes;
   }
 
-  // Loads the operand of a round for any depth and alignment; the warps that share a slice load it together. A slice
-  // beyond the last is zero.
-  FR_DEVICE void issue(KeptRows& kept, int round, int rows) const {
-    const int slice = slice_of(round), segment = slice >= phase.first_slices ? 1 : 0;
-    const int piece = anew(lane) % kRowPieces, row0 = first_row(), step = row_step();
-    const int k = (slice - segment * phase.first_slices) * kSliceDepth + piece * kPieceDepth;
-    const int left = static_cast<int>(product.depth[segment]) - k;
-    const int valid = left < 0 ? 0 : left < kPieceDepth ? left : kPieceDepth;
-    unsigned char* to = ring_stage(round) + operand_offset(row0, piece);
-    const Storage** from = &table(segment, row0);
-    if (product.copy_operand[segment]) {
-      const int bytes = valid * static_cast<int>(sizeof(Storage));
-      const auto copy = [&](const Storage* row, int away) {
-        const bool some = row && bytes > 0;  // even a copy of no bytes needs a valid address
-        copy_async(to + away * kRowBytes, some ? static_cast<const void*>(row + k) : p.flags, some ? bytes : 0);
-      };
-      if (kTensor && kKeepsRows && phase.unit_warps == 1) {
-        if (kept.segment != segment) each_row(rows / kRows, rows, [&](int i) { kept.row[i] = from[i * kRows]; });
-        kept.segment = segment;
-        each_row(rows / kRows, rows, [&](int i) { copy(kept.row[i], i * kRows); });
-      } else {
-#pragma unroll 1
-        for (int away = 0; row0 + away < rows; away += step) copy(from[away], away);
+  // Loads the lane's pieces of rows whose addresses are not aligned.
+  FR_DEVICE void load_rows(unsigned char* to, int segment, int k, int valid, int rows) const {
+    const Storage** from = &table(segment, first_row());
+    for (int row = first_row(); row < rows; row += row_step(), from += row_step(), to += row_step() * kRowBytes) {
+      Piece values;
+      load_elements(values.word, *from + k, *from ? valid : 0);
+      *reinterpret_cast<Piece*>(to) = values;
+    }
+  }
+  // Loads the operand of a round into a stage of the ring, for any depth and alignment; the warps that share a slice
+  // load it together. A slice beyond the last is zero.
+  FR_DEVICE void issue(KeptRows& kept, int round, int stage, int rows) const {
+    unsigned char* to = ring_slice(stage) + operand_offset(first_row(), anew(lane) % kRowPieces);
+    const auto valid_of = [](int left) { return left < 0 ? 0 : left < kPieceDepth ? left : kPieceDepth; };
+    if constexpr (kTensor && kKeepsRows) {
+      if (kept.segment < 0 || (kept.segment == 0 && kept.slices <= 0)) {
+        const int slice = slice_of(round), segment = segment_of(slice);
+        kept.segment = segment, kept.slices = phase.first_slices - slice;
+        kept.k = first_element(slice, segment), kept.depth = static_cast<int>(product.depth[segment]);
+        each_source(segment, count_copies(rows), rows,
+            [&](int i, const Storage* row, int bytes) { kept.row[i] = row, kept.bytes[i] = bytes; });
       }
+      const int valid = valid_of(kept.depth - kept.k), k = valid > 0 ? kept.k : 0, bytes = valid * kElement;
+      if (product.copy_operand[kept.segment]) {
+        each_row(count_copies(rows), rows, [&](int i) {
+          copy_async(to + i * row_step() * kRowBytes, kept.row[i] + k, kept.bytes[i] < bytes ? kept.bytes[i] : bytes);
+        });
+      } else load_rows(to, kept.segment, k, valid, rows);
+      kept.k += phase.depth_warps * kSliceDepth, kept.slices -= phase.depth_warps;
     } else {
-      for (int row = row0; row < rows; row += step, from += step, to += step * kRowBytes) {
-        const bool some = *from && valid > 0;
-        Piece values;
-        load_elements(values.word, *from + k, some ? valid : 0);
-        *reinterpret_cast<Piece*>(to) = values;
+      const int slice = slice_of(round), segment = segment_of(slice), k = first_element(slice, segment);
+      const int valid = valid_of(static_cast<int>(product.depth[segment]) - k);
+      if (!product.copy_operand[segment]) return load_rows(to, segment, k, valid, rows);
+      const Storage** from = &table(segment, first_row());
+#pragma unroll 1
+      for (int away = 0; first_row() + away < rows; away += row_step()) {
+        const bool some = from[away] && valid > 0;  // even a copy of no bytes needs a valid address
+        copy_async(to + away * kRowBytes, some ? static_cast<const void*>(from[away] + k) : p.flags,
+            some ? valid * kElement : 0);
       }
     }
   }
@@ -418,7 +443,7 @@ struct PersistentProduct {
     };
     const int stride = p.cluster ? phase.depth_warps * kBand * kRowBytes : p.stage_bytes;
     const auto rounds = [&](auto before) {
-      OperandPlace from = operand_place(stage(0, first));
+      OperandPlace from = operand_place(operand_slice(0, 0, first));
 #pragma unroll
       for (int round = 0; round < kRegisterSlices; ++round) {
         if (round > 0 && round >= phase.register_rounds) break;
@@ -454,28 +479,49 @@ struct PersistentProduct {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
     const int streamed = phase.register_rounds + phase.shared_rounds;
     KeptRows kept;
-    const auto begin = [&](int round) {  // waits for the round's operand; fills the stage that is free then
+    // If there are registers for it, places only move on: the stage of the ring, where the weights of a round in shared
+    // memory begin.
+    int ring = 0;
+    SharedAddress resident{};
+    if (kKeepsRows && phase.shared_rounds > 0) resident = shared_address(resident_piece(0, 0, 0, 0));
+    const auto stage_of = [&](int round) { return kKeepsRows ? ring : round % kPersistentStages * p.stage_bytes; };
+    const auto resident_of = [&](int round) {
+      return kKeepsRows ? resident : shared_address(resident_piece(round - phase.register_rounds, 0, 0, 0));
+    };
+    // Waits for the round's operand, and fills the stage before that one, which is free then.
+    const auto begin = [&](int round) {
       if (p.cluster) return;
       if (round >= 0) wait_for_copies();
       const int loaded = round + kPersistentStages - 1;
-      if (loaded < phase.rounds) issue(kept, loaded, kTileRows * anew(tiles));
+      if (loaded < phase.rounds) issue(kept, loaded, stage_of(loaded), kTileRows * anew(tiles));
       commit_copies();
+      if (kKeepsRows) ring = stage_after(ring);
     };
+    const auto place = [&](int round) { return operand_place(operand_slice(round, stage_of(round), first)); };
 #pragma unroll 1
     for (int round = 1 - kPersistentStages; round < streamed; ++round) {
       begin(round);
       if (round < 0) continue;
-      if (round < phase.register_rounds) {
-        const OperandPlace from = operand_place(stage(round, first));
+      if (kRegisterSlices > 0 && round < phase.register_rounds) {
+        const OperandPlace from = place(round);
         take_held<0, kRegisterSlices>(round, held, [&](auto weights) { multiply_held(sums, from, tiles, weights); });
-      } else if (slice_of(round) < phase.slices) {
-        const SharedAddress resident = shared_address(resident_piece(round - phase.register_rounds, 0, 0, 0));
-        multiply(sums, operand_place(stage(round, first)), tiles, [&](int half, int m) {
-          Fragment a;
-          load_resident(a, resident + (half * gates() + m) * kHigh * 32 * kPieceBytes);
-          return a;
-        });
+        continue;
       }
+      if (slice_of(round) < phase.slices) {
+        const SharedAddress from = resident_of(round);
+        const auto multiply_tiles = [&](int tiles) {
+          multiply(sums, place(round), tiles, [&](int half, int m) {
+            Fragment a;
+            load_resident(a, from + (half * gates() + m) * kHigh * 32 * kPieceBytes);
+            return a;
+          });
+        };
+        // With one gate row there is little code, so it has no branch between the mma of a round.
+        if (!kTensor || kGates > 1) multiply_tiles(tiles);
+        else if (tiles > 1) multiply_tiles(kTiles);
+        else multiply_tiles(1);
+      }
+      if (kKeepsRows) resident += warps() * round_bytes();
     }
     if (!kStreams || streamed == phase.rounds) return;
     // Fragments read ahead: on tensor cores one, with FMA one for each gate row.
@@ -488,17 +534,16 @@ struct PersistentProduct {
     for (int round = streamed; round < phase.rounds; ++round) {
       begin(round);
       if (slice_of(round) >= phase.slices) continue;
-      multiply(sums, operand_place(stage(round, first)), tiles,
-          [&](int half, int m) {  // warp_sync keeps the loads in this order
-            const Fragment a = next[m % kAhead];
-            const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
-            stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,
-                more      ? m + 1
-                : kTensor ? 0
-                          : m);
-            warp_sync();
-            return a;
-          });
+      multiply(sums, place(round), tiles, [&](int half, int m) {  // warp_sync keeps the loads in this order
+        const Fragment a = next[m % kAhead];
+        const bool more = kTensor && has_gate(m + 1) && m + 1 < kGates, last = !more && half == kHalves - 1;
+        stream_weights(next[m % kAhead], slice_of(last ? round + 1 : round), more ? half : (half + 1) % kHalves,
+            more      ? m + 1
+            : kTensor ? 0
+                      : m);
+        warp_sync();
+        return a;
+      });
     }
   }
 

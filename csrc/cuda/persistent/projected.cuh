@@ -102,6 +102,7 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     const int tiles = Math::kTensor ? Base::kTiles : (rows + kTileRows - 1) / kTileRows;
     typename Base::WarpSums sums = {};
     Item item = item_of(0);
+    if (item.result0 >= phase.units) return;
     const typename Base::OperandPlace first =
         Base::operand_place(shared_memory(p.own_offset, phase.slices * kBand * kRowBytes));
     typename Base::OperandPlace from = first;
@@ -110,17 +111,17 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
     to += Math::kTensor ? value * 2 * kWarpUnits + lane / 4
                         : value % kTileRows * kWarpUnits + lane / kUnitLanes + 32 / kUnitLanes * (value / kTileRows);
     const auto take = [&](auto weights) {
-      if (item.result0 >= phase.units) return;
       Base::multiply(sums, from, tiles, weights);
       from.slice += kBand * kRowBytes;
       if (++item.slice < phase.slices) return;
       float* column = global(to) + (kUnits == kWarpUnits ? item.result0 * kBand
                                                          : item.result0 / kWarpUnits * (kWarpUnits * kBand) +
                                                                item.result0 % kWarpUnits);
-      // The first tile, which there always is, comes last: then the sums are zeroed in one place.
+      // A warp's last tile may lie beyond the results: its weights are zero.
+      const int stored = item.result0 < phase.units ? rows : 0;
 #pragma unroll
-      for (int tile = Base::kTiles - 1; tile >= 0; --tile) {
-        if (tile > 0 && kTileRows * tile >= rows) continue;
+      for (int tile = 0; tile < Base::kTiles; ++tile) {
+        if (kTileRows * tile >= stored) continue;
         if constexpr (Math::kTensor) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) column[(8 * tile + i % 2) * kWarpUnits + i / 2 * 8] = sums[0][tile][i];
@@ -204,6 +205,7 @@ struct ProjectedKernel {
   using Product = PersistentProduct<Math, kGates, false, false, projected_register_slices(kBackward, false), kBackward>;
   using Partial = PartialProduct<Math, kBackward>;
   static constexpr int kBand = kPersistentBand;
+  static constexpr unsigned kBytes = sizeof(Storage);
   struct alignas(16) Quad {
     float value[4];
   };
@@ -218,12 +220,12 @@ struct ProjectedKernel {
   struct Sums {
     static constexpr bool kDropsState = false, kStoresEntering = false;
     State value[Product::kSums];
-    const PersistentParams& p;
-    int own_units, row, unit;  // where `keep` writes to the block's operand
-    FR_DEVICE void keep(int gate, State value) const {
-      const unsigned element = (kBackward ? gate : 0) * own_units + unit;
-      const int offset = p.own_offset + Product::value_offset(row, element * static_cast<unsigned>(sizeof(Storage)));
-      set(*reinterpret_cast<Storage*>(shared_memory(offset, sizeof(Storage))), value);
+    // Where `keep` writes to: the block's operand, a row of it, gate 0's byte of depth and bytes from gate to gate.
+    int operand, row;
+    unsigned byte, gate_bytes;
+    FR_DEVICE void keep(int gate, Storage value) const {
+      const int offset = operand + Product::value_offset(row, byte + (kBackward ? gate : 0) * gate_bytes);
+      *reinterpret_cast<Storage*>(shared_memory(offset, sizeof(Storage))) = value;
     }
     FR_DEVICE State operator()(int m) const { return value[m]; }
   };
@@ -238,6 +240,11 @@ struct ProjectedKernel {
   static_assert(sizeof(Place) <= kPersistentPlace);
   FR_DEVICE static Place& place() { return *reinterpret_cast<Place*>(shared_memory(kPersistentHeader, sizeof(Place))); }
 
+  // A band of the group, and which slot has its partial sums: index % slots.
+  struct Band {
+    int index, slot;
+  };
+
   // In forward, whose weights leave fewer registers, expressions of the value are recomputed for each band.
   FR_DEVICE static int own_value(int value) { return kBackward ? value : made_anew(value); }
 
@@ -246,8 +253,11 @@ struct ProjectedKernel {
     mutable bool aborted = false;  // as in kernel.cuh
 
     FR_DEVICE const Place& at() const { return place(); }
-    FR_DEVICE float* partial_of(int c, int block) const {
-      return at().sums + (static_cast<int64_t>(c % p.slots) * grid_x() + block) * kBand * at().pitch;
+    // The first warps have most of the pointwise part, so other work is dealt out from the last thread on. The next
+    // step's addresses, which take longest, are left to the warps before these.
+    FR_DEVICE static int other() { return block_threads() - 1 - own_value(thread_index()); }
+    FR_DEVICE float* partial_of(Band band, int block) const {
+      return at().sums + (static_cast<int64_t>(band.slot) * grid_x() + block) * kBand * at().pitch;
     }
     FR_DEVICE Product product_part() const {
       return Product(p, kOwn, block_z(), own_value(block_x()), own_value(thread_index()));
@@ -256,25 +266,26 @@ struct ProjectedKernel {
       return Partial(p, kShared, block_z(), own_value(block_x()), Product::kUnits * p.phase[kOwn].unit_warps,
           own_value(thread_index()));
     }
-    FR_DEVICE int rows_of(int c) const {
-      const int left = at().end - at().row0 - c * kBand;
+    FR_DEVICE int first_row(Band band) const { return at().row0 + band.index * kBand; }
+    FR_DEVICE int rows_of(Band band) const {
+      const int left = at().end - first_row(band);
       return left < kBand ? left : kBand;
     }
-    // The value of a block's flag once it has done `own` of band c in iteration s, or the `share` that follows. The
-    // flag counts what the block has done: in each iteration, wave by wave, `own` of the wave's bands and then `share`
-    // of them. Backward counts one `share` of each band before the first iteration.
-    FR_DEVICE unsigned own_done(int s, int c) const {
-      return (kBackward ? at().bands : 0) + 2u * s * at().bands + c / p.slots * p.slots + c + 1;
+    // The value of a block's flag once it has done `own` of a band in iteration s, or the `share` that follows. It
+    // counts what the block has done: in each iteration, wave by wave, `own` of the wave's bands and then `share` of
+    // them. Backward counts one `share` of each band before the first iteration.
+    FR_DEVICE unsigned own_done(int s, Band band) const {
+      return (kBackward ? at().bands : 0) + 2u * s * at().bands + (band.index - band.slot) + band.index + 1;
     }
-    FR_DEVICE unsigned share_done(int s, int c) const {
-      const int left = at().bands - c / p.slots * p.slots;
-      return own_done(s, c) + (left < p.slots ? left : p.slots);
+    FR_DEVICE unsigned share_done(int s, Band band) const {
+      const int left = at().bands - (band.index - band.slot);
+      return own_done(s, band) + (left < p.slots ? left : p.slots);
     }
     FR_DEVICE void wait(unsigned wanted, const StepDirection& d, int phase) const {
       if (aborted) return;
       bool all = true;
       unsigned seen = 0;
-      for (int i = thread_index(); i <= grid_x() && all; i += block_threads())
+      for (int i = other(); i <= grid_x() && all; i += block_threads())
         all = wait_for<kBackward>(p, at().flags, i, wanted, phase, d.here.step, seen);
       aborted = block_sync_any(!all);
     }
@@ -283,9 +294,11 @@ struct ProjectedKernel {
     }
 
     // Waits until `own` of iteration s may read its operand and overwrite its slot.
-    FR_DEVICE void wait_for_slot(int s, int c, const StepDirection& d) const {
-      if (c >= p.slots) return wait(share_done(s, c - p.slots), d, kOwn);
-      if (s > 0) return wait(share_done(s - 1, c + (at().bands - 1 - c) / p.slots * p.slots), d, kOwn);
+    FR_DEVICE void wait_for_slot(int s, Band band, const StepDirection& d) const {
+      const int c = band.index;
+      if (c >= p.slots) return wait(share_done(s, {c - p.slots, band.slot}), d, kOwn);
+      const int last = c + (at().bands - 1 - c) / p.slots * p.slots;
+      if (s > 0) return wait(share_done(s - 1, {last, band.slot}), d, kOwn);
       if (kBackward) return wait(c + 1, d, kOwn);
       block_sync();
     }
@@ -302,25 +315,25 @@ struct ProjectedKernel {
       }
     }
 
-    FR_DEVICE void own(const StepDirection& d, int s, int c, const Weights& weights) const {
+    FR_DEVICE void own(const StepDirection& d, int s, Band band, const Weights& weights) const {
       const Product part = product_part();
       const int units = part.block_units(), unit0 = block_x() * units;
-      const int first = at().row0 + c * kBand, rows = rows_of(c);
+      const int first = first_row(band), rows = rows_of(band);
       const int thread = own_value(thread_index());
       bool product = (!kBackward || s < p.count) && !aborted;
       if (product) {
-        part.fill_table(d, block_z(), first, at().end, thread);
-        wait_for_slot(s, c, d);
+        part.fill_table(d, block_z(), first, at().end, other());
+        wait_for_slot(s, band, d);
         product = !aborted;
       }
-      prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, part.phase.unit_bits, thread);
+      prefetch_rows<Math, kBackward>(p, d, first, at().end, unit0, part.phase.unit_bits, other());
       if (product) part.run(0, rows, weights.product, [] { block_sync(); });  // the sums overwrite the ring
       block_sync();
       const bool plain = product && is_plain<kBackward>(p.step, d);
-      for (int i = thread; i < rows * units; i += block_threads()) {
-        const int row = i >> part.phase.unit_bits, unit = i & (units - 1), j = unit0 + unit;
-        if (j >= part.phase.units) continue;
-        Sums sums{{}, p, units, row, unit};
+      // The threads are a multiple of the units, so each has one unit, of several rows.
+      const int unit = thread & (units - 1), j = unit0 + unit, bits = part.phase.unit_bits;
+      for (int row = thread >> bits; row < rows && j < part.phase.units; row += block_threads() >> bits) {
+        Sums sums{{}, p.own_offset, row, unit * kBytes, units * kBytes};
         if (product) {
           part.add_partial(sums.value, row, unit);
         } else {
@@ -334,17 +347,17 @@ struct ProjectedKernel {
       }
       block_sync();
       if ((!kBackward || s < p.last) && !aborted) {
-        partial_part().run(partial_of(c, block_x()), rows, weights.partial);
+        partial_part().run(partial_of(band, block_x()), rows, weights.partial);
         block_sync();
       }
-      publish(own_done(s, c));
+      publish(own_done(s, band));
     }
 
-    // Adds up the block's share of band c's partial sums, if there are any (product), and runs the pointwise part of
+    // Adds up the block's share of a band's partial sums, if there are any (product), and runs the pointwise part of
     // step d.
-    FR_DEVICE void share(const StepDirection& d, int c, bool product) const {
+    FR_DEVICE void share(const StepDirection& d, Band band, bool product) const {
       product = product && !aborted;
-      const int rows = rows_of(c), all = rows * at().pitch, blocks = grid_x();
+      const int rows = rows_of(band), all = rows * at().pitch, blocks = grid_x();
       const int thread = own_value(thread_index()), warps = block_threads() / 32, warp = thread / 32,
                 lane = thread % 32;
       const int mine = (all / 4 + blocks - 1) / blocks * 4, from = block_x() * mine,
@@ -356,7 +369,7 @@ struct ProjectedKernel {
         if (product && quad < to) {
           const int place = quad + quad / (rows * kWarpUnits) * (kBand - rows) * kWarpUnits;
           Quad sum{};
-          const float* read = partial_of(c, warp) + place;
+          const float* read = partial_of(band, warp) + place;
           const int64_t step = static_cast<int64_t>(warps) * kBand * at().pitch;
 #pragma unroll 4
           for (int left = (blocks - warp + warps - 1) / warps; left > 0; --left, read += step) {
@@ -371,14 +384,14 @@ struct ProjectedKernel {
           const int column = (first + i) / kWarpUnits, row = column % rows,
                     j = column / rows * kWarpUnits + (first + i) % kWarpUnits;
           if (j >= p.phase[kShared].units) continue;
-          Sums sums{{sum_unless(aborted)}, p, 0, 0, 0};
+          Sums sums{{sum_unless(aborted)}, 0, 0, 0, 0};
           if (product)
             for (int of = 0; of < warps; ++of) sums.value[0] += added[of * kPersistentShare + i];
           const auto run = [&](const auto& element) {
             if constexpr (kBackward) element.template backward_first<Cell>();
             else element.template forward_second<Cell>();
           };
-          run_element(plain, at().row0 + c * kBand + row, j, d, sums, run);
+          run_element(plain, first_row(band) + row, j, d, sums, run);
         }
         block_sync();
       }
@@ -433,7 +446,7 @@ struct ProjectedKernel {
 
     if constexpr (kBackward)
       for (int c = 0; c < of.at().bands; ++c) {
-        of.share(current[kShared], c, false);
+        of.share(current[kShared], {c, 0}, false);
         of.publish(c + 1);
       }
     for (int s = 0; s <= p.last; ++s) {
@@ -442,17 +455,20 @@ struct ProjectedKernel {
       for (int first = 0; first < of.at().bands; first += p.slots) {
         const int after = first + p.slots < of.at().bands ? first + p.slots : of.at().bands;
         for (int c = first; c < after; ++c) {
-          // Prepares the next step's addresses. The last warps do so, because waiting for flags begins with the first.
-          // The addresses that are overwritten were last read a step ago.
-          if (c == 0 && s < p.last) place_step<kBackward>(p, direction, next, d, s + 1, block_threads() - 1 - thread);
-          of.own(d[kOwn], s, c, weights);
+          // Prepares the next step's addresses. The addresses that are overwritten were last read a step ago.
+          if (c == 0 && s < p.last) {
+            const int at = block_threads() * 3 / 4 - 1 - thread;
+            place_step<kBackward>(p, direction, next, d, s + 1, at < 0 ? at + block_threads() : at);
+          }
+          of.own(d[kOwn], s, {c, c - first}, weights);
         }
         if (kBackward && s == p.last) continue;
         for (int c = first; c < after; ++c) {
           const StepDirection& shared = (kBackward ? next : d)[kShared];
-          of.wait(of.own_done(s, c), shared, kShared);
-          of.share(shared, c, true);
-          of.publish(of.share_done(s, c));
+          const Band band{c, c - first};
+          of.wait(of.own_done(s, band), shared, kShared);
+          of.share(shared, band, true);
+          of.publish(of.share_done(s, band));
         }
       }
     }

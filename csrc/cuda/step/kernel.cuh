@@ -117,7 +117,7 @@ struct StepKernel {
   struct Sums {
     static constexpr bool kDropsState = true, kStoresEntering = true;
     State value[kGates];
-    FR_DEVICE void keep(int, State) const {}
+    FR_DEVICE void keep(int, Storage) const {}
     FR_DEVICE State operator()(int m) const { return value[m]; }
   };
 
