@@ -4,8 +4,8 @@ FASTRNN_CUDA=auto|on|off selects the CUDA part: auto builds it if an nvcc is fou
 FASTRNN_CUDA_ARCHS selects the cards, such as "90" for one, or "80;90;100;120;90-virtual" for all and future ones
 (-virtual: PTX, which the driver compiles when the kernels are first loaded). By default: the GPUs of this machine and
 PTX for newer ones, or without a GPU only PTX.
-FASTRNN_CPU=native|all selects the CPU kernels: the baseline, AVX2 and what else this machine can run; or all of them,
-which a wheel for other machines needs.
+FASTRNN_CPU=native|all selects the CPU kernels: those for this machine's processor (AVX2, and AVX-512 if it has it; the
+baseline if it has neither), or all, which a wheel for other machines needs.
 """
 
 import os

@@ -202,6 +202,7 @@ void bind_cells(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "fastrnn's compiled core; see csrc/rnn.h";
+  fr::cpu_chosen_instruction_set();  // throws if this processor can run none
   bind_arguments(m);
   bind_cross_entropy(m);
   bind_layer_norm(m);

@@ -235,7 +235,7 @@ void cpu_prepare(const Shape& shape, Form form, const Weights& weights, const Sc
 bool cpu_reads(const Prepared& prepared);
 
 // The instruction sets compiled in, best first, and the one in use: the best that this machine has, unless another was
-// chosen.
+// chosen. Throws if it has none of them.
 std::string cpu_instruction_sets();
 std::string cpu_chosen_instruction_set();
 // Chooses the instruction set for all later calls, so that tests can compare them. "": the best. Throws if the name is

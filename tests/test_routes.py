@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fastrnn
 from fastrnn import _core, functional
 from fastrnn._core.config import Config
+from fastrnn._core.extension import _C
 from fastrnn.cells import CELLS, CellSpec
 
 
@@ -294,3 +296,22 @@ def test_the_best_compiled_instruction_set_is_chosen():
     info, flags = fastrnn.build_info(), set(Path("/proc/cpuinfo").read_text().split())
     found = [name for name in info["cpu_instruction_sets"].split() if SETS.get(name, set()) <= flags]
     assert info["cpu_chosen"] == found[0]
+
+
+@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="needs qemu-x86_64 (Debian: qemu-user)")
+def test_a_processor_without_avx2(tmp_path):
+    """A build for another machine's processor says so instead of crashing; one with all kernels runs."""
+    program = """if True:
+        import ctypes, glob, importlib.util, sys
+        ctypes.CDLL((glob.glob(sys.argv[2] + "/lib*/libgomp*") + ["libgomp.so.1"])[0], mode=ctypes.RTLD_GLOBAL)
+        spec = importlib.util.spec_from_file_location("_C", sys.argv[1])
+        core = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(core)
+        print(core.build_info()["cpu_chosen"])"""
+    emulated = ["qemu-x86_64", "-cpu", "Nehalem", sys.executable, "-c", program]
+    run = subprocess.run([*emulated, _C.__file__, torch.__path__[0]], capture_output=True, text=True)
+    sets = fastrnn.build_info()["cpu_instruction_sets"]
+    if "baseline" in sets:
+        assert run.stdout == "baseline\n", run.stderr
+    else:
+        assert f"ImportError: it has only kernels for {sets}, which this processor cannot run" in run.stderr

@@ -55,9 +55,9 @@ const Processor& processor() {
 #endif
 
 #if defined(__aarch64__)
-constexpr const char* kBaselineName = "neon";
+[[maybe_unused]] constexpr const char* kBaselineName = "neon";
 #else
-constexpr const char* kBaselineName = "baseline";
+[[maybe_unused]] constexpr const char* kBaselineName = "baseline";
 #endif
 
 template <class Served>
@@ -81,15 +81,18 @@ const InstructionSet kInstructionSets[] = {
     {"avx2", [] { return processor().avx2; }, find_kernels<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
         find_serving<Avx2>},
 #endif
+#if defined(FASTRNN_BASELINE)
     {kBaselineName, [] { return true; }, find_kernels<Baseline>, find_cross_entropy<Baseline>,
         find_layer_norm<Baseline>, find_serving<Baseline>},
+#endif
 };
 constexpr int kInstructionSetCount = sizeof kInstructionSets / sizeof kInstructionSets[0];
 
 int best_instruction_set() {
-  int index = 0;
-  while (!kInstructionSets[index].available()) ++index;
-  return index;
+  for (int index = 0; index < kInstructionSetCount; ++index)
+    if (kInstructionSets[index].available()) return index;
+  throw std::runtime_error("it has only kernels for " + cpu_instruction_sets() +
+                           ", which this processor cannot run; FASTRNN_CPU=all builds it for any");
 }
 std::atomic<int> chosen_instruction_set{-1};  // -1: the best
 

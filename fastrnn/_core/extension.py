@@ -29,7 +29,7 @@ def _load() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"fastrnn's compiled core could not be loaded ({error}). Install the package with `pip install .` "
-            "from its source folder, with the Python that runs this program."
+            "from its source folder, on this machine and with the Python that runs this program."
         ) from error
 
 
