@@ -57,8 +57,22 @@ FR_DEVICE T* global(T* p) {
   __builtin_assume(__isGlobal(p));
   return p;
 }
-// Loads a word of global memory that nothing writes during the launch.
-FR_DEVICE uint32_t load_constant(const uint32_t* p) { return __ldg(p); }
+// Loads 16 bytes of global memory that nothing writes during the launch; zeros unless `some`. Word by word: one wide load
+// fills neighbouring registers, but weights need another order there. In one piece, because the compiler would put each
+// word behind a branch of its own, which multiplied the time to compile.
+FR_DEVICE void load_constant(uint32_t (&word)[4], const void* from, bool some) {
+  word[0] = word[1] = word[2] = word[3] = 0;
+  asm("{\n"
+      "  .reg .pred some;\n"
+      "  setp.ne.u32 some, %5, 0;\n"
+      "  @some ld.global.nc.u32 %0, [%4];\n"
+      "  @some ld.global.nc.u32 %1, [%4+4];\n"
+      "  @some ld.global.nc.u32 %2, [%4+8];\n"
+      "  @some ld.global.nc.u32 %3, [%4+12];\n"
+      "}"
+      : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+      : "l"(from), "r"(static_cast<unsigned>(some)));
+}
 // An address in the shared memory window, as ld.shared and cp.async take it.
 using SharedAddress = unsigned;
 FR_DEVICE SharedAddress shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }

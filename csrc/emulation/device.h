@@ -24,11 +24,9 @@ template <class T>
 inline T* global(T* p) {
   return p;
 }
-inline uint32_t load_constant(const uint32_t* p) {
-  struct [[gnu::may_alias]] Word {
-    uint32_t value;
-  };
-  return reinterpret_cast<const Word*>(p)->value;
+inline void load_constant(uint32_t (&word)[4], const void* from, bool some) {
+  if (some) std::memcpy(word, from, sizeof word);
+  else word[0] = word[1] = word[2] = word[3] = 0;
 }
 inline int block_x() { return emulation::block_index().x; }
 inline int block_y() { return emulation::block_index().y; }

@@ -70,13 +70,6 @@ struct PersistentProduct {
     return byte / kRowBytes * ((kBand - 1) * kRowBytes) + byte_offset(row, byte);
   }
 
-  // Loads 16 bytes of weights, which nothing writes during the launch; zeros from null. They are loaded word by word:
-  // one wide load fills neighbouring registers, but weights need another order there (Fragment).
-  FR_DEVICE static void load_whole(Piece& piece, const Storage* from) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) piece.word[i] = from ? load_constant(reinterpret_cast<const uint32_t*>(from) + i) : 0;
-  }
-
   const PersistentParams& p;
   const PersistentPhase& phase;
   const StepProduct& product;
@@ -125,16 +118,19 @@ struct PersistentProduct {
   FR_DEVICE int slice_of(int round) const { return round * phase.depth_warps + depth_warp; }
 
   FR_DEVICE void load_weights(Fragment& to, int slice, int half, int m) const {
+    const bool exists = slice < phase.slices;
+    if (!exists) slice = 0;
     const int segment = slice >= phase.first_slices ? 1 : 0;
     const int64_t k = static_cast<int64_t>(slice - segment * phase.first_slices) * kSliceDepth +
                       (kUnitLanes * half + lane % kUnitLanes) * kPieceDepth;
     const auto* weight = static_cast<const Storage*>(product.weight[segment]);
+    const bool within = exists & (k < product.depth[segment]);  // no &&: a branch
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
-      const bool some = unit < phase.units && slice < phase.slices && k < product.depth[segment];
       Piece piece;
-      load_whole(piece, some ? weight + weight_row(m, unit) * product.weight_stride[segment] + k : nullptr);
+      load_constant(piece.word, weight + weight_row(m, unit) * product.weight_stride[segment] + k,
+          within & (unit < phase.units));
       Math::prepare(piece.word);
       to.set(high, piece.word);
     }

@@ -60,14 +60,15 @@ struct PartialProduct : PersistentProduct<Math, 1, false, false, projected_regis
 #pragma unroll
     for (int high = 0; high < kHigh; ++high) {
       const int result = item.result0 + lane / kUnitLanes + 32 / kUnitLanes * high;
-      const Storage* from = left > 0 && result < phase.units ? weight + result * product.weight_stride[0] : nullptr;
+      const Storage* from = weight + result * product.weight_stride[0];
+      const bool some = (left > 0) & (result < phase.units);
       Piece piece{};
       if constexpr (kStreamed) {
-        if (from) piece = *reinterpret_cast<const Piece*>(from);
+        if (some) piece = *reinterpret_cast<const Piece*>(from);
       } else {
         if (kBackward && hidden % Base::kPieceDepth != 0)  // only gate 0 begins on 16 bytes
-          load_elements(piece.word, from, from ? (left < Base::kPieceDepth ? left : Base::kPieceDepth) : 0);
-        else Base::load_whole(piece, from);
+          load_elements(piece.word, from, some ? (left < Base::kPieceDepth ? left : Base::kPieceDepth) : 0);
+        else load_constant(piece.word, from, some);
       }
       Math::prepare(piece.word);
       to.set(high, piece.word);
