@@ -29,7 +29,8 @@ FR_DEVICE int block_threads() { return blockDim.x; }
 // registers across a loop.
 template <class T>
 FR_DEVICE T made_anew(T value) {
-  asm volatile("" : "+r"(value));
+  if constexpr (sizeof value == 8) asm volatile("" : "+l"(value));
+  else asm volatile("" : "+r"(value));
   return value;
 }
 FR_DEVICE int block_x() { return blockIdx.x; }

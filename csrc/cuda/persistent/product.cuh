@@ -252,9 +252,11 @@ struct PersistentProduct {
   template <class Take>
   FR_DEVICE void each_source(int segment, int count, int rows, Take take) const {
     const Storage** from = &table(segment, first_row());
+    // made anew: otherwise a branch of each row would compute it
+    const auto* spare = made_anew(static_cast<const Storage*>(product.weight[segment]));
     each_row(count, rows, [&](int i) {
       const Storage* row = from[i * row_step()];
-      take(i, row ? row : static_cast<const Storage*>(product.weight[segment]), row ? kPieceBytes : 0);
+      take(i, row ? row : spare, row ? kPieceBytes : 0);
     });
   }
   // Sets up the copies of a slice and of those that follow in its segment.
