@@ -89,6 +89,13 @@ struct Element {
   mutable Storage kept{};  // the new state of an active row, for kernels that keep it on the chip
   Clips<V> no_clips{V(0), V(0), false, false};
   NoiseParams no_noise{};
+  RowState row{}, after{};  // the row's roles in this step and, in backward, in the pending one; inactive if it has none
+
+  // Must come before a phase. For all cells together, because the code is long and each cell has its own.
+  FR_DEVICE void read_roles(bool backward) {
+    if (exists()) row = role(d.here);
+    if (backward && (kPlain || d.pending.step >= 0)) after = role(d.pending);
+  }
 
   FR_DEVICE const Clips<V>& clips() const { return kPlain ? no_clips : clips_of_call; }
   FR_DEVICE const NoiseParams& noise_params() const { return kPlain ? no_noise : p.noise; }
@@ -128,7 +135,7 @@ struct Element {
       for (int m = 0; m < kRows; ++m) to[m] = V(sums(m));
     }
   }
-  FR_DEVICE V h_prev(const RowState& row) const {
+  FR_DEVICE V h_prev() const {
     const Storage* from = old_row<Storage>(row, p.reset_to_initial, d.matrix[M::kOutputBefore], d.h0, p.width, b);
     return kPlain || from ? V(to_state(global(from)[j])) : V(0);
   }
@@ -139,7 +146,7 @@ struct Element {
     return V(1);
   }
 
-  FR_DEVICE void store_h(const RowState& row, V h) const {
+  FR_DEVICE void store_h(V h) const {
     kept = stored(h);
     if (!d.matrix[M::kOutput].data) return;  // null while gates are rebuilt
     *at<Storage>(d.matrix[M::kOutput]) = kept;
@@ -162,7 +169,7 @@ struct Element {
 
   // Cell states of this unit.
   template <class Cell>
-  FR_DEVICE void load_old_cells(Unit<V, Cell>& u, const RowState& row) const {
+  FR_DEVICE void load_old_cells(Unit<V, Cell>& u) const {
     if constexpr (Cell::kCells > 0) {
       const State* from =
           old_row<State>(row, p.reset_to_initial, d.matrix[M::kCellsBefore], d.c0, Cell::kCells * p.hidden, b);
@@ -203,7 +210,6 @@ struct Element {
   template <class Cell>
   FR_DEVICE void forward_first() const {
     using N = Numbers<Cell>;
-    const RowState row = role(d.here);
     if (!row.active) {
       if constexpr (!N::kTwoPhases) rest_h();
       if constexpr (Cell::kCells > 0) {
@@ -218,11 +224,11 @@ struct Element {
     const State* input = at<State>(d.matrix[M::kInputGates]);
     for (int gate = 0; gate < N::kFirstGates; ++gate, input += hidden) u.input[gate] = V(*input);
     if constexpr (N::kMultiplies) load_products<N::kFirstGates>(u.recurrent);
-    if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
-    load_old_cells(u, row);
+    if constexpr (Cell::kReadsHidden) u.h_prev = h_prev();
+    load_old_cells(u);
     load_unit_weights(u);
     if constexpr (!Cell::kReadsHidden && !N::kTwoPhases)
-      if (noise_params().on) u.h_prev = h_prev(row);
+      if (noise_params().on) u.h_prev = h_prev();
     this->template noise<Cell>().forward0(u, clips());
     if constexpr (N::kFirstSaved > 0) {
       if (d.matrix[M::kGates].data) {
@@ -236,7 +242,7 @@ struct Element {
         if (d.c_n && (row.last || !d.matrix[M::kCells].data)) cell_of<Cell>(d.c_n, i) = u.c[i].value;
       }
     if constexpr (!N::kTwoPhases) {
-      store_h(row, u.h);
+      store_h(u.h);
     } else {
       store_if(d.matrix[M::kInner], u.inner);  // null: needed on the chip only
       sums.keep(1, stored(u.inner));
@@ -252,7 +258,6 @@ struct Element {
   template <class Cell>
   FR_DEVICE void forward_second() const {
     using N = Numbers<Cell>;
-    const RowState row = role(d.here);
     if (!row.active) {
       rest_h();
       return;
@@ -261,7 +266,7 @@ struct Element {
     if constexpr (N::kProjects) {
       load_products<1>(&u.projected);
     } else {
-      if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
+      if constexpr (Cell::kReadsHidden) u.h_prev = h_prev();
       load_unit_weights(u);
       if constexpr (N::kCarried > 0)
         for (int i = 0; i < N::kCarried; ++i) u.carried[i] = V(carried<Cell>(i));
@@ -270,13 +275,13 @@ struct Element {
       load_products<N::kGates - N::kFirstGates>(u.recurrent + N::kFirstGates);
     }
     if constexpr (!Cell::kReadsHidden || N::kProjects)
-      if (noise_params().on) u.h_prev = h_prev(row);
+      if (noise_params().on) u.h_prev = h_prev();
     this->template noise<Cell>().forward1(u, clips());
     if constexpr (N::kFirstSaved < N::kSaved) {
       if (d.matrix[M::kGates].data)
         for (int i = N::kFirstSaved; i < N::kSaved; ++i) store(d.matrix[M::kGates], i * p.hidden + j, u.saved[i]);
     }
-    store_h(row, u.h);
+    store_h(u.h);
   }
 
   // Stores the gradients of gates [kBegin, kEnd). For the split gate the product reads the gradient of the recurrent
@@ -306,8 +311,6 @@ struct Element {
   template <bool kOfH>
   FR_DEVICE V arriving(void* buffer, void* reset_buffer, int64_t place, State product) const {
     V gradient = V(global(static_cast<const State*>(buffer))[place]);
-    if (!kPlain && d.pending.step < 0) return gradient;
-    const RowState after = role(d.pending);
     if (!after.active) return gradient;
     if constexpr (kOfH) {
       if constexpr (Sums::kDropsState) product = (V(product) * mask()).value;
@@ -325,23 +328,23 @@ struct Element {
   }
 
   template <class Cell>
-  FR_DEVICE void load_saved(Unit<V, Cell>& u, const RowState& row) const {
+  FR_DEVICE void load_saved(Unit<V, Cell>& u) const {
     if constexpr (Numbers<Cell>::kSaved > 0) {
       const int hidden = units();
       const Storage* from = at<Storage>(d.matrix[M::kGates]);
       for (int i = 0; i < Numbers<Cell>::kSaved; ++i, from += hidden) u.saved[i] = V(to_state(*from));
     }
-    if constexpr (Cell::kReadsHidden) u.h_prev = h_prev(row);
+    if constexpr (Cell::kReadsHidden) u.h_prev = h_prev();
     load_unit_weights(u);
   }
   template <class Cell>
-  FR_DEVICE void load_cells(Unit<V, Cell>& u, const RowState& row) const {
+  FR_DEVICE void load_cells(Unit<V, Cell>& u) const {
     if constexpr (Cell::kCells > 0)
       for (int i = 0; i < Cell::kCells; ++i) {
         u.c[i] = load_state(d.matrix[M::kCells], i * p.hidden + j);
         if (d.matrix[M::kDCells].data) u.d_c[i] = u.d_c[i] + load_state(d.matrix[M::kDCells], i * p.hidden + j);
       }
-    load_old_cells(u, row);
+    load_old_cells(u);
   }
   template <class Cell>
   FR_DEVICE void arriving_at_cells(Unit<V, Cell>& u) const {
@@ -363,8 +366,6 @@ struct Element {
     Unit<V, Cell> u;
     u.d_h = arriving<true>(d.d_h, d.d_h0_reset, b * p.width + j, sums(0));
     if constexpr (!N::kTwoPhases) arriving_at_cells(u);
-    RowState row{};
-    if (exists()) row = role(d.here);
     if (!row.active) {
       leave_h(u.d_h);
       if constexpr (!N::kTwoPhases) leave_cells(u);
@@ -375,11 +376,11 @@ struct Element {
       return;
     }
     if (d.matrix[M::kDOutput].data) u.d_h = u.d_h + load(d.matrix[M::kDOutput], j);
-    if (d.matrix[M::kHPrev].data) store(d.matrix[M::kHPrev], j, h_prev(row) * mask());
-    if constexpr (!N::kProjects) load_saved(u, row);
+    if (d.matrix[M::kHPrev].data) store(d.matrix[M::kHPrev], j, h_prev() * mask());
+    if constexpr (!N::kProjects) load_saved(u);
     if constexpr (Cell::kReadsOutput || N::kProjects) u.h = load(d.matrix[M::kOutput], j);
     if constexpr (!N::kTwoPhases) {
-      load_cells(u, row);
+      load_cells(u);
       this->template noise<Cell>().backward0(u, clips());
     } else {
       this->template noise<Cell>().backward1(u, clips());
@@ -397,8 +398,6 @@ struct Element {
     using N = Numbers<Cell>;
     Unit<V, Cell> u;
     arriving_at_cells(u);
-    RowState row{};
-    if (exists()) row = role(d.here);
     if (!row.active) {
       leave_cells(u);
       if (!exists()) return;
@@ -406,9 +405,9 @@ struct Element {
       clear_gate_gradients<0, N::kFirstGradients, Cell>();
       return;
     }
-    load_saved(u, row);
+    load_saved(u);
     u.d_inner = V(sums(0));
-    load_cells(u, row);
+    load_cells(u);
     if constexpr (!N::kProjects) u.d_h_prev = V(global(static_cast<const State*>(d.d_h))[b * p.width + j]);
     this->template noise<Cell>().backward0(u, clips());
     store_gate_gradients<0, N::kFirstGradients>(u);

@@ -48,7 +48,8 @@ struct ElementwiseKernel {
     for (int64_t s = 0; s <= p.last; ++s) {
       const StepDirection& d = current[s % 2];
       if (b < step.rows) {
-        const Element<Math, NoSums> of{step, d, clips, b, j, sums};
+        Element<Math, NoSums> of{step, d, clips, b, j, sums};
+        of.read_roles(kBackward);
         switch (step.cell) {
 #define FR_CELL(name, Type) \
   case Cell::name: \

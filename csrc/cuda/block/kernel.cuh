@@ -233,11 +233,13 @@ struct BlockKernel {
         const Sums sums{
             product ? partial + row * kPitch + i % kWarpUnits : nullptr, next_operand, row, unit, p.gate_slices};
         if (plain) {
-          const Element<Math, Sums, true> element{step, d, clips, b, unit, sums};
+          Element<Math, Sums, true> element{step, d, clips, b, unit, sums};
+          element.read_roles(kBackward);
           pointwise(element, step.cell);
           if constexpr (!kBackward) *place(next_operand, unit / kSliceDepth, row, unit % kSliceDepth) = element.kept;
         } else {
-          const Element<Math, Sums> element{step, d, clips, b, unit, sums};
+          Element<Math, Sums> element{step, d, clips, b, unit, sums};
+          element.read_roles(kBackward);
           pointwise(element, step.cell);
           if constexpr (!kBackward)
             if (s < last) put_state(step, d, next_rows, next_operand, b, row, unit, &element.kept);

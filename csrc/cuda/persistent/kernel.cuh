@@ -131,7 +131,8 @@ struct PersistentKernel {
       } else {
         for (State& sum : sums.value) sum = sum_unless(aborted);
       }
-      const auto run = [&](const auto& element) {
+      const auto run = [&](auto element) {
+        element.read_roles(kBackward);
         if (part.number == 0) pointwise<0>(element, element.p.cell);
         else if constexpr (kTwoPhases) pointwise<1>(element, element.p.cell);
         return element.kept;

@@ -308,11 +308,15 @@ struct ProjectedKernel {
     FR_DEVICE void run_element(bool plain, int b, int j, const StepDirection& d, const Sums& sums, Run run) const {
       if (plain) {
         const Clips<V> none{V(0), V(0), false, false};
-        run(Element<Math, Sums, true>{p.step, d, none, b, j, sums});
+        Element<Math, Sums, true> element{p.step, d, none, b, j, sums};
+        element.read_roles(kBackward);
+        run(element);
       } else {
         const PersistentParams& again = read_again(p);
         const Clips<V> clips = clips_of<V>(again.step);
-        run(Element<Math, Sums>{again.step, d, clips, b, j, sums});
+        Element<Math, Sums> element{again.step, d, clips, b, j, sums};
+        element.read_roles(kBackward);
+        run(element);
       }
     }
 

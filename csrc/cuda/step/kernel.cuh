@@ -193,7 +193,8 @@ struct StepKernel {
       for (int of = 0; of < groups; ++of)  // partial sums: [depth group][gate][row][unit]
 #pragma unroll
         for (int m = 0; m < kGates; ++m, partial += tile_rows * partial_pitch) sums.value[m] += *partial;
-      const Element<Math, Sums> element{p, d, clips, b, j, sums};
+      Element<Math, Sums> element{p, d, clips, b, j, sums};
+      element.read_roles(p.phase == Phase::kBackwardFirst || p.phase == Phase::kBackwardSecond);
       switch (p.cell) {
 #define FR_CELL(name, Type) \
   case Cell::name: \
