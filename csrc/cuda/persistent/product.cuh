@@ -251,9 +251,9 @@ struct PersistentProduct {
   // `row` any address that is valid and 16-byte aligned, which even a copy of no bytes needs.
   template <class Take>
   FR_DEVICE void each_source(int segment, int count, int rows, Take take) const {
-    const Storage** from = &table(segment, first_row());
     // made anew: otherwise a branch of each row would compute it
     const auto* spare = made_anew(static_cast<const Storage*>(product.weight[segment]));
+    const Storage** from = &table(segment, first_row());
     each_row(count, rows, [&](int i) {
       const Storage* row = from[i * row_step()];
       take(i, row ? row : spare, row ? kPieceBytes : 0);
