@@ -72,8 +72,8 @@ FR_DEVICE bool is_plain(const StepParams& p, const StepDirection& d) {
 }
 
 // One element of one phase. sums(m) is the product of gate row m, without bias. Kernels that keep operands of later
-// products on the chip get them by sums.keep(i, stored): in backward the gradient of gate i, in forward, with i = 1, the
-// operand of the second product. kPlain: is_plain holds for this step.
+// products on the chip get them by sums.keep(i, stored): in backward the gradient of gate i, in forward, with i = 1,
+// the operand of the second product. kPlain: is_plain holds for this step.
 template <class Math, class Sums, bool kPlain = false>
 struct Element {
   using Storage = typename Math::Storage;
@@ -89,7 +89,7 @@ struct Element {
   mutable Storage kept{};  // the new state of an active row, for kernels that keep it on the chip
   Clips<V> no_clips{V(0), V(0), false, false};
   NoiseParams no_noise{};
-  RowState row{}, after{};  // the row's roles in this step and, in backward, in the pending one; inactive if it has none
+  RowState row{}, after{};  // the row's roles in this step and, in backward, in the pending one; inactive: it has none
 
   // Must come before a phase. For all cells together, because the code is long and each cell has its own.
   FR_DEVICE void read_roles(bool backward) {

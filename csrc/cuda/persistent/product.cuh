@@ -129,8 +129,8 @@ struct PersistentProduct {
     for (int high = 0; high < kHigh; ++high) {
       const int unit = unit_of(m, high);
       Piece piece;
-      load_constant(piece.word, weight + weight_row(m, unit) * product.weight_stride[segment] + k,
-          within & (unit < phase.units));
+      load_constant(
+          piece.word, weight + weight_row(m, unit) * product.weight_stride[segment] + k, within & (unit < phase.units));
       Math::prepare(piece.word);
       to.set(high, piece.word);
     }
