@@ -64,12 +64,12 @@ FR_DEVICE T* global(T* p) {
 FR_DEVICE void load_constant(uint32_t (&word)[4], const void* from, bool some) {
   word[0] = word[1] = word[2] = word[3] = 0;
   asm("{\n"
-      "  .reg .pred some;\n"
-      "  setp.ne.u32 some, %5, 0;\n"
-      "  @some ld.global.nc.u32 %0, [%4];\n"
-      "  @some ld.global.nc.u32 %1, [%4+4];\n"
-      "  @some ld.global.nc.u32 %2, [%4+8];\n"
-      "  @some ld.global.nc.u32 %3, [%4+12];\n"
+      "  .reg .pred %%some;\n"
+      "  setp.ne.u32 %%some, %5, 0;\n"
+      "  @%%some ld.global.nc.u32 %0, [%4];\n"
+      "  @%%some ld.global.nc.u32 %1, [%4+4];\n"
+      "  @%%some ld.global.nc.u32 %2, [%4+8];\n"
+      "  @%%some ld.global.nc.u32 %3, [%4+12];\n"
       "}"
       : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
       : "l"(from), "r"(static_cast<unsigned>(some)));
