@@ -81,7 +81,7 @@ const InstructionSet kInstructionSets[] = {
     {"avx2", [] { return processor().avx2; }, find_kernels<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
         find_serving<Avx2>},
 #endif
-#if defined(FASTRNN_BASELINE)
+#if !defined(FASTRNN_NO_BASELINE)
     {kBaselineName, [] { return true; }, find_kernels<Baseline>, find_cross_entropy<Baseline>,
         find_layer_norm<Baseline>, find_serving<Baseline>},
 #endif
