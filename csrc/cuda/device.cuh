@@ -60,10 +60,12 @@ FR_DEVICE T* global(T* p) {
 }
 // Loads 16 bytes of global memory that nothing writes during the launch; zeros unless `some`. Word by word, because a
 // wide load fills neighbouring registers, but weights need another order there. All in one asm, because the compiler
-// would put a branch around each word, and persistent kernels were a tenth larger.
+// would put a branch around each word, and persistent kernels were a tenth larger. volatile: out of this order the
+// loads took more registers than there are.
 FR_DEVICE void load_constant(uint32_t (&word)[4], const void* from, bool some) {
   word[0] = word[1] = word[2] = word[3] = 0;
-  asm("{\n"
+  asm volatile(
+      "{\n"
       "  .reg .pred %%some;\n"
       "  setp.ne.u32 %%some, %5, 0;\n"
       "  @%%some ld.global.nc.u32 %0, [%4];\n"
