@@ -28,7 +28,7 @@ OUTPUT_FILE = click.Path(path_type=Path)
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 # The providers of deployed.py, and the packages that each needs.
 DEPLOYED: dict[str, tuple[str, ...]] = dict.fromkeys(("frozen", "frozen-bfloat16", "frozen-int8", "torch-int8"), ())
-DEPLOYED |= dict.fromkeys(("onnxruntime", "onnxruntime-int8"), _ONNX)
+DEPLOYED |= dict.fromkeys(("onnxruntime", "onnxruntime-int8", "onnxruntime-int7"), _ONNX)
 
 
 def require_providers(names: Iterable[str], device: str) -> None:

@@ -149,8 +149,9 @@ def test_providers_agree_with_the_float64_loop(options, packed):
 
 
 @pytest.mark.parametrize(
-    "name, cells, error",  # int8 rounds by 1/255 of a row's range
-    [("onnxruntime", ("lstm", "gru_reset_before", "rnn_relu"), 1e-6), ("onnxruntime-int8", ("lstm",), 0.1),
+    "name, cells, error",  # int8 rounds by 1/255 of a row's range; ONNX Runtime's default is one scale for all rows
+    [("onnxruntime", ("lstm", "gru_reset_before", "rnn_relu"), 1e-6), ("onnxruntime-int8", ("lstm",), 0.3),
+     ("onnxruntime-int7", ("lstm",), 0.1),
      ("torch-int8", ("lstm", "gru"), 0.1), ("frozen-int8", ("lstm", "rnn_relu"), 0.1)],
 )  # fmt: skip
 def test_deployed_providers(name, cells, error):

@@ -287,6 +287,8 @@ def test_importing_fastrnn_does_not_import_the_compiler():
 
 SETS = {"avx2": {"avx2", "fma", "f16c"}}  # and the flags of /proc/cpuinfo that each needs
 SETS["avx512"] = SETS["avx2"] | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+SETS["avx_vnni"] = SETS["avx2"] | {"avx_vnni"}
+SETS["avx512_vnni"] = SETS["avx512"] | {"avx512_vnni"}
 SETS["avx512_bf16"] = SETS["avx512"] | {"avx512_bf16"}
 
 

@@ -27,7 +27,7 @@ struct InstructionSet {
 
 #if defined(FASTRNN_AVX2)
 struct Processor {
-  bool avx2, avx512, avx512_bf16;
+  bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16;
 };
 
 // The extensions that the processor has and whose registers the operating system saves. Not __builtin_cpu_supports,
@@ -43,8 +43,10 @@ Processor read_processor() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
   found.avx2 = (b & bit_AVX2) && (saved & kYmm) == kYmm;
   found.avx512 = found.avx2 && (b & k512) == k512 && (saved & kZmm) == kZmm;
-  const bool has_leaf = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
-  found.avx512_bf16 = found.avx512 && has_leaf && (a & bit_AVX512BF16);
+  found.avx512_vnni = found.avx512 && (c & bit_AVX512VNNI);
+  if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return found;
+  found.avx_vnni = found.avx2 && (a & bit_AVXVNNI);
+  found.avx512_bf16 = found.avx512 && (a & bit_AVX512BF16);
   return found;
 }
 
@@ -60,22 +62,31 @@ const Processor& processor() {
 [[maybe_unused]] constexpr const char* kBaselineName = "baseline";
 #endif
 
-template <class Served>
-[[maybe_unused]] const Served* left_to_the_next(Type) {
+template <class Served, class... Of>
+[[maybe_unused]] const Served* left_to_the_next(Of...) {
   return nullptr;
 }
 
-// Best first. A type that a set does not serve falls to the next set. Layer normalisation is a small part of its steps
-// and is not compiled for a third set. CMakeLists.txt decides which are compiled.
+// Best first. What a set does not serve falls to the next one that the processor has. Layer normalisation is a small
+// part of its steps and is not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", [] { return processor().avx512_bf16; }, find_kernels<Avx512BFloat16>,
-        left_to_the_next<CrossEntropyKernels>, left_to_the_next<LayerNormKernels>,
-        [](Cell, Form) { return static_cast<const CellKernels*>(nullptr); }},
+        left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>,
+        left_to_the_next<CellKernels, Cell, Form>},
+#endif
+#if defined(FASTRNN_AVX512_VNNI)
+    {"avx512_vnni", [] { return processor().avx512_vnni; }, left_to_the_next<CellKernels, Cell, Type>,
+        left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>,
+        find_serving<Avx512Vnni>},
 #endif
 #if defined(FASTRNN_AVX512)
     {"avx512", [] { return processor().avx512; }, find_kernels<Avx512>, find_cross_entropy<Avx512>,
-        left_to_the_next<LayerNormKernels>, find_serving<Avx512>},
+        left_to_the_next<LayerNormKernels, Type>, find_serving<Avx512>},
+#endif
+#if defined(FASTRNN_AVX_VNNI)
+    {"avx_vnni", [] { return processor().avx_vnni; }, left_to_the_next<CellKernels, Cell, Type>,
+        left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>, find_serving<AvxVnni>},
 #endif
 #if defined(FASTRNN_AVX2)
     {"avx2", [] { return processor().avx2; }, find_kernels<Avx2>, find_cross_entropy<Avx2>, find_layer_norm<Avx2>,
@@ -104,26 +115,28 @@ int current_instruction_set() {
 
 }  // namespace
 
-const CellKernels& choose_kernels(Cell cell, Type type) {
-  for (int index = current_instruction_set();; ++index)
-    if (const CellKernels* found = kInstructionSets[index].find(cell, type)) return *found;
+// What the set in use serves, or else the next one that the processor has; null if none does.
+template <class Find, class... Of>
+static auto first_found(Find InstructionSet::*find, Of... of) {
+  for (int index = current_instruction_set(); index < kInstructionSetCount; ++index) {
+    const InstructionSet& set = kInstructionSets[index];
+    if (const auto* found = set.available() ? (set.*find)(of...) : nullptr) return found;
+  }
+  return decltype((kInstructionSets[0].*find)(of...)){};
 }
 
-const LayerNormKernels& choose_layer_norm(Type type) {
-  for (int index = current_instruction_set();; ++index)
-    if (const LayerNormKernels* found = kInstructionSets[index].find_layer_norm(type)) return *found;
-}
+const CellKernels& choose_kernels(Cell cell, Type type) { return *first_found(&InstructionSet::find, cell, type); }
+
+const LayerNormKernels& choose_layer_norm(Type type) { return *first_found(&InstructionSet::find_layer_norm, type); }
 
 const CellKernels& choose_serving(Cell cell, Form form) {
   if (form == Form::kFloat32) return choose_kernels(cell, Type::kFloat32);
-  for (int index = current_instruction_set(); index < kInstructionSetCount; ++index)
-    if (const CellKernels* found = kInstructionSets[index].find_serving(cell, form)) return *found;
+  if (const CellKernels* found = first_found(&InstructionSet::find_serving, cell, form)) return *found;
   throw std::invalid_argument("form: expected float32, the one form of " + std::string(facts_of(cell).name));
 }
 
 const CrossEntropyKernels& choose_cross_entropy(Type type) {
-  for (int index = current_instruction_set();; ++index)
-    if (const CrossEntropyKernels* found = kInstructionSets[index].find_cross_entropy(type)) return *found;
+  return *first_found(&InstructionSet::find_cross_entropy, type);
 }
 
 // ---- argument checks ----

@@ -14,6 +14,7 @@ namespace fr::cpu {
 // and stays in L2.
 // kL2Bytes: L2 of a core that has this set and no better one.
 // kNativeBFloat16: one instruction multiplies bfloat16 pairs (vdpbf16ps), so operands stay in 16 bit.
+// kOnlyInt8: the set serves weights of 8 bits only (with vpdpbusd, quantised.h).
 // kUnpacksLines: weights that are used once are read one cache line of each row at a time, if they come from memory or
 // their rows fall into one set of L1.
 //
@@ -26,19 +27,24 @@ inline constexpr int kBaselineAccumulators = 8;
 struct Baseline {
   static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512,
                        kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kUnpacksLines = false;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kUnpacksLines = false;
 };
 struct Avx2 {
   static constexpr int kBytes = 32, kAccumulators = 12, kTileVectors = 3, kDepthBlock = 256, kL2Bytes = 512 << 10;
-  static constexpr bool kNativeBFloat16 = false, kUnpacksLines = true;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kUnpacksLines = true;
 };
 struct Avx512 {
   static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kUnpacksLines = false;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kUnpacksLines = false;
 };
-struct Avx512BFloat16 {
-  static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = true, kUnpacksLines = false;
+struct Avx512BFloat16 : Avx512 {
+  static constexpr bool kNativeBFloat16 = true;
+};
+struct AvxVnni : Avx2 {
+  static constexpr bool kOnlyInt8 = true;
+};
+struct Avx512Vnni : Avx512 {
+  static constexpr bool kOnlyInt8 = true;
 };
 
 }  // namespace fr::cpu

@@ -7,7 +7,7 @@
 //
 // x86 multiplies unsigned by signed bytes and adds two such products in 16 bits, with saturation (vpmaddubsw). Two of
 // these sums are added in 16 bits before a second multiplication widens them, so that 32 products take 1.5
-// multiplications, not 2. Int8::kGroupSum keeps them within 16 bits.
+// multiplications, not 2. Int8::kGroupSum keeps them within 16 bits. VNNI (vpdpbusd) adds four products in 32 bits.
 //
 //   panel = bias and scales (float) and start (uint32), [kColumns] each, then its slices as in product.h: for each word
 //   of four k, the weights of the slice's registers, with the four of a lane side by side. The depth is padded to an
@@ -31,9 +31,15 @@ struct Bytes {
   static Words repeat(int32_t word) { return _mm512_set1_epi32(word); }
   // sum + the eight products of each lane
   static Sums add(Sums sum, Words a, Words w, Words b, Words v) {
+#if defined(__AVX512VNNI__)
+    return reinterpret_cast<Sums>(_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(reinterpret_cast<Words>(sum), a, w), b, v));
+#else
     const __m512i pairs = _mm512_add_epi16(_mm512_maddubs_epi16(a, w), _mm512_maddubs_epi16(b, v));
     return sum + reinterpret_cast<Sums>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
   }
+  // A loop's result. Without it GCC 12 stores sums at each turn, for want of registers behind the loop.
+  static void settle(Sums& sum) { asm("" : "+v"(sum)); }
   // Rounds to integers and adds the offset.
   static void round(Raw from, uint8_t* to) {
     const __m512i whole = _mm512_cvtps_epi32(reinterpret_cast<__m512>(from));
@@ -44,9 +50,15 @@ struct Bytes {
   using Words = __m256i;
   static Words repeat(int32_t word) { return _mm256_set1_epi32(word); }
   static Sums add(Sums sum, Words a, Words w, Words b, Words v) {
+#if defined(__AVXVNNI__)
+    return reinterpret_cast<Sums>(
+        _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(reinterpret_cast<Words>(sum), a, w), b, v));
+#else
     const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, w), _mm256_maddubs_epi16(b, v));
     return sum + reinterpret_cast<Sums>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
   }
+  static void settle(Sums& sum) { asm("" : "+x"(sum)); }
   static void round(Raw from, uint8_t* to) {
     const __m256i whole = _mm256_cvtps_epi32(reinterpret_cast<__m256>(from));
     const __m128i words =
@@ -71,6 +83,7 @@ struct Bytes {
     const Signed first = reinterpret_cast<Signed>(both << 16) >> 16, second = reinterpret_cast<Signed>(both) >> 16;
     return sum + reinterpret_cast<Sums>(first + second);
   }
+  static void settle(Sums&) {}
   static void round(Raw from, uint8_t* to) {
 #if defined(__SSE2__)
     const __m128i whole = _mm_cvtps_epi32(reinterpret_cast<__m128>(from));
@@ -238,6 +251,10 @@ struct QuantisedProduct {
           sum[row][vector] = B::add(sum[row][vector], first, w[0][vector], second, w[1][vector]);
       }
     }
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kWidth; ++vector) B::settle(sum[row][vector]);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4

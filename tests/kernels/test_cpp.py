@@ -18,12 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SIMD_TESTS = {  # and the instruction set that each needs
     "simd_test_Baseline": "baseline",
     "simd_test_Avx2": "avx2",
+    "simd_test_AvxVnni": "avx2",  # and emulates the instructions of AVX-VNNI
     "simd_test_Avx512": "avx512",
+    "simd_test_Avx512Vnni": "avx512_vnni",
     "simd_test_Avx512BFloat16": "avx512_bf16",
 }
 CLANG_FLAGS = [  # and the names of the files that need them, as in CMakeLists.txt
     *(("avx", flag) for flag in ("-mavx2", "-mfma", "-mf16c")),
     *(("avx512", flag) for flag in ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")),
+    ("avx_vnni", "-mavxvnni"),
+    ("avx512_vnni", "-mavx512vnni"),
     ("avx512_bf16", "-mavx512bf16"),
 ]
 
@@ -82,7 +86,7 @@ def test_clang_understands_the_core(target: str) -> None:
         pytest.skip("clang++ (and for arm64 g++-aarch64-linux-gnu's headers) are needed")
     avx = target.startswith("x86_64")
     command = [clang, f"--target={target}", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-    command += ["-DFASTRNN_AVX2", "-DFASTRNN_AVX512", "-DFASTRNN_AVX512_BF16"] * avx
+    command += [f"-DFASTRNN_{name}" for name in ("AVX2", "AVX_VNNI", "AVX512", "AVX512_VNNI", "AVX512_BF16")] * avx
     for source in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")):
         if avx or "avx" not in source.stem:
             flags = [flag for name, flag in CLANG_FLAGS if name in source.stem]

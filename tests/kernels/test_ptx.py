@@ -118,7 +118,7 @@ FAULTS = {
     "mma: B's halves exchanged": (_ON_STEP, _BF16, _BF16.replace("%8, %9", "%9, %8"), _WRONG),
     "mma: D's rows for its columns": (_ON_STEP, _BF16, _BF16.replace("%1, %2", "%2, %1"), _WRONG),
     "ldmatrix: results exchanged": (_ON_STEP, '"=r"(to[1]), "=r"(to[2])', '"=r"(to[2]), "=r"(to[1])', _WRONG),
-    "copy: bytes beyond the row are read": (_ON_STEP, "16, %2;", "16;", _WRONG),
+    "copy: bytes beyond the row are read": (_ON_STEP, "16, %2;", "16;", f"{_WRONG}|global memory out of range"),
     "copy: one group too many left": (_ON_STEP, '::"n"(kLeft)', '::"n"(kLeft + 1)', _WRONG),
     "copy: to a generic address": (
         _ON_STEP,
@@ -140,7 +140,7 @@ FAULTS = {
         _ON_GRID,
         "st.release.gpu.global.u32 [%0], %1;",
         "",
-        r"(?s)wait that can never end.*a signal at persistent/wait\.cuh:\d+@",
+        r"(?s)wait that can never end.*a signal at wait\.cuh:\d+@",
     ),
     "unknown instruction": (_ON_STEP, "cvt.rn.bf16.f32", "cvt.rn.relu.bf16.f32", "not understood: cvt.rn.relu.bf16"),
 }

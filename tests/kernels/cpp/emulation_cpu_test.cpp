@@ -97,6 +97,12 @@ struct Test {
   Direction make_direction() {
     const auto storage = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kStorage, rows, columns); };
     const auto state = [&](int64_t rows, int64_t columns) { return Buffer(c.type, Kind::kState, rows, columns); };
+    // Rows aligned to 16 bytes with memory between them that must not be read: kernels copy such weights in place.
+    const auto apart = [&](int64_t rows, int64_t columns) {
+      const int64_t piece = 16 / fr::storage_bytes(c.type);
+      return Buffer(
+          c.type, Kind::kStorage, rows, columns, c.masked ? (columns + piece - 1) / piece * piece - columns : 0);
+    };
     const auto fill = [&](Buffer& buffer, double scale) {
       std::normal_distribution<double> normal(0, scale);
       Values values(buffer.rows * buffer.columns);
@@ -104,7 +110,7 @@ struct Test {
       buffer.put(values);
     };
     const int64_t B = c.batch;
-    Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), storage(GH, R), storage(c.projection, H),
+    Direction d{storage(N, kInput), state(N, GH), storage(GH, kInput), apart(GH, R), apart(c.projection, H),
         storage(1, GH), storage(1, GH), storage(B, R), state(B, CH), storage(N, R), storage(B, R), state(B, CH),
         storage(N, saved), state(N, CH), storage(N, R), storage(B, R), storage(B, CH), storage(1, UH), state(B, UH),
         state(B, R), state(B, CH), state(B, R), state(B, CH), storage(N, GH), storage(N, H), storage(N, R),
@@ -131,7 +137,7 @@ struct Test {
   }
 
   static Buffer copy(const Buffer& from) {
-    Buffer to(from.type, from.kind, from.rows, from.columns);
+    Buffer to(from.type, from.kind, from.rows, from.columns, from.stride - from.columns);
     Values values = from.take();
     to.put(values);
     return to;
@@ -155,7 +161,7 @@ struct Test {
   }
   fr::Weights weights(const Direction& d) const {
     return {d.ih.data, d.hh.data, c.projection ? d.hr.data : nullptr, d.bias_ih.data,
-        cell.multiplies() ? d.bias_hh.data : nullptr, kInput, R, H, d.weight_unit.data};
+        cell.multiplies() ? d.bias_hh.data : nullptr, kInput, d.hh.stride, d.hr.stride, d.weight_unit.data};
   }
   bool reverse(int i) const { return i == 1 ? !c.first_reverse : c.first_reverse; }
 

@@ -13,6 +13,7 @@
 #include "cpu/draws.h"
 #include "cpu/isa.h"
 #include "cpu/quantised.h"
+#include "emulated_vnni.h"
 
 using namespace fr;
 using namespace fr::cpu;
@@ -210,6 +211,9 @@ void int8_products() {
 }
 
 int main() {
+#if defined(__AVXVNNI__)
+  emulate_vnni();
+#endif
   functions<float>();
   functions<double>();
   conversions<BFloat16>();
@@ -221,5 +225,8 @@ int main() {
   int8_products<2>();
   int8_products<3>();
   int8_products<4>();
+#if defined(__AVXVNNI__)
+  std::printf("%ld instructions emulated\n", emulated_instructions);
+#endif
   return report("simd_test");
 }
