@@ -49,6 +49,7 @@ _CLUSTER = (("cluster", "gru bfloat16 T3 B"),)
 _TWO_PRODUCTS = (("cluster", "gru_reset_before bfloat16 T3 B"),)
 _HELD = (("registers", "gru bfloat16 T3 B37 H128"),)
 _HELD_BACKWARD = (("registers", "gru bfloat16 T3 B19 H128"),)
+_FOUR_GATES = (("registers", "lstm bfloat16 T3 B"),)
 _NOT_WHOLE = (("registers", "gru bfloat16 T3 B19 H192"),)
 _IN_SEQUENCE = (("registers", "lstm bfloat16 T3 B20 H200"),)
 _TIMEOUT = (("timeout", "shared", "gru bfloat16 T4 B37"),)
@@ -232,6 +233,7 @@ MUTANTS = {
         "plain",
         "FAIL",
         "persistent_bf16",
+        _FOUR_GATES,
     ),
     "persistent: a stage that is read is filled, places that move on": Mutant(
         "persistent/product.cuh",
