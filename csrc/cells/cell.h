@@ -42,6 +42,9 @@
 //   kReadsOutput  backward0 reads h, from the output
 //   kZonesCells   cells_again(u, clips) recomputes c from saved and c_prev, so that noise.h may keep old cell states
 //   kDropsCandidate  multiplies the candidate by `candidate`, after saving it
+//   kPassedOn     if a cell of one phase declares it, forward0 is begin(u, clips), then h = output(u), which reads only
+//                 h_prev, c, candidate and saved[kPassedOn] and on, and may replace those. The CPU runs all units'
+//                 output after their begin, because h waits for functions of functions
 //
 // Rules: cell states belong to the first phase, forward and backward. The first phase passes to the second only
 // `inner`, the operand of the second product, and the `carried` values. With a projection the second phase runs over
@@ -53,7 +56,7 @@
 #if defined(__CUDACC__)
 #define FR_HD __host__ __device__ __forceinline__
 #else
-#define FR_HD inline
+#define FR_HD inline __attribute__((always_inline))
 #endif
 
 namespace fr {

@@ -12,17 +12,26 @@ namespace fr {
 struct Gru : CellDefaults {
   static constexpr const char* kName = "gru";
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 3, 4, 0, 3}};
-  static constexpr int kSplitGate = 2;
+  static constexpr int kSplitGate = 2, kPassedOn = 1;
   static constexpr bool kReadsHidden = true, kDropsCandidate = true;
 
   template <class V>
-  FR_HD static void forward0(Unit<V, Gru>& u, const Clips<V>&) {
-    const V r = fr_sigmoid(u.input[0] + u.recurrent[0]);
-    const V z = fr_sigmoid(u.input[1] + u.recurrent[1]);
-    const V n = fr_tanh(u.input[2] + r * u.recurrent[2]);
-    const V added = n * u.candidate;
-    u.h = added + z * (u.h_prev - added);
-    u.saved[0] = r, u.saved[1] = z, u.saved[2] = n, u.saved[3] = u.recurrent[2];
+  FR_HD static void begin(Unit<V, Gru>& u, const Clips<V>&) {
+    u.saved[0] = fr_sigmoid(u.input[0] + u.recurrent[0]);
+    u.saved[1] = fr_sigmoid(u.input[1] + u.recurrent[1]);
+    u.saved[2] = u.input[2] + u.saved[0] * u.recurrent[2];
+    u.saved[3] = u.recurrent[2];
+  }
+  template <class V>
+  FR_HD static V output(Unit<V, Gru>& u) {
+    u.saved[2] = fr_tanh(u.saved[2]);
+    const V added = u.saved[2] * u.candidate;
+    return added + u.saved[1] * (u.h_prev - added);
+  }
+  template <class V>
+  FR_HD static void forward0(Unit<V, Gru>& u, const Clips<V>& clips) {
+    begin(u, clips);
+    u.h = output(u);
   }
   template <class V>
   FR_HD static void backward0(Unit<V, Gru>& u, const Clips<V>&) {

@@ -24,7 +24,7 @@ struct LstmGates : CellDefaults {
   }
 
   template <class V, class Cell>
-  FR_HD static V update(Unit<V, Cell>& u, const Clips<V>& clips) {
+  FR_HD static void begin(Unit<V, Cell>& u, const Clips<V>& clips) {
     const V i = fr_sigmoid(sum(u, 0, 0, u.c_prev[0]));
     const V f = fr_sigmoid(sum(u, 1, 1, u.c_prev[0]));
     const V g = fr_tanh(u.input[2] + u.recurrent[2]);
@@ -32,7 +32,10 @@ struct LstmGates : CellDefaults {
     cells_again(u, clips);
     const V o = fr_sigmoid(sum(u, 3, 2, u.c[0]));
     u.saved[3] = o;
-    return o * fr_tanh(u.c[0]);
+  }
+  template <class V, class Cell>
+  FR_HD static V output(const Unit<V, Cell>& u) {
+    return u.saved[3] * fr_tanh(u.c[0]);
   }
   template <class V, class Cell>
   FR_HD static void cells_again(Unit<V, Cell>& u, const Clips<V>& clips) {
@@ -66,10 +69,12 @@ template <bool kPeepholes>
 struct LstmCell : LstmGates<kPeepholes> {
   using Gates = LstmGates<kPeepholes>;
   static constexpr CellPhase kPhases[] = {{Before::kProduct, 4, 4, 0, 4}};
+  static constexpr int kPassedOn = 3;
 
   template <class V, class Cell>
   FR_HD static void forward0(Unit<V, Cell>& u, const Clips<V>& clips) {
-    u.h = Gates::update(u, clips);
+    Gates::begin(u, clips);
+    u.h = Gates::output(u);
   }
   template <class V, class Cell>
   FR_HD static void backward0(Unit<V, Cell>& u, const Clips<V>& clips) {
@@ -92,7 +97,8 @@ struct ProjectedLstmCell : LstmGates<kPeepholes> {
 
   template <class V, class Cell>
   FR_HD static void forward0(Unit<V, Cell>& u, const Clips<V>& clips) {
-    u.inner = Gates::update(u, clips);
+    Gates::begin(u, clips);
+    u.inner = Gates::output(u);
   }
   // Over P.
   template <class V, class Cell>

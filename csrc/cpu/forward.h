@@ -30,6 +30,14 @@ struct Forward {
   using First = typename Products<Isa, S, W>::template Of<N::kFirstGates>;
   using Second = typename Products<Isa, S, W>::template Of<N::kTwoPhases ? N::kSecondRows : 1>;
   static constexpr bool kTrains = std::is_same_v<W, O>;
+  // A cell with `output` (cell.h) runs in two passes over a tile. In one, a unit's last function would wait for its
+  // first ones with too few other units to fill the time. Only where it helps: not with float32 weights, whose products
+  // take most of the time.
+  static constexpr bool kTwoPasses = !kTrains && !N::kTwoPhases && requires { Cell::kPassedOn; };
+  static constexpr int kFirstPassed = [] {
+    if constexpr (kTwoPasses) return Cell::kPassedOn;
+    else return N::kSaved;
+  }();
   static constexpr int kLanes = V::kLanes, kGates = N::kGates, kCells = Cell::kCells;
   static constexpr bool kOutputIsOperand = std::is_same_v<O, S>;
 
@@ -260,6 +268,7 @@ struct Forward {
                 first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
               }
             }
+            if constexpr (kTwoPasses) second_pass(t, panel, row0, size);
           },
           t & 1);
     } else {
@@ -459,21 +468,30 @@ struct Forward {
 
   // `words`: a pointer to the words of noise, or nothing.
   template <class... Pointer>
-  void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] const T* sums,
-      T* input, Pointer... words) {
+  void first_phase(int64_t t, int64_t b, int64_t unit, [[maybe_unused]] int group, [[maybe_unused]] T* sums, T* input,
+      Pointer... words) {
     constexpr bool kNoise = sizeof...(words) > 0;
     const int n = lanes_left<V>(hidden - unit);
     Unit<V, Cell> u;
+#pragma GCC unroll 4  // GCC 12 puts the values into memory otherwise
     for (int gate = 0; gate < First::kGates; ++gate) {
       u.input[gate] = load_full<V>(input + place(unit, gate));
       if constexpr (N::kMultiplies) u.recurrent[gate] = load_full<V>(sums + (gate * First::kGroups + group) * kLanes);
     }
-    if constexpr (Cell::kReadsHidden || (kNoise && !N::kTwoPhases)) u.h_prev = load<V>(current[b] + unit, n);
+    if constexpr ((Cell::kReadsHidden && !kTwoPasses) || (kNoise && !N::kTwoPhases))
+      u.h_prev = load<V>(current[b] + unit, n);
     load_cells(b, unit, n, u);
     load_unit_weights<S>(direction.weights, hidden, unit, n, u);
     if constexpr (kNoise) noise_at<Cell>(noise, mask, width, b, unit, *words...).forward0(u, clips);
+    else if constexpr (kTwoPasses) Cell::begin(u, clips);
     else Cell::forward0(u, clips);
     store_cells(t, b, unit, n, u);
+    if constexpr (kTwoPasses) {
+#pragma GCC unroll 4
+      for (int value = kFirstPassed; value < N::kSaved; ++value)
+        store_full(passed_on(sums, value, group), u.saved[value]);
+      return;
+    }
     save<0, N::kFirstSaved>(t, b, unit, n, u);
     if constexpr (N::kTwoPhases) {
       store_operand<S>(static_cast<O*>(work.inner) + b * hidden + unit, u.inner, n);
@@ -482,6 +500,31 @@ struct Forward {
         for (int value = 0; value < N::kCarried; ++value) store_full(input + place(unit, value), u.carried[value]);
     } else {
       finish_unit<kNoise>(t, b, unit, n, u.h);
+    }
+  }
+
+  // Where a saved value waits for the second pass: in place of a sum.
+  static T* passed_on(T* sums, int value, int group) {
+    static_assert(!kTwoPasses || N::kSaved - kFirstPassed <= First::kGates);
+    return sums + ((value - kFirstPassed) * First::kGroups + group) * kLanes;
+  }
+  void second_pass(int64_t t, int64_t panel, int64_t row0, int64_t size) {
+    for (int64_t row = 0; row < size; ++row) {
+      const int64_t b = rows[row0 + row];
+      for (int group = 0; group < First::kGroups; ++group) {
+        const int64_t unit = panel * First::kUnits + group * kLanes;
+        if (unit >= units.end) break;
+        const int n = lanes_left<V>(hidden - unit);
+        Unit<V, Cell> u;
+#pragma GCC unroll 4
+        for (int value = kFirstPassed; value < N::kSaved; ++value)
+          u.saved[value] = load_full<V>(passed_on(tile + row * First::kColumns, value, group));
+        if constexpr (Cell::kReadsHidden) u.h_prev = load<V>(current[b] + unit, n);
+        if constexpr (kCells > 0)
+          for (int value = 0; value < kCells; ++value)
+            u.c[value] = load<V>(static_cast<const T*>(work.cell) + (b * kCells + value) * hidden + unit, n);
+        finish_unit<false>(t, b, unit, n, Cell::output(u));
+      }
     }
   }
 
@@ -496,6 +539,7 @@ struct Forward {
       u.projected = sum(0);
     } else {
       constexpr int kBefore = N::kFirstGates;
+#pragma GCC unroll 4
       for (int gate = kBefore; gate < kGates; ++gate) {
         u.input[gate] = load_full<V>(input + place(unit, gate));
         u.recurrent[gate] = sum(gate - kBefore);

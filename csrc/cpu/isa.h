@@ -15,6 +15,7 @@ namespace fr::cpu {
 // kL2Bytes: L2 of a core that has this set and no better one.
 // kNativeBFloat16: one instruction multiplies bfloat16 pairs (vdpbf16ps), so operands stay in 16 bit.
 // kOnlyInt8: the set serves weights of 8 bits only (with vpdpbusd, quantised.h).
+// kRough: sigmoid and tanh to three digits, in three quarters of the operations (simd.h).
 // kUnpacksLines: weights that are used once are read one cache line of each row at a time, if they come from memory or
 // their rows fall into one set of L1.
 //
@@ -27,15 +28,15 @@ inline constexpr int kBaselineAccumulators = 8;
 struct Baseline {
   static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512,
                        kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kUnpacksLines = false;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = false;
 };
 struct Avx2 {
   static constexpr int kBytes = 32, kAccumulators = 12, kTileVectors = 3, kDepthBlock = 256, kL2Bytes = 512 << 10;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kUnpacksLines = true;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = true;
 };
 struct Avx512 {
   static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kUnpacksLines = false;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = false;
 };
 struct Avx512BFloat16 : Avx512 {
   static constexpr bool kNativeBFloat16 = true;
@@ -45,6 +46,12 @@ struct AvxVnni : Avx2 {
 };
 struct Avx512Vnni : Avx512 {
   static constexpr bool kOnlyInt8 = true;
+};
+
+// For products of 8-bit integers, which round their operands by up to 1/200 of the largest one.
+template <class Isa>
+struct Rough : Isa {
+  static constexpr bool kRough = true;
 };
 
 }  // namespace fr::cpu

@@ -32,7 +32,7 @@ const CellKernels* serving() {
 template <class Isa>
 const CellKernels* find_serving(Cell cell, Form form) {
   const auto find = [form]<class CellType>(CellType) {
-    if (form == Form::kInt8) return serving<Isa, CellType, Int8>();
+    if (form == Form::kInt8) return serving<Rough<Isa>, CellType, Int8>();
     if constexpr (Isa::kOnlyInt8) return static_cast<const CellKernels*>(nullptr);
     else return serving<Isa, CellType, BFloat16>();
   };

@@ -29,7 +29,7 @@ static void run_vpdpbusd(int, siginfo_t*, void* context) {
   int base = (code[4] & 7) + 8 * b, size = 5;
 
   auto* const saved = reinterpret_cast<uint8_t*>(machine.fpregs);
-  unsigned high_halves, length, c, d;
+  unsigned high_halves = 0, length, c, d;
   __get_cpuid_count(13, 2, &length, &high_halves, &c, &d);
   const auto half = [&](int number, int which) {
     return which ? saved + high_halves + 16 * number : saved + 160 + 16 * number;

@@ -69,6 +69,31 @@ void functions() {
   CHECK(one(clipped(V(5), V(3))) == 3 && one(clipped(V(-5), V(3))) == -3 && one(clipped(V(2), V(3))) == 2, "clip");
 }
 
+// Rough functions (isa.h): errors relative to 1 and, of tanh, to itself.
+void rough_functions() {
+  using V = Vec<float, Rough<Isa>>;
+  Random random;
+  double s = 0, t = 0, last = 0;
+  for (int i = 0; i < 100000 / V::kLanes; ++i) {
+    float x[V::kLanes], sigmoid[V::kLanes], tanh[V::kLanes];
+    for (float& value : x)
+      value = static_cast<float>(random.uniform(-20, 20) * (i % 2 ? std::exp2(-random.uniform(0, 30)) : 1));
+    store_full(sigmoid, fr_sigmoid(load_full<V>(x)));
+    store_full(tanh, fr_tanh(load_full<V>(x)));
+    for (int lane = 0; lane < V::kLanes; ++lane) {
+      const double value = x[lane], exact = 1 / (1 + std::exp(-value)), rest = 1 / (1 + std::exp(value));
+      s = std::fmax(s, std::fabs(sigmoid[lane] - exact));
+      t = std::fmax(t, std::fabs(tanh[lane] / std::tanh(value) - 1));
+      // 1 - sigmoid, by which a state shrinks, but for the rounding of the sigmoid
+      if (value > 0) last = std::fmax(last, (std::fabs(1.0 - sigmoid[lane] - rest) - 0x1p-22) / rest);
+    }
+  }
+  std::printf("rough: sigmoid %.2g, tanh %.2g, 1 - sigmoid %.2g\n", s, t, last);
+  CHECK(s <= 5e-5, "sigmoid: %g", s);
+  CHECK(t <= 6e-4, "tanh: %g", t);
+  CHECK(last <= 2e-4, "1 - sigmoid: %g", last);
+}
+
 template <class S>
 void conversions() {
   using V = Vec<float, Isa>;
@@ -216,6 +241,7 @@ int main() {
 #endif
   functions<float>();
   functions<double>();
+  rough_functions();
   conversions<BFloat16>();
   conversions<Float16>();
   partial();
