@@ -208,10 +208,10 @@ def test_signatures_and_docs(kind):
     assert [name for name in positional if name != "nonlinearity"] == [*theirs][2:]
     assert all(options[name].default == theirs[name].default for name in positional if name != "nonlinearity")
     assert (positional.index("nonlinearity") == 3) if kind == "RNN" else ("nonlinearity" not in positional)
-    assert "recompute" in options and all(f"        {name}: " in ours.__doc__ for name in options)
+    assert "recompute" in options and all(f"    {name}: " in inspect.getdoc(ours) for name in options)
     arguments = [*inspect.signature(ours.forward).parameters][1:]
     assert arguments == ["input", "hx", "lengths", "resets", "reset_to_initial", "all_states"]
-    assert all(f"            {name}: " in ours.forward.__doc__ for name in arguments)
+    assert all(f"    {name}: " in inspect.getdoc(ours.forward) for name in arguments)
     assert "[T, B, D*" in ours.forward.__doc__ and "h_n [L*D, B, " in ours.forward.__doc__
     typing.get_type_hints(ours.__init__), typing.get_type_hints(ours.forward)
 
