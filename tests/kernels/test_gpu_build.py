@@ -57,7 +57,7 @@ def test_a_build_with_a_driver_and_no_toolkit(version: str, tmp_path: Path) -> N
     done = subprocess.run(load, env={**environment, "PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == f"{version} 90\n", done.stderr
 
-    (core,) = (installed / "fastrnn").glob("_C.*")
+    (core,) = (installed / "fastrnn").glob("_C.*.so")
     usage = cuobjdump("-res-usage", "-arch", "sm_90", core)
     kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert len(kernels) > 60
