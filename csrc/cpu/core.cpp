@@ -168,8 +168,6 @@ constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
 // few rows; for a step with a barrier. Single steps, as in generation, come between other work: threads must be woken,
 // and each has at best half of the weights in its own cache.
 constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 20, kStepWorkPerThread = 3 << 13;
-// The same for a call while the cores are busy, some milliseconds: each team waits for its last thread to get a core.
-constexpr int64_t kWorkPerThreadBusy = 1 << 26;
 // The input product of a chunk of steps should stay in L2.
 constexpr int64_t kChunkBytes = 512 << 10;
 
@@ -209,9 +207,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   const int64_t recurrent =
       cell.multiplies() ? cell.gates * shape.hidden * shape.width() + shape.projection * shape.hidden : 0;
   const int64_t work = directions * batch * shape.steps * (recurrent + cell.gates * shape.hidden * shape.input);
-  int64_t per_thread = forward && !packs(shape.steps, batch) ? kSingleStepWorkPerThread : kWorkPerThread;
-  if (cores_are_busy()) per_thread = kWorkPerThreadBusy;
-  int64_t wanted = work / per_thread + 1;
+  int64_t wanted = work / (forward && !packs(shape.steps, batch) ? kSingleStepWorkPerThread : kWorkPerThread) + 1;
   if (wanted > threads) wanted = threads;
   if (wanted < 1) wanted = 1;
   team.product_threads = static_cast<int>(wanted);
