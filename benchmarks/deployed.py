@@ -105,8 +105,9 @@ def _torch_int8(case: Case, layer: nn.RNNBase) -> nn.Module:
 
 def _frozen(weights: str, case: Case, layer: nn.RNNBase) -> nn.Module:
     _require_forward(case, layer, ("float32",))
-    if not case.cell.startswith(("lstm", "gru", "rnn")) or case.cell == "lstm_peephole" or case.heads > 1:
-        raise Unsupported("freeze takes the LSTM, GRU and RNN without peepholes and heads")
+    others = ("lstm_peephole", "lstm_layer_norm", "gru_layer_norm")
+    if not case.cell.startswith(("lstm", "gru", "rnn")) or case.cell in others or case.heads > 1:
+        raise Unsupported("freeze takes the LSTM, GRU and RNN without peepholes, layer normalisation and heads")
     return freeze(fastrnn_layer(case, layer).eval(), weights)
 
 

@@ -97,7 +97,7 @@ def _timings(
             {name: workloads[name] for name in names},
             calls,
             torch.device(settings.device),
-            compared=(BASELINE, OURS),
+            compared=(BASELINE, OURS, *settings.providers),
             repeats=settings.repeats,
             budget=seconds,
             least=3 if time.perf_counter() < deadline else 1,

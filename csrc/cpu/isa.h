@@ -36,7 +36,7 @@ struct Avx2 {
 };
 struct Avx512 {
   static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = false;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = true;
 };
 struct Avx512BFloat16 : Avx512 {
   static constexpr bool kNativeBFloat16 = true;
