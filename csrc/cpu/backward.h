@@ -34,6 +34,7 @@ struct Backward {
   static void run(const Call& call, const GradientDirection& direction, const DirectionWork& work, const Part& part,
       const Scratch& scratch) {
     Backward self{call, direction, work, part, scratch};
+    const TileScope<Isa> tiles;
     self.run();
   }
 

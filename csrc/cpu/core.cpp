@@ -6,6 +6,10 @@
 #if defined(FASTRNN_AVX2)
 #include <cpuid.h>
 #endif
+#if defined(FASTRNN_AVX512_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "cross_entropy.h"
 #include "layer_norm.h"
@@ -27,8 +31,19 @@ struct InstructionSet {
 
 #if defined(FASTRNN_AVX2)
 struct Processor {
-  bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16;
+  bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, avx512_amx;
 };
+
+// Linux lets a process use tile registers when it asks (its documentation, "Using XSTATE features in user space
+// applications"). Threads and forked processes inherit it.
+bool may_use_tiles() {
+#if defined(FASTRNN_AVX512_AMX)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 // The extensions that the processor has and whose registers the operating system saves. Not __builtin_cpu_supports,
 // which reads a table that zig's runtime library leaves empty (tools/wheel.sh); clang 14 does not know its f16c. Leaves
@@ -36,6 +51,7 @@ struct Processor {
 // State-Component Bitmaps".
 Processor read_processor() {
   constexpr unsigned kYmm = 0x06, kZmm = 0xe6, k512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+  constexpr unsigned kAmx = 1u << 22 | 1u << 24 | 1u << 25, kTileStates = 3u << 17;  // bfloat16, tiles, bytes
   Processor found{};
   unsigned a, b, c, d, saved, high;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return found;
@@ -44,9 +60,11 @@ Processor read_processor() {
   found.avx2 = (b & bit_AVX2) && (saved & kYmm) == kYmm;
   found.avx512 = found.avx2 && (b & k512) == k512 && (saved & kZmm) == kZmm;
   found.avx512_vnni = found.avx512 && (c & bit_AVX512VNNI);
+  const bool tiles = (d & kAmx) == kAmx && (saved & kTileStates) == kTileStates;
   if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return found;
   found.avx_vnni = found.avx2 && (a & bit_AVXVNNI);
   found.avx512_bf16 = found.avx512 && (a & bit_AVX512BF16);
+  found.avx512_amx = found.avx512_vnni && found.avx512_bf16 && tiles && may_use_tiles();
   return found;
 }
 
@@ -70,6 +88,11 @@ template <class Served, class... Of>
 // Best first. What a set does not serve falls to the next one that the processor has. Layer normalisation is a small
 // part of its steps and is not compiled for a third set. CMakeLists.txt decides which are compiled.
 const InstructionSet kInstructionSets[] = {
+#if defined(FASTRNN_AVX512_AMX)
+    {"avx512_amx", [] { return processor().avx512_amx; }, find_kernels<Avx512Amx>,
+        left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>,
+        find_serving<Avx512Amx>},
+#endif
 #if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", [] { return processor().avx512_bf16; }, find_kernels<Avx512BFloat16>,
         left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>,

@@ -65,6 +65,7 @@ struct Forward {
   static void run(const Call& call, const ForwardDirection& direction, const DirectionWork& work, const Part& part,
       const Scratch& scratch, bool gates_only) {
     Forward self{call, direction, work, part, scratch, gates_only};
+    const TileScope<Isa> tiles;
     self.run();
   }
 

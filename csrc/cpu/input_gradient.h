@@ -28,6 +28,7 @@ struct InputGradients {
   // Computes the share of thread `index` of `count`. tiles: [2][kTileRows][kColumns]. A block of rows goes through all
   // panels of columns before the next one, so that a thread's rows stay in cache.
   static void run(const InputGradient& job, int index, int count, void* tiles) {
+    const TileScope<Isa> scope;
     if (job.is_state) run_to<T>(job, index, count, tiles);
     else run_to<S>(job, index, count, tiles);
   }

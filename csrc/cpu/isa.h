@@ -4,7 +4,7 @@
 
 namespace fr::cpu {
 
-// kBytes: bytes of a register.
+// kBytes: bytes of a vector register.
 // kAccumulators: registers that hold a tile of sums. The others hold operands in passing.
 // kTileVectors: width of such a tile in registers. On AVX2, 3 rows of 4 registers would need one register more than its
 // 16, so that each row reads a weight from memory again. 6 rows of 2 take 8 loads for 12 multiply-adds instead of 9,
@@ -16,8 +16,7 @@ namespace fr::cpu {
 // kNativeBFloat16: one instruction multiplies bfloat16 pairs (vdpbf16ps), so operands stay in 16 bit.
 // kOnlyInt8: the set serves weights of 8 bits only (with vpdpbusd, quantised.h).
 // kRough: sigmoid and tanh to three digits, in three quarters of the operations (simd.h).
-// kUnpacksLines: weights that are used once are read one cache line of each row at a time, if they come from memory or
-// their rows fall into one set of L1.
+// kTiles: products of bfloat16 and of bytes run in the tile registers of AMX (tiles.h).
 //
 // Baseline: SSE2 with its 16 registers, or on arm64 NEON with 32.
 #if defined(__aarch64__)
@@ -28,15 +27,15 @@ inline constexpr int kBaselineAccumulators = 8;
 struct Baseline {
   static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512,
                        kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = false;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kTiles = false;
 };
 struct Avx2 {
   static constexpr int kBytes = 32, kAccumulators = 12, kTileVectors = 3, kDepthBlock = 256, kL2Bytes = 512 << 10;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = true;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kTiles = false;
 };
 struct Avx512 {
   static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
-  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kUnpacksLines = true;
+  static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kTiles = false;
 };
 struct Avx512BFloat16 : Avx512 {
   static constexpr bool kNativeBFloat16 = true;
@@ -46,6 +45,10 @@ struct AvxVnni : Avx2 {
 };
 struct Avx512Vnni : Avx512 {
   static constexpr bool kOnlyInt8 = true;
+};
+// It serves bfloat16 and 8-bit weights, no others.
+struct Avx512Amx : Avx512 {
+  static constexpr bool kNativeBFloat16 = true, kOnlyInt8 = true, kTiles = true;
 };
 
 // For products of 8-bit integers, which round their operands by up to 1/200 of the largest one.

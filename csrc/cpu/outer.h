@@ -4,7 +4,7 @@
 //
 // Every sum adds the rows in ascending order in one accumulator (bfloat16: in pairs of rows). Threads split the
 // elements of C, never a sum, and a later call continues the sums of the previous one. So results depend neither on the
-// number of threads nor on how rows are spread over calls.
+// number of threads nor on how rows are spread over calls. In tile registers, 32 rows are added up at a time.
 #pragma once
 
 #include "call.h"
@@ -32,12 +32,12 @@ struct OuterProduct {
   using T = StateOf<S>;
   using O = Operand<Isa, S>;
   using V = Vec<T, Isa>;
-  static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
+  static constexpr bool kPairs = std::is_same_v<O, BFloat16>, kTiles = Isa::kTiles && kPairs;
   // What is multiplied: one element, or with bfloat16 two, of rows r and r+1.
   using Packed = std::conditional_t<kPairs, uint32_t, O>;
   static constexpr int kLanes = V::kLanes;
   static constexpr int kVectors = Isa::kBytes == 64 ? 4 : 2, kColumns = kVectors * kLanes;
-  static constexpr int kStrip = Isa::kAccumulators / kVectors;  // left columns of a strip
+  static constexpr int kStrip = kTiles ? Tiles::kRows : Isa::kAccumulators / kVectors;  // left columns of a strip
   // A block of kDepth rows: its left columns stay in L2, with its right columns beside them, and one strip of left
   // columns stays in L1.
   static constexpr int64_t kDepth = 128, kLeftBytes = Isa::kL2Bytes / 8 * 3, kRightBytes = Isa::kL2Bytes / 8;
@@ -58,6 +58,7 @@ struct OuterProduct {
       const Outer& job, int64_t rows, bool first, int index, int count, void* left_buffer, void* right_buffer) {
     T* const left_sums = static_cast<T*>(job.left_sums[job.left_sums[0] ? 0 : 1]);
     if (!left_sums && !job.right[0].rows && !job.right[1].rows) return;
+    const TileScope<Isa> tiles;
     const Share share = share_of(job, index, count);
     if (!rows && first) return clear(job, share);
     const int64_t most = depth_of(rows), block = left_block(most), width = right_block(most);
@@ -107,7 +108,10 @@ struct OuterProduct {
   }
 
   static int64_t strips(int64_t columns) { return (columns + kStrip - 1) / kStrip; }
-  static int64_t depth(int64_t rows) { return kPairs ? (rows + 1) / 2 : rows; }
+  static int64_t depth(int64_t rows) {
+    constexpr int64_t kTogether = kTiles ? 16 : 1;  // pairs of rows
+    return kPairs ? ((rows + 1) / 2 + kTogether - 1) / kTogether * kTogether : rows;
+  }
   static int64_t depth_of(int64_t rows) { return rows > kDepth ? depth(kDepth) : rows > 0 ? depth(rows) : 1; }
   static int64_t left_block(int64_t depth) {
     return kLeftBytes / (depth * static_cast<int64_t>(sizeof(Packed))) / kStrip * kStrip;
@@ -162,11 +166,66 @@ struct OuterProduct {
       const Outer& job, int64_t row, int64_t count, int64_t m0, int64_t m1, Packed* out, T* to, bool fresh) {
     const O* const* rows = reinterpret_cast<const O* const*>(job.left) + row;
     int64_t m = m0;
+    if constexpr (kTiles) {
+      for (; m < m1; m += kStrip, out += depth(count) * kStrip)
+        pack_tiles(rows, job.left_offset + m, lanes_left<V>(m1 - m), count, out, to ? to + m : nullptr, fresh);
+      return;
+    }
     for (; m + kFew <= m1; m += kFew, out += depth(count) * kFew)
       pack_strips<kFew>(rows, job.left_offset + m, kFew, count, out, to ? to + m : nullptr, fresh);
     for (; m < m1; m += kStrip, out += depth(count) * kStrip)
       pack_strips<0>(rows, job.left_offset + m, m1 - m < kStrip ? static_cast<int>(m1 - m) : kStrip, count, out,
           to ? to + m : nullptr, fresh);
+  }
+
+  // Packs a strip of `size` columns for tiles: [kStrip][depth], zero-padded.
+  static void pack_tiles(const O* const* rows, int64_t at, int size, int64_t count, Packed* out, T* sums, bool fresh) {
+    const int64_t stride = depth(count);
+    V sum = !sums || fresh ? V(0) : load<V>(sums, size);
+    for (int64_t pair0 = 0; pair0 < stride; pair0 += 16) {
+      alignas(64) Packed pairs[16][kStrip]{};
+      for (int64_t pair = pair0; pair < pair0 + 16 && 2 * pair < count; ++pair) {
+        const O* const row = rows[2 * pair] + at;
+        const O* const next = 2 * pair + 1 < count ? rows[2 * pair + 1] + at : nullptr;
+        if (sums) {
+          sum = sum + load<V>(row, size);
+          if (next) sum = sum + load<V>(next, size);
+        }
+        pair_up(row, next, size, pairs[pair - pair0]);
+      }
+      transpose(pairs, out + pair0, stride);
+    }
+    if (sums) store(sums, sum, size);
+  }
+
+  // to[i*stride + j] = from[j][i]
+  static void transpose(const Packed (&from)[16][kStrip], Packed* to, int64_t stride) {
+#if defined(__AVX512F__)
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_load_si512(from[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2)
+      b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 4)  // a[i + j] has column j of each quarter, from rows i to i + 3
+      for (int j = 0; j < 2; ++j) {
+        a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+        a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+      }
+#pragma GCC unroll 16
+    for (int j = 0; j < 4; ++j) {
+      const __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88),
+                    low1 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd),
+                    high1 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+      _mm512_storeu_si512(to + j * stride, _mm512_shuffle_i32x4(low, high, 0x88));
+      _mm512_storeu_si512(to + (8 + j) * stride, _mm512_shuffle_i32x4(low, high, 0xdd));
+      _mm512_storeu_si512(to + (4 + j) * stride, _mm512_shuffle_i32x4(low1, high1, 0x88));
+      _mm512_storeu_si512(to + (12 + j) * stride, _mm512_shuffle_i32x4(low1, high1, 0xdd));
+    }
+#else
+    for (int i = 0; i < kStrip; ++i)
+      for (int j = 0; j < 16; ++j) to[i * stride + j] = from[j][i];
+#endif
   }
 
   // Packs a few strips at a time, to read whole cache lines. kSize: their columns; 0: one strip of `size` columns,
@@ -232,6 +291,8 @@ struct OuterProduct {
         pair_up(rows[r] + at, r + 1 < count ? rows[r + 1] + at : nullptr, valid, out);
         for (int i = valid; i < kWide * kLanes; ++i) out[i] = 0;
       }
+      if constexpr (kTiles)
+        std::memset(out, 0, static_cast<size_t>(depth(count) - (count + 1) / 2) * kWide * kLanes * sizeof(Packed));
     } else {
       for (int64_t r = 0; r < count; ++r, out += kWide * kLanes) {
         const From* const from = rows[r] + at;
@@ -272,10 +333,30 @@ struct OuterProduct {
   template <int kSize, int kWide>
   static void strip(
       int size, const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride, int lanes, bool fresh) {
+    if constexpr (kTiles) return tile_kernel<kWide>(size, left, right, depth, to, stride, lanes, fresh);
     if constexpr (kSize > 1) {
       if (size < kSize) return strip<kSize - 1, kWide>(size, left, right, depth, to, stride, lanes, fresh);
     }
     micro_kernel<kSize, kWide>(left, right, depth, to, stride, lanes, fresh);
+  }
+
+  template <int kWide>
+  static __attribute__((noinline)) void tile_kernel(
+      int size, const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride, int lanes, bool fresh) {
+    constexpr int64_t kBytes = sizeof(T);
+    alignas(64) T copy[Tiles::kRows * kLanes];  // of sums that do not fill a register
+    const bool whole = kWide > 1 || lanes == kLanes;
+    T* const sums = whole ? to : copy;
+    const int64_t sums_stride = whole ? stride : kLanes;
+    for (int row = 0; !whole && row < size; ++row) store_full(copy + row * kLanes, load<V>(to + row * stride, lanes));
+    Tiles::configure(size);
+    static constexpr T kZeros[kWide * kLanes]{};
+    Tiles::load_sums<kWide>(fresh ? kZeros : sums, fresh ? 0 : sums_stride * kBytes);
+    for (int64_t pair = 0; pair < depth; pair += 16)
+      Tiles::add<false, kWide>(left + pair, depth * kBytes, right + pair * kWide * kLanes);
+    Tiles::store_sums<kWide>(sums, sums_stride * kBytes);
+    for (int row = 0; !whole && row < size; ++row)
+      store(to + row * stride, load_full<V>(copy + row * kLanes), lanes);
   }
 
   // The hot loop: kSize*kWide sums in registers; for each row, kWide loads and kSize broadcasts.

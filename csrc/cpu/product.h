@@ -8,11 +8,13 @@
 //   registers (bfloat16: pairs of them, for each pair k, k+1).
 // A slice is as wide as a tile of sums may be: the whole panel, or half of it where registers are few.
 // Every sum runs over k in ascending order in one accumulator, whatever the number of rows, threads or blocks, so
-// results are the same bit for bit.
+// results are the same bit for bit. With tile registers (kTiles) it adds up 32 operands at a time: the even ones and the
+// odd ones apart, and both to the sum so far.
 #pragma once
 
 #include "isa.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace fr::cpu {
 
@@ -66,7 +68,7 @@ struct Product {
   static constexpr int kSliceColumns = kSlice * kLanes;
   static constexpr int kMaxRows = Isa::kAccumulators / kSlice;
   static_assert(kVectors % kSlices == 0 && kSlice <= Isa::kTileVectors && (kSlices == 1 || kSlice * Isa::kBytes <= 64));
-  static constexpr bool kPairs = std::is_same_v<O, BFloat16>;
+  static constexpr bool kPairs = std::is_same_v<O, BFloat16>, kTiles = Isa::kTiles && kPairs;
   static constexpr bool kOnlyPrepared = !std::is_same_v<W, O>;  // the panels come prepared, never packed here
   // kDepthBlock keeps a slice in cache (isa.h) from one group of rows to the next. Blocks packed on the fly stay in L1.
   static constexpr int64_t kDepthBlock = Isa::kDepthBlock, kFlyBlock = 64;
@@ -79,7 +81,8 @@ struct Product {
   static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely still in cache at the next use
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
-  static int64_t padded_depth(int64_t depth) { return kPairs ? (depth + 1) / 2 * 2 : depth; }
+  static constexpr int64_t kPadding = kTiles ? 32 : kPairs ? 2 : 1;
+  static int64_t padded_depth(int64_t depth) { return (depth + kPadding - 1) / kPadding * kPadding; }
   static int64_t panel_bytes(int64_t depth) {
     return static_cast<int64_t>(kColumns * (sizeof(T) + padded_depth(depth) * sizeof(W)));
   }
@@ -98,7 +101,7 @@ struct Product {
     }
   }
 
-  // Packs k in [k0, k1) of one panel, `slice_stride` elements from slice to slice; k0 is even.
+  // Packs k in [k0, k1) of one panel, `slice_stride` elements from slice to slice; k0 is a multiple of kPadding.
   static void pack_block(
       const MatrixSource& source, int64_t panel, int64_t k0, int64_t k1, W* out, int64_t slice_stride) {
     const S* data = static_cast<const S*>(source.data);
@@ -196,12 +199,11 @@ struct Product {
       const int64_t row_bytes = source.stride * static_cast<int64_t>(sizeof(S));
       const bool spread = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
       const bool full = (panel + 1) * kUnits <= source.units && depth >= kStep;
-      if (!source.transposed && full && count <= kUnpackedRows) {
+      if (!kTiles && !source.transposed && full && count <= kUnpackedRows) {
         const int64_t whole = depth / kStep * kStep, after = (next + 1) * kUnits <= source.units ? next : panel;
-        if (spread && !(Isa::kUnpacksLines && far))
+        if (spread && !far)
           unpacked<kUnpackedRows, false>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
-        else if constexpr (Isa::kUnpacksLines)
-          unpacked<kUnpackedRows, true>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
+        else unpacked<kUnpackedRows, true>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
       }
 #endif
       alignas(64) O weights[kFlyBlock * kColumns];
@@ -226,6 +228,7 @@ struct Product {
   // others repeat lines that are already in cache: any more would evict from a small L2 what is in use.
   static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
       const T* bias, T* out, int64_t out_stride, const char* ahead) {
+    if constexpr (kTiles) return block_in_tiles(rows, count, k0, k1, weights, bias, out, out_stride);
     if constexpr (kSlices > 1) {
       // Few rows take all slices at once: one slice would give too few independent chains of additions.
       if (count <= kMaxRows / kSlices)
@@ -246,6 +249,46 @@ struct Product {
       }
       weights += slice_stride, bias += kSliceColumns, out += kSliceColumns;
     }
+  }
+
+  static void block_in_tiles(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights,
+      const T* bias, T* out, int64_t out_stride) {
+    int64_t groups = (count + Tiles::kRows - 1) / Tiles::kRows;
+    for (int64_t row = 0; groups > 0; --groups) {
+      const int64_t size = (count - row + groups - 1) / groups;
+      T* const to = out + row * out_stride;
+      tile_kernel(rows + row, size, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride);
+      row += size;
+    }
+  }
+
+  // At most 16 rows. Rows that do not lie at equal distances, and the end of rows that do not fill a tile, are copied.
+  static __attribute__((noinline)) void tile_kernel(const O* const* rows, int64_t size, int64_t k0, int64_t k1,
+      const W* weights, const T* from, int64_t from_stride, T* to, int64_t to_stride) {
+    const auto address = [&](int64_t row) { return reinterpret_cast<intptr_t>(rows[row]); };
+    int64_t stride = size > 1 ? address(1) - address(0) : 0;
+    const O* left = rows[0] + k0;
+    alignas(64) O copy[Tiles::kRows * kDepthBlock];
+    bool even = true;
+    for (int64_t row = 2; row < size; ++row) even = even && address(row) - address(row - 1) == stride;
+    const int64_t depth = k1 - k0, whole = depth / kPadding * kPadding;
+    if (!even) {
+      stride = kDepthBlock * static_cast<int64_t>(sizeof(O));
+      for (int64_t row = 0; row < size; ++row)
+        std::memcpy(copy + row * kDepthBlock, rows[row] + k0, static_cast<size_t>(whole) * sizeof(O));
+      left = copy;
+    }
+    Tiles::configure(size);
+    Tiles::load_sums<kVectors>(from, from_stride * static_cast<int64_t>(sizeof(T)));
+    for (int64_t k = 0; k < whole; k += kPadding)
+      Tiles::add<false, kVectors>(left + k, stride, weights + k * kSliceColumns);
+    if (whole < depth) {
+      alignas(64) O end[Tiles::kRows * kPadding]{};
+      for (int64_t row = 0; row < size; ++row)
+        std::memcpy(end + row * kPadding, rows[row] + k0 + whole, static_cast<size_t>(depth - whole) * sizeof(O));
+      Tiles::add<false, kVectors>(end, Tiles::kRowBytes, weights + whole * kSliceColumns);
+    }
+    Tiles::store_sums<kVectors>(to, to_stride * static_cast<int64_t>(sizeof(T)));
   }
 
   template <int kRows, int kWide>

@@ -7,7 +7,8 @@
 //
 // x86 multiplies unsigned by signed bytes and adds two such products in 16 bits, with saturation (vpmaddubsw). Two of
 // these sums are added in 16 bits before a second multiplication widens them, so that 32 products take 1.5
-// multiplications, not 2. Int8::kGroupSum keeps them within 16 bits. VNNI (vpdpbusd) adds four products in 32 bits.
+// multiplications, not 2. Int8::kGroupSum keeps them within 16 bits. VNNI (vpdpbusd) adds four products in 32 bits, and
+// AMX in tile registers.
 //
 //   panel = bias and scales (float) and start (uint32), [kColumns] each, then its slices as in product.h: for each word
 //   of four k, the weights of the slice's registers, with the four of a lane side by side. The depth is padded to an
@@ -108,6 +109,8 @@ struct QuantisedProduct {
   static constexpr int kColumns = Geometry::kColumns, kUnits = Geometry::kUnits;
   static constexpr int kSlices = Geometry::kSlices, kSlice = Geometry::kSlice;
   using B = Bytes<Isa>;
+  // From so many rows on, tiles are faster than vectors.
+  static constexpr int64_t kTileRowsFrom = Isa::kTiles ? 3 : std::numeric_limits<int64_t>::max();
   // Sums take at most 10 of 16 registers, or 20 of 32. The others hold weights, two words of operands and products.
   static constexpr int kMaxRows = (Isa::kAccumulators > 16 ? 20 : 10) / kSlice;
 
@@ -153,7 +156,10 @@ struct QuantisedProduct {
 
   // ---- operands ----
 
-  static int64_t padded(int64_t depth) { return (depth + 15) / 16 * 16; }
+  // Whole tiles or vectors. With tiles, 64 bytes more keep rows out of one set of L1.
+  static int64_t padded(int64_t depth) {
+    return Isa::kTiles ? (depth + 63) / 64 * 64 + 64 : (depth + 15) / 16 * 16;
+  }
   static int64_t operand_bytes(int64_t count, int64_t depth) {
     return count * (static_cast<int64_t>(sizeof(Row)) + padded(depth));
   }
@@ -197,6 +203,7 @@ struct QuantisedProduct {
     const float* const bias =
         reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
     const int8_t* weights = reinterpret_cast<const int8_t*>(bias + 3 * kColumns);
+    if (count >= kTileRowsFrom) return in_tiles(rows, count, weights, whole, bias, out, out_stride);
     // With one row, a slice alone would be a short loop. A long one is read faster alone, if it comes from memory.
     if (count == 1 && depth <= 512) return micro_kernel<1, kSlices>(rows, weights, whole, bias, out, out_stride);
     for (int slice = 0; slice < kSlices; ++slice) {
@@ -211,6 +218,48 @@ struct QuantisedProduct {
   }
 
  private:
+  static void in_tiles(const Row* rows, int64_t count, const int8_t* weights, int64_t whole, const float* bias, T* out,
+      int64_t out_stride) {
+    if constexpr (Isa::kTiles) {
+      int64_t groups = (count + Tiles::kRows - 1) / Tiles::kRows;
+      for (int64_t row = 0; groups > 0; --groups) {
+        const int64_t size = (count - row + groups - 1) / groups;
+        tile_kernel(rows + row, size, weights, whole, bias, out + row * out_stride, out_stride);
+        row += size;
+      }
+    }
+  }
+
+  // At most 16 rows, whose operands lie one after another.
+  static __attribute__((noinline)) void tile_kernel(const Row* rows, int64_t size, const int8_t* weights, int64_t whole,
+      const float* bias, T* out, int64_t out_stride) {
+    constexpr int64_t kWord = kColumns * 4;
+    const int64_t stride = size > 1 ? rows[1].values - rows[0].values : 0, tiles = whole / Tiles::kRows;
+    Tiles::configure(size);
+    Tiles::load_sums<kVectors>(bias + 2 * kColumns, 0);
+    for (int64_t tile = 0; tile < tiles; ++tile)
+      Tiles::add<true, kVectors>(
+          rows[0].values + tile * Tiles::kRowBytes, stride, weights + tile * Tiles::kRows * kWord);
+    if (const int64_t left = whole % Tiles::kRows) {  // nothing may be read behind the weights
+      alignas(64) int8_t end[Tiles::kRows * kWord]{};
+      std::memcpy(end, weights + tiles * Tiles::kRows * kWord, static_cast<size_t>(left * kWord));
+      Tiles::add<true, kVectors>(rows[0].values + tiles * Tiles::kRowBytes, stride, end);
+    }
+    alignas(64) typename B::Sums sums[Tiles::kRows][kVectors];
+    Tiles::store_sums<kVectors>(sums, kWord);
+    for (int64_t row = 0; row < size; ++row)
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kVectors; ++vector)
+        finish(sums[row][vector], rows[row].scale, bias + vector * kLanes, out + row * out_stride + vector * kLanes);
+  }
+
+  // out = bias + sum * scale
+  static inline void finish(typename B::Sums sum, float scale, const float* bias, T* out) {
+    const auto exact = reinterpret_cast<typename V::RawInteger>(sum);
+    const V unit = V(scale) * load_full<V>(bias + kColumns);
+    store_full(out, load_full<V>(bias) + V{__builtin_convertvector(exact, typename V::Raw)} * unit);
+  }
+
   template <int kRows>
   static void group(int64_t size, const Row* rows, const int8_t* weights, int64_t whole, const float* bias, T* out,
       int64_t out_stride) {
@@ -258,12 +307,8 @@ struct QuantisedProduct {
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 4
-      for (int vector = 0; vector < kWidth; ++vector) {
-        const auto exact = reinterpret_cast<typename V::RawInteger>(sum[row][vector]);
-        const V unit = V(rows[row].scale) * load_full<V>(bias + kColumns + vector * kLanes);
-        store_full(out + row * out_stride + vector * kLanes,
-            load_full<V>(bias + vector * kLanes) + V{__builtin_convertvector(exact, typename V::Raw)} * unit);
-      }
+      for (int vector = 0; vector < kWidth; ++vector)
+        finish(sum[row][vector], rows[row].scale, bias + vector * kLanes, out + row * out_stride + vector * kLanes);
   }
 };
 
