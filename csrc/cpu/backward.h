@@ -105,8 +105,9 @@ struct Backward {
   // ---- d_h += d_recurrent W_hh of the step processed before, for one panel of units; `next`: the panel after it ----
 
   void add_pending(int64_t panel, int64_t next) {
-    for (int64_t row0 = 0; row0 < pending_count; row0 += kTileRows) {
-      const int64_t size = pending_count - row0 < kTileRows ? pending_count - row0 : kTileRows;
+    for (int64_t row0 = 0; row0 < pending_count; row0 += Transposed::kBlockRows) {
+      const int64_t size =
+          pending_count - row0 < Transposed::kBlockRows ? pending_count - row0 : Transposed::kBlockRows;
       Transposed::run(work.first_transposed, panel, pending + row0, size, tile, Transposed::kColumns, next);
       for (int64_t row = 0; row < size; ++row) {
         const int64_t b = pending_rows[row0 + row];

@@ -122,10 +122,8 @@ void pack_share(const PackedMatrix& matrix, int index, int count) {
   P::pack_panels(matrix, panels * index / count, panels * (index + 1) / count);
 }
 
-// Calls pointwise(panel, row0, rows, tile) for every panel of the unit range and every block of at most kTileRows rows.
+// Calls pointwise(panel, row0, rows, tile) for every panel of the unit range and every block of rows.
 // Steps alternate the order of panels (`back`), so that a step begins with those still in cache when not all fit.
-inline constexpr int64_t kTileRows = 48;
-
 template <class P, class Pointwise>
 inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* operands,
     int64_t count, typename P::T* tile, void* memory, Pointwise pointwise, bool back = false) {
@@ -135,8 +133,8 @@ inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typ
   for (int64_t index = begin; index < end; ++index) {
     const int64_t panel = back ? begin + end - 1 - index : index;
     const int64_t next = index + 1 == end ? panel : back ? panel - 1 : panel + 1;
-    for (int64_t row0 = 0; row0 < count; row0 += kTileRows) {
-      const int64_t size = count - row0 < kTileRows ? count - row0 : kTileRows;
+    for (int64_t row0 = 0; row0 < count; row0 += P::kBlockRows) {
+      const int64_t size = count - row0 < P::kBlockRows ? count - row0 : P::kBlockRows;
       P::run(matrix, panel, rows + row0, size, tile, P::kColumns, next);
       pointwise(panel, row0, size);
     }

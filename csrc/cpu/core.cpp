@@ -90,8 +90,7 @@ template <class Served, class... Of>
 const InstructionSet kInstructionSets[] = {
 #if defined(FASTRNN_AVX512_AMX)
     {"avx512_amx", [] { return processor().avx512_amx; }, find_kernels<Avx512Amx>,
-        left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>,
-        find_serving<Avx512Amx>},
+        left_to_the_next<CrossEntropyKernels, Type>, left_to_the_next<LayerNormKernels, Type>, find_serving<Avx512Amx>},
 #endif
 #if defined(FASTRNN_AVX512_BF16)
     {"avx512_bf16", [] { return processor().avx512_bf16; }, find_kernels<Avx512BFloat16>,

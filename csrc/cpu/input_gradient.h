@@ -24,8 +24,9 @@ struct InputGradients {
   using V = Vec<T, Isa>;
   using Transposed = Product<Isa, S, 1>;
   static constexpr int kLanes = V::kLanes;
+  static constexpr int64_t kRows = Transposed::kBlockRows;
 
-  // Computes the share of thread `index` of `count`. tiles: [2][kTileRows][kColumns]. A block of rows goes through all
+  // Computes the share of thread `index` of `count`. tiles: [2][kRows][kColumns]. A block of rows goes through all
   // panels of columns before the next one, so that a thread's rows stay in cache.
   static void run(const InputGradient& job, int index, int count, void* tiles) {
     const TileScope<Isa> scope;
@@ -36,12 +37,12 @@ struct InputGradients {
  private:
   template <class To>
   static void run_to(const InputGradient& job, int index, int count, void* tiles) {
-    const int64_t panels = Transposed::panels(job.input), blocks = (job.count + kTileRows - 1) / kTileRows;
-    T* const sums[2] = {static_cast<T*>(tiles), static_cast<T*>(tiles) + kTileRows * Transposed::kColumns};
-    const O* operands[kTileRows];
+    const int64_t panels = Transposed::panels(job.input), blocks = (job.count + kRows - 1) / kRows;
+    T* const sums[2] = {static_cast<T*>(tiles), static_cast<T*>(tiles) + kRows * Transposed::kColumns};
+    const O* operands[kRows];
     for (int64_t at = blocks * panels * index / count, end = blocks * panels * (index + 1) / count; at < end; ++at) {
-      const int64_t row0 = at / panels * kTileRows, panel = at % panels;
-      const int64_t size = job.count - row0 < kTileRows ? job.count - row0 : kTileRows;
+      const int64_t row0 = at / panels * kRows, panel = at % panels;
+      const int64_t size = job.count - row0 < kRows ? job.count - row0 : kRows;
       for (size_t d = 0; d < job.work.size(); ++d) {
         const DirectionWork& work = *job.work[d];
         if (d > 1)  // frees the second tile

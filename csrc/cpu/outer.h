@@ -37,7 +37,7 @@ struct OuterProduct {
   using Packed = std::conditional_t<kPairs, uint32_t, O>;
   static constexpr int kLanes = V::kLanes;
   static constexpr int kVectors = Isa::kBytes == 64 ? 4 : 2, kColumns = kVectors * kLanes;
-  static constexpr int kStrip = kTiles ? Tiles::kRows : Isa::kAccumulators / kVectors;  // left columns of a strip
+  static constexpr int kStrip = kTiles ? Tiles::kMostRows : Isa::kAccumulators / kVectors;  // left columns of a strip
   // A block of kDepth rows: its left columns stay in L2, with its right columns beside them, and one strip of left
   // columns stays in L1.
   static constexpr int64_t kDepth = 128, kLeftBytes = Isa::kL2Bytes / 8 * 3, kRightBytes = Isa::kL2Bytes / 8;
@@ -167,7 +167,7 @@ struct OuterProduct {
     const O* const* rows = reinterpret_cast<const O* const*>(job.left) + row;
     int64_t m = m0;
     if constexpr (kTiles) {
-      for (; m < m1; m += kStrip, out += depth(count) * kStrip)
+      for (; m < m1; m += kLanes, out += depth(count) * kLanes)
         pack_tiles(rows, job.left_offset + m, lanes_left<V>(m1 - m), count, out, to ? to + m : nullptr, fresh);
       return;
     }
@@ -178,12 +178,12 @@ struct OuterProduct {
           to ? to + m : nullptr, fresh);
   }
 
-  // Packs a strip of `size` columns for tiles: [kStrip][depth], zero-padded.
+  // Packs `size` columns of a strip for tiles: [kLanes][depth], zero-padded.
   static void pack_tiles(const O* const* rows, int64_t at, int size, int64_t count, Packed* out, T* sums, bool fresh) {
     const int64_t stride = depth(count);
     V sum = !sums || fresh ? V(0) : load<V>(sums, size);
     for (int64_t pair0 = 0; pair0 < stride; pair0 += 16) {
-      alignas(64) Packed pairs[16][kStrip]{};
+      alignas(64) Packed pairs[16][kLanes]{};
       for (int64_t pair = pair0; pair < pair0 + 16 && 2 * pair < count; ++pair) {
         const O* const row = rows[2 * pair] + at;
         const O* const next = 2 * pair + 1 < count ? rows[2 * pair + 1] + at : nullptr;
@@ -199,7 +199,7 @@ struct OuterProduct {
   }
 
   // to[i*stride + j] = from[j][i]
-  static void transpose(const Packed (&from)[16][kStrip], Packed* to, int64_t stride) {
+  static void transpose(const Packed (&from)[16][kLanes], Packed* to, int64_t stride) {
 #if defined(__AVX512F__)
     __m512i a[16], b[16];
     for (int i = 0; i < 16; ++i) a[i] = _mm512_load_si512(from[i]);
@@ -214,7 +214,8 @@ struct OuterProduct {
       }
 #pragma GCC unroll 16
     for (int j = 0; j < 4; ++j) {
-      const __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88),
+      const __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88),
+                    high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88),
                     low1 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd),
                     high1 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
       _mm512_storeu_si512(to + j * stride, _mm512_shuffle_i32x4(low, high, 0x88));
@@ -223,7 +224,7 @@ struct OuterProduct {
       _mm512_storeu_si512(to + (12 + j) * stride, _mm512_shuffle_i32x4(low1, high1, 0xdd));
     }
 #else
-    for (int i = 0; i < kStrip; ++i)
+    for (int i = 0; i < kLanes; ++i)
       for (int j = 0; j < 16; ++j) to[i * stride + j] = from[j][i];
 #endif
   }
@@ -344,19 +345,15 @@ struct OuterProduct {
   static __attribute__((noinline)) void tile_kernel(
       int size, const Packed* left, const Packed* right, int64_t depth, T* to, int64_t stride, int lanes, bool fresh) {
     constexpr int64_t kBytes = sizeof(T);
-    alignas(64) T copy[Tiles::kRows * kLanes];  // of sums that do not fill a register
+    static constexpr T kZeros[kWide * kLanes]{};
+    alignas(64) T copy[kStrip * kLanes];  // of sums that do not fill a register
     const bool whole = kWide > 1 || lanes == kLanes;
     T* const sums = whole ? to : copy;
-    const int64_t sums_stride = whole ? stride : kLanes;
+    const int64_t sums_stride = (whole ? stride : kLanes) * kBytes;
     for (int row = 0; !whole && row < size; ++row) store_full(copy + row * kLanes, load<V>(to + row * stride, lanes));
-    Tiles::configure(size);
-    static constexpr T kZeros[kWide * kLanes]{};
-    Tiles::load_sums<kWide>(fresh ? kZeros : sums, fresh ? 0 : sums_stride * kBytes);
-    for (int64_t pair = 0; pair < depth; pair += 16)
-      Tiles::add<false, kWide>(left + pair, depth * kBytes, right + pair * kWide * kLanes);
-    Tiles::store_sums<kWide>(sums, sums_stride * kBytes);
-    for (int row = 0; !whole && row < size; ++row)
-      store(to + row * stride, load_full<V>(copy + row * kLanes), lanes);
+    Tiles::product<false, kWide>(size, {left, depth * kBytes}, {right}, depth / 16,
+        {fresh ? kZeros : sums, fresh ? 0 : sums_stride, sums, sums_stride});
+    for (int row = 0; !whole && row < size; ++row) store(to + row * stride, load_full<V>(copy + row * kLanes), lanes);
   }
 
   // The hot loop: kSize*kWide sums in registers; for each row, kWide loads and kSize broadcasts.

@@ -18,6 +18,8 @@
 
 namespace fr::cpu {
 
+inline constexpr int64_t kTileRows = 48;
+
 template <class Isa, class S>
 using Operand = std::conditional_t<std::is_same_v<S, double>, double,
     std::conditional_t<std::is_same_v<S, BFloat16> && Isa::kNativeBFloat16, BFloat16, float>>;
@@ -79,6 +81,9 @@ struct Product {
   static constexpr int kUnpackedRows = Isa::kBytes / 8;
   static constexpr int64_t kStep = 4 * kWordSize;    // operands of a row of such weights that are transposed at a time
   static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely still in cache at the next use
+
+  // Most rows that a caller's tile of sums should have: it stays in L1.
+  static constexpr int64_t kBlockRows = kTiles ? Tiles::kMostRows : kTileRows;
 
   static int64_t panels(int64_t units) { return (units + kUnits - 1) / kUnits; }
   static constexpr int64_t kPadding = kTiles ? 32 : kPairs ? 2 : 1;
@@ -228,7 +233,14 @@ struct Product {
   // others repeat lines that are already in cache: any more would evict from a small L2 what is in use.
   static void block(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights, int64_t slice_stride,
       const T* bias, T* out, int64_t out_stride, const char* ahead) {
-    if constexpr (kTiles) return block_in_tiles(rows, count, k0, k1, weights, bias, out, out_stride);
+    if constexpr (kTiles) {
+      for (int64_t row = 0; row < count; row += Tiles::kMostRows) {
+        T* const to = out + row * out_stride;
+        const int64_t size = count - row < Tiles::kMostRows ? count - row : Tiles::kMostRows;
+        tile_kernel(rows + row, size, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride);
+      }
+      return;
+    }
     if constexpr (kSlices > 1) {
       // Few rows take all slices at once: one slice would give too few independent chains of additions.
       if (count <= kMaxRows / kSlices)
@@ -251,44 +263,29 @@ struct Product {
     }
   }
 
-  static void block_in_tiles(const O* const* rows, int64_t count, int64_t k0, int64_t k1, const W* weights,
-      const T* bias, T* out, int64_t out_stride) {
-    int64_t groups = (count + Tiles::kRows - 1) / Tiles::kRows;
-    for (int64_t row = 0; groups > 0; --groups) {
-      const int64_t size = (count - row + groups - 1) / groups;
-      T* const to = out + row * out_stride;
-      tile_kernel(rows + row, size, k0, k1, weights, k0 ? to : bias, k0 ? out_stride : 0, to, out_stride);
-      row += size;
-    }
-  }
-
-  // At most 16 rows. Rows that do not lie at equal distances, and the end of rows that do not fill a tile, are copied.
+  // At most Tiles::kMostRows rows. Rows that do not lie at equal distances, and the end of rows that do not fill a tile,
+  // are copied.
   static __attribute__((noinline)) void tile_kernel(const O* const* rows, int64_t size, int64_t k0, int64_t k1,
       const W* weights, const T* from, int64_t from_stride, T* to, int64_t to_stride) {
+    constexpr int64_t kOperand = sizeof(O), kSum = sizeof(T);
+    alignas(64) O copy[Tiles::kMostRows * kDepthBlock], end[Tiles::kMostRows * kPadding];
     const auto address = [&](int64_t row) { return reinterpret_cast<intptr_t>(rows[row]); };
-    int64_t stride = size > 1 ? address(1) - address(0) : 0;
-    const O* left = rows[0] + k0;
-    alignas(64) O copy[Tiles::kRows * kDepthBlock];
+    const int64_t depth = k1 - k0, steps = depth / kPadding, whole = steps * kPadding;
+    Tiles::Left left{rows[0] + k0, size > 1 ? address(1) - address(0) : 0};
     bool even = true;
-    for (int64_t row = 2; row < size; ++row) even = even && address(row) - address(row - 1) == stride;
-    const int64_t depth = k1 - k0, whole = depth / kPadding * kPadding;
+    for (int64_t row = 2; row < size; ++row) even = even && address(row) - address(row - 1) == left.stride;
     if (!even) {
-      stride = kDepthBlock * static_cast<int64_t>(sizeof(O));
+      left = {copy, kDepthBlock * kOperand};
       for (int64_t row = 0; row < size; ++row)
-        std::memcpy(copy + row * kDepthBlock, rows[row] + k0, static_cast<size_t>(whole) * sizeof(O));
-      left = copy;
+        std::memcpy(copy + row * kDepthBlock, rows[row] + k0, static_cast<size_t>(whole * kOperand));
     }
-    Tiles::configure(size);
-    Tiles::load_sums<kVectors>(from, from_stride * static_cast<int64_t>(sizeof(T)));
-    for (int64_t k = 0; k < whole; k += kPadding)
-      Tiles::add<false, kVectors>(left + k, stride, weights + k * kSliceColumns);
     if (whole < depth) {
-      alignas(64) O end[Tiles::kRows * kPadding]{};
+      left.end = end;
+      std::memset(end, 0, static_cast<size_t>(size * kPadding * kOperand));
       for (int64_t row = 0; row < size; ++row)
-        std::memcpy(end + row * kPadding, rows[row] + k0 + whole, static_cast<size_t>(depth - whole) * sizeof(O));
-      Tiles::add<false, kVectors>(end, Tiles::kRowBytes, weights + whole * kSliceColumns);
+        std::memcpy(end + row * kPadding, rows[row] + k0 + whole, static_cast<size_t>((depth - whole) * kOperand));
     }
-    Tiles::store_sums<kVectors>(to, to_stride * static_cast<int64_t>(sizeof(T)));
+    Tiles::product<false, kVectors>(size, left, {weights}, steps, {from, from_stride * kSum, to, to_stride * kSum});
   }
 
   template <int kRows, int kWide>

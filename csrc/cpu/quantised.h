@@ -110,7 +110,8 @@ struct QuantisedProduct {
   static constexpr int kSlices = Geometry::kSlices, kSlice = Geometry::kSlice;
   using B = Bytes<Isa>;
   // From so many rows on, tiles are faster than vectors.
-  static constexpr int64_t kTileRowsFrom = Isa::kTiles ? 3 : std::numeric_limits<int64_t>::max();
+  static constexpr int64_t kTileRowsFrom = 3;
+  static constexpr int64_t kBlockRows = Isa::kTiles ? Tiles::kMostRows : kTileRows;
   // Sums take at most 10 of 16 registers, or 20 of 32. The others hold weights, two words of operands and products.
   static constexpr int kMaxRows = (Isa::kAccumulators > 16 ? 20 : 10) / kSlice;
 
@@ -157,9 +158,7 @@ struct QuantisedProduct {
   // ---- operands ----
 
   // Whole tiles or vectors. With tiles, 64 bytes more keep rows out of one set of L1.
-  static int64_t padded(int64_t depth) {
-    return Isa::kTiles ? (depth + 63) / 64 * 64 + 64 : (depth + 15) / 16 * 16;
-  }
+  static int64_t padded(int64_t depth) { return Isa::kTiles ? (depth + 63) / 64 * 64 + 64 : (depth + 15) / 16 * 16; }
   static int64_t operand_bytes(int64_t count, int64_t depth) {
     return count * (static_cast<int64_t>(sizeof(Row)) + padded(depth));
   }
@@ -203,7 +202,13 @@ struct QuantisedProduct {
     const float* const bias =
         reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
     const int8_t* weights = reinterpret_cast<const int8_t*>(bias + 3 * kColumns);
-    if (count >= kTileRowsFrom) return in_tiles(rows, count, weights, whole, bias, out, out_stride);
+    if constexpr (Isa::kTiles)
+      if (count >= kTileRowsFrom) {
+        for (int64_t row = 0; row < count; row += Tiles::kMostRows)
+          tile_kernel(rows + row, count - row < Tiles::kMostRows ? count - row : Tiles::kMostRows, weights, whole, bias,
+              out + row * out_stride, out_stride);
+        return;
+      }
     // With one row, a slice alone would be a short loop. A long one is read faster alone, if it comes from memory.
     if (count == 1 && depth <= 512) return micro_kernel<1, kSlices>(rows, weights, whole, bias, out, out_stride);
     for (int slice = 0; slice < kSlices; ++slice) {
@@ -218,35 +223,20 @@ struct QuantisedProduct {
   }
 
  private:
-  static void in_tiles(const Row* rows, int64_t count, const int8_t* weights, int64_t whole, const float* bias, T* out,
-      int64_t out_stride) {
-    if constexpr (Isa::kTiles) {
-      int64_t groups = (count + Tiles::kRows - 1) / Tiles::kRows;
-      for (int64_t row = 0; groups > 0; --groups) {
-        const int64_t size = (count - row + groups - 1) / groups;
-        tile_kernel(rows + row, size, weights, whole, bias, out + row * out_stride, out_stride);
-        row += size;
-      }
-    }
-  }
-
-  // At most 16 rows, whose operands lie one after another.
+  // At most Tiles::kMostRows rows, whose operands lie one after another.
   static __attribute__((noinline)) void tile_kernel(const Row* rows, int64_t size, const int8_t* weights, int64_t whole,
       const float* bias, T* out, int64_t out_stride) {
     constexpr int64_t kWord = kColumns * 4;
-    const int64_t stride = size > 1 ? rows[1].values - rows[0].values : 0, tiles = whole / Tiles::kRows;
-    Tiles::configure(size);
-    Tiles::load_sums<kVectors>(bias + 2 * kColumns, 0);
-    for (int64_t tile = 0; tile < tiles; ++tile)
-      Tiles::add<true, kVectors>(
-          rows[0].values + tile * Tiles::kRowBytes, stride, weights + tile * Tiles::kRows * kWord);
-    if (const int64_t left = whole % Tiles::kRows) {  // nothing may be read behind the weights
-      alignas(64) int8_t end[Tiles::kRows * kWord]{};
-      std::memcpy(end, weights + tiles * Tiles::kRows * kWord, static_cast<size_t>(left * kWord));
-      Tiles::add<true, kVectors>(rows[0].values + tiles * Tiles::kRowBytes, stride, end);
+    const int64_t steps = whole / Tiles::kRows;
+    alignas(64) int8_t end[Tiles::kRows * kWord];
+    Tiles::Left left{rows[0].values, size > 1 ? rows[1].values - rows[0].values : 0};
+    Tiles::Right right{weights, end};
+    if (const int64_t words = whole % Tiles::kRows) {  // nothing may be read behind the weights
+      std::memcpy(end, weights + steps * Tiles::kRows * kWord, static_cast<size_t>(words * kWord));
+      std::memset(end + words * kWord, 0, static_cast<size_t>((Tiles::kRows - words) * kWord));
     }
-    alignas(64) typename B::Sums sums[Tiles::kRows][kVectors];
-    Tiles::store_sums<kVectors>(sums, kWord);
+    alignas(64) typename B::Sums sums[Tiles::kMostRows][kVectors];
+    Tiles::product<true, kVectors>(size, left, right, steps, {bias + 2 * kColumns, 0, sums, kWord});
     for (int64_t row = 0; row < size; ++row)
 #pragma GCC unroll 4
       for (int vector = 0; vector < kVectors; ++vector)
