@@ -182,10 +182,8 @@ constexpr int64_t kRowsPerThread = 8;
 // While the cores are busy, threads that meet at every step would wait for each other's turn on a core: rows are split
 // down to this few, and the rest of the threads has nothing to do.
 constexpr int64_t kRowsPerThreadBusy = 2;
-// Recurrent weights larger than this do not stay in a core's own caches, and every thread with rows of its own reads
-// all of them at each step. Unless rows are many, splitting units is worth its barrier, because each thread then reads
-// only its share.
-constexpr int64_t kNearWeightBytes = 8 << 20, kRowsPerThreadFar = 64;
+// Below which rows a thread units are split if the recurrent weights exceed CellKernels::near_bytes.
+constexpr int64_t kRowsPerThreadFar = 64;
 // Multiply-adds below which another thread costs more than it saves: for a whole call; for a call of a single step of
 // few rows; for a step with a barrier. Single steps, as in generation, come between other work: threads must be woken,
 // and each has at best half of the weights in its own cache.
@@ -236,7 +234,7 @@ void prepare(Team& team, const Shape& shape, const Options& options, int directi
   team.sharing = {directions, false};
   team.barriers = std::make_unique<Barrier[]>(directions);
   int64_t group = team.sharing.group(static_cast<int>(wanted));
-  const bool far = recurrent * kernels.operand_bytes > kNearWeightBytes;
+  const bool far = recurrent * kernels.operand_bytes > kernels.near_bytes;
   if (group > 1 && (batch < (far ? kRowsPerThreadFar : kRowsPerThread) * group || shape.steps == 1)) {
     const int64_t shares = (shape.hidden + 4 * lanes - 1) / (4 * lanes),
                   by_work = batch * recurrent / kStepWorkPerThread;
@@ -335,7 +333,7 @@ Chunk chunk_of(const Team& team, const CellKernels& kernels, const CellFacts& ce
   // Each chunk reads the weights once. If they do not stay in a core's caches, larger chunks pay, although their
   // results leave L2.
   const int64_t weights = cell.gates * team.call.shape.hidden * team.call.shape.input * kernels.operand_bytes;
-  int64_t steps = (weights > kNearWeightBytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
+  int64_t steps = (weights > kernels.near_bytes ? weights : kChunkBytes) / (row_bytes * (rows ? rows : 1));
   if (steps > most) steps = most;
   if (steps < 1) steps = 1;
   return {steps, steps * rows};

@@ -13,6 +13,9 @@ namespace fr::cpu {
 // 16 KiB (64 bytes an operand) and stays in an L1 of 32 KiB from one group of rows to the next. Elsewhere it is 128 KiB
 // and stays in L2.
 // kL2Bytes: L2 of a core that has this set and no better one.
+// kNearBytes: recurrent weights larger than this do not stay in a core's own caches beside their use, and every thread
+// with rows of its own reads all of them at each step. Unless rows are many, splitting units is worth its barrier,
+// because each thread then reads only its share.
 // kNativeBFloat16: one instruction multiplies bfloat16 pairs (vdpbf16ps), so operands stay in 16 bit.
 // kOnlyInt8: the set serves weights of 8 bits only (with vpdpbusd, quantised.h).
 // kRough: sigmoid and tanh to three digits, in three quarters of the operations (simd.h).
@@ -26,15 +29,17 @@ inline constexpr int kBaselineAccumulators = 8;
 #endif
 struct Baseline {
   static constexpr int kBytes = 16, kAccumulators = kBaselineAccumulators, kTileVectors = 4, kDepthBlock = 512,
-                       kL2Bytes = 1 << 20;
+                       kL2Bytes = 1 << 20, kNearBytes = 8 << 20;
   static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kTiles = false;
 };
 struct Avx2 {
-  static constexpr int kBytes = 32, kAccumulators = 12, kTileVectors = 3, kDepthBlock = 256, kL2Bytes = 512 << 10;
+  static constexpr int kBytes = 32, kAccumulators = 12, kTileVectors = 3, kDepthBlock = 256, kL2Bytes = 512 << 10,
+                       kNearBytes = 8 << 20;
   static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kTiles = false;
 };
 struct Avx512 {
-  static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20;
+  static constexpr int kBytes = 64, kAccumulators = 24, kTileVectors = 4, kDepthBlock = 512, kL2Bytes = 1 << 20,
+                       kNearBytes = 8 << 20;
   static constexpr bool kNativeBFloat16 = false, kOnlyInt8 = false, kRough = false, kTiles = false;
 };
 struct Avx512BFloat16 : Avx512 {
@@ -48,6 +53,7 @@ struct Avx512Vnni : Avx512 {
 };
 // It serves bfloat16 and 8-bit weights, no others.
 struct Avx512Amx : Avx512 {
+  static constexpr int kNearBytes = 2 << 20;  // a product takes less time than reading its weights from memory
   static constexpr bool kNativeBFloat16 = true, kOnlyInt8 = true, kTiles = true;
 };
 

@@ -15,6 +15,7 @@ struct CellKernels {
   int state_bytes;                              // of a pre-activation, cell state or sum
   bool output_is_operand;                       // the products read outputs as they are: no converted copies of states
   int64_t tile_bytes;                           // of two tiles
+  int64_t near_bytes;                           // recurrent weights up to this size may be read by every thread
   int64_t (*input_bytes)(const MatrixSource&);  // sizes of packed matrices
   int64_t (*first_bytes)(const MatrixSource&);
   int64_t (*second_bytes)(const MatrixSource&);

@@ -18,6 +18,7 @@ const CellKernels* cell_kernels() {
       sizeof(typename F::T),
       F::kOutputIsOperand,
       2 * kTileRows * 4 * Isa::kBytes,
+      Isa::kNearBytes,
       F::Input::bytes,
       F::First::bytes,
       F::Second::bytes,
