@@ -290,6 +290,7 @@ SETS["avx512"] = SETS["avx2"] | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 SETS["avx_vnni"] = SETS["avx2"] | {"avx_vnni"}
 SETS["avx512_vnni"] = SETS["avx512"] | {"avx512_vnni"}
 SETS["avx512_bf16"] = SETS["avx512"] | {"avx512_bf16"}
+SETS["avx512_amx"] = SETS["avx512_vnni"] | SETS["avx512_bf16"] | {"amx_tile", "amx_int8", "amx_bf16"}
 
 
 @pytest.mark.skipif(platform.system() != "Linux" or platform.machine() != "x86_64", reason="needs /proc/cpuinfo")

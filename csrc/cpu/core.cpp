@@ -6,10 +6,6 @@
 #if defined(FASTRNN_AVX2)
 #include <cpuid.h>
 #endif
-#if defined(FASTRNN_AVX512_AMX)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 #include "cross_entropy.h"
 #include "layer_norm.h"
@@ -34,17 +30,6 @@ struct Processor {
   bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, avx512_amx;
 };
 
-// Linux lets a process use tile registers when it asks (its documentation, "Using XSTATE features in user space
-// applications"). Threads and forked processes inherit it.
-bool may_use_tiles() {
-#if defined(FASTRNN_AVX512_AMX)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-
 // The extensions that the processor has and whose registers the operating system saves. Not __builtin_cpu_supports,
 // which reads a table that zig's runtime library leaves empty (tools/wheel.sh); clang 14 does not know its f16c. Leaves
 // and bits: Intel 64 and IA-32 manual, volume 2, "CPUID"; states in XCR0: volume 1, "XSAVE-Supported Features and
@@ -64,7 +49,7 @@ Processor read_processor() {
   if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return found;
   found.avx_vnni = found.avx2 && (a & bit_AVXVNNI);
   found.avx512_bf16 = found.avx512 && (a & bit_AVX512BF16);
-  found.avx512_amx = found.avx512_vnni && found.avx512_bf16 && tiles && may_use_tiles();
+  found.avx512_amx = found.avx512_vnni && found.avx512_bf16 && tiles && Tiles::request();
   return found;
 }
 

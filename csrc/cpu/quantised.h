@@ -229,11 +229,12 @@ struct QuantisedProduct {
     constexpr int64_t kWord = kColumns * 4;
     const int64_t steps = whole / Tiles::kRows;
     alignas(64) int8_t end[Tiles::kRows * kWord];
-    Tiles::Left left{rows[0].values, size > 1 ? rows[1].values - rows[0].values : 0};
-    Tiles::Right right{weights, end};
+    const Tiles::Left left{rows[0].values, size > 1 ? rows[1].values - rows[0].values : 0};
+    Tiles::Right right{weights};
     if (const int64_t words = whole % Tiles::kRows) {  // nothing may be read behind the weights
       std::memcpy(end, weights + steps * Tiles::kRows * kWord, static_cast<size_t>(words * kWord));
       std::memset(end + words * kWord, 0, static_cast<size_t>((Tiles::kRows - words) * kWord));
+      right.end = end;
     }
     alignas(64) typename B::Sums sums[Tiles::kMostRows][kVectors];
     Tiles::product<true, kVectors>(size, left, right, steps, {bias + 2 * kColumns, 0, sums, kWord});

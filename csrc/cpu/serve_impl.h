@@ -21,7 +21,9 @@ const CellKernels* serving() {
     CellKernels of{};
     of.lanes = F::kLanes, of.tile_vectors = Isa::kTileVectors;
     of.operand_bytes = of.state_bytes = sizeof(float), of.output_is_operand = true;
-    of.tile_bytes = 2 * kTileRows * 4 * Isa::kBytes, of.near_bytes = Isa::kNearBytes;
+    of.tile_bytes = 2 * kTileRows * 4 * Isa::kBytes;
+    // counted in float32, and bytes take a quarter
+    of.near_bytes = Isa::kTiles ? 4 * Isa::kNearBytes : Isa::kNearBytes;
     of.input_bytes = F::Input::bytes, of.first_bytes = F::First::bytes, of.second_bytes = F::Second::bytes;
     of.quantised_bytes = F::operand_bytes, of.pack_forward = F::pack, of.forward = F::run;
     return of;

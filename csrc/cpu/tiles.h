@@ -6,6 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace fr::cpu {
 
@@ -13,14 +17,25 @@ struct Tiles {
   static constexpr int64_t kRows = 16, kRowBytes = 64;
   static constexpr int64_t kMostRows = 2 * kRows;  // of left operands in one product
 
-  // Left operands: `stride` bytes from row to row, and 64 bytes of each row a step. end: null, or one more step, in rows
-  // of 64 bytes.
+  // Linux lets a process use tile registers when it asks (its documentation, "Using XSTATE features in user space
+  // applications"). Threads, and processes that it forks, may then use them too.
+  static bool request() {
+#if defined(__linux__) && defined(__x86_64__)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+  }
+
+  // Left operands: `stride` bytes from row to row, and 64 bytes of each row a step. Right operands of kVectors tiles side
+  // by side: a step is [16 words][kVectors][16]. If either has an end, there is one more step, which the end is for: of
+  // left operands in rows of 64 bytes.
   struct Left {
     const void* rows;
     int64_t stride;
     const void* end = nullptr;
   };
-  // Right operands of kVectors tiles side by side, a step: [16 words][kVectors][16].
   struct Right {
     const void* words;
     const void* end = nullptr;
@@ -94,8 +109,9 @@ struct Tiles {
   static void for_each_step(const Left& left, const Right& right, int64_t steps, Step step) {
     const char *a = static_cast<const char*>(left.rows), *b = static_cast<const char*>(right.words);
     for (int64_t i = 0; i < steps; ++i, a += kRowBytes, b += kRows * kVectors * kRowBytes) step(a, left.stride, b);
-    if (left.end)
-      step(static_cast<const char*>(left.end), kRowBytes, right.end ? static_cast<const char*>(right.end) : b);
+    if (left.end || right.end)
+      step(left.end ? static_cast<const char*>(left.end) : a, left.end ? kRowBytes : left.stride,
+          right.end ? static_cast<const char*>(right.end) : b);
   }
 
   template <bool kBytes, int kVectors>
@@ -107,7 +123,7 @@ struct Tiles {
     if constexpr (kVectors > 1) load<1>(from + kRowBytes, sums.from_stride);
     if constexpr (kVectors > 2) load<2>(from + 2 * kRowBytes, sums.from_stride);
     if constexpr (kVectors > 3) load<3>(from + 3 * kRowBytes, sums.from_stride);
-    for_each_step<kVectors>(left, right, steps, [](const char* a, int64_t stride, const char* b) {
+    for_each_step<kVectors>(left, right, steps, [&](const char* a, int64_t stride, const char* b) {
       load<4>(a, stride);
       load<5>(b, kStride), multiply<kBytes, 0, 4, 5>();
       if constexpr (kVectors > 1) load<6>(b + kRowBytes, kStride), multiply<kBytes, 1, 4, 6>();
@@ -131,7 +147,7 @@ struct Tiles {
     char* const to1 = to + rows * sums.stride;
     load<0>(from, sums.from_stride), load<2>(from1, sums.from_stride);
     if constexpr (kTwo) load<1>(from + kRowBytes, sums.from_stride), load<3>(from1 + kRowBytes, sums.from_stride);
-    for_each_step<kVectors>(left, right, steps, [rows](const char* a, int64_t stride, const char* b) {
+    for_each_step<kVectors>(left, right, steps, [&](const char* a, int64_t stride, const char* b) {
       b += kFirst * kRowBytes;
       load<4>(a, stride), load<6>(b, kStride), multiply<kBytes, 0, 4, 6>();
       if constexpr (kTwo) load<7>(b + kRowBytes, kStride), multiply<kBytes, 1, 4, 7>();

@@ -22,6 +22,7 @@ SIMD_TESTS = {  # and the instruction set that each needs
     "simd_test_Avx512": "avx512",
     "simd_test_Avx512Vnni": "avx512_vnni",
     "simd_test_Avx512BFloat16": "avx512_bf16",
+    "simd_test_Avx512Amx": "avx512_amx",
 }
 CLANG_FLAGS = [  # and the names of the files that need them, as in CMakeLists.txt
     *(("avx", flag) for flag in ("-mavx2", "-mfma", "-mf16c")),
@@ -29,6 +30,8 @@ CLANG_FLAGS = [  # and the names of the files that need them, as in CMakeLists.t
     ("avx_vnni", "-mavxvnni"),
     ("avx512_vnni", "-mavx512vnni"),
     ("avx512_bf16", "-mavx512bf16"),
+    ("avx512_amx", "-mavx512vnni"),
+    ("avx512_amx", "-mavx512bf16"),
 ]
 
 
@@ -86,7 +89,8 @@ def test_clang_understands_the_core(target: str) -> None:
         pytest.skip("clang++ (and for arm64 g++-aarch64-linux-gnu's headers) are needed")
     avx = target.startswith("x86_64")
     command = [clang, f"--target={target}", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-DFASTRNN_{name}" for name in ("AVX2", "AVX_VNNI", "AVX512", "AVX512_VNNI", "AVX512_BF16")] * avx
+    sets = ("AVX2", "AVX_VNNI", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AVX512_AMX")
+    command += [f"-DFASTRNN_{name}" for name in sets] * avx
     for source in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")):
         if avx or "avx" not in source.stem:
             flags = [flag for name, flag in CLANG_FLAGS if name in source.stem]
@@ -110,7 +114,7 @@ def test_clang_compiles_the_core_for_macos(target: str, tmp_path: Path) -> None:
 
 def test_avx512_compiles_anywhere(tmp_path: Path) -> None:
     """A build for this machine only contains what its processor can run (FASTRNN_CPU=native)."""
-    if "avx512_bf16" in fastrnn.build_info()["cpu_instruction_sets"]:
+    if "avx512_amx" in fastrnn.build_info()["cpu_instruction_sets"]:
         pytest.skip("the installed core contains it")
     if not shutil.which("cmake") or platform.machine() != "x86_64":
         pytest.skip("cmake and an x86-64 compiler are needed")

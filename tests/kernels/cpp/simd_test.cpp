@@ -186,11 +186,11 @@ void random_words() {
 template <int kGates>
 void int8_products() {
   using Q = QuantisedProduct<Isa, kGates>;
-  constexpr int kUnits = 19, kRows = 13;
+  constexpr int kUnits = 19, kRows = 37;
   // Two groups of eight weights, each with the largest sums of 16 bits.
   const int8_t largest[] = {127, 36, 41, 41, 0, 0, 41, 40, 127, -127, 41, -41, 36, -36, 122, -122};
   Random random;
-  for (const int64_t depth : {1, 16, 75}) {
+  for (const int64_t depth : {1, 16, 75, 128}) {
     std::vector<float> weights(kGates * kUnits * depth), bias(kGates * kUnits), scale(kGates * kUnits);
     for (int64_t i = 0; i < kGates * kUnits; ++i) {
       for (int64_t k = 0; k < depth; ++k)
@@ -236,6 +236,7 @@ void int8_products() {
 }
 
 int main() {
+  if (Isa::kTiles) CHECK(Tiles::request(), "no permission to use tile registers");
 #if defined(__AVXVNNI__)
   emulate_vnni();
 #endif
