@@ -9,7 +9,7 @@
 // A slice is as wide as a tile of sums may be: the whole panel, or half of it where registers are few.
 // Every sum runs over k in ascending order in one accumulator, whatever the number of rows, threads or blocks, so
 // results are the same bit for bit. With tile registers (kTiles) it adds up 32 operands at a time: the even ones and the
-// odd ones apart, and both to the sum so far.
+// odd ones apart, and both to the sum so far. Few rows do the same in vectors.
 #pragma once
 
 #include "isa.h"
@@ -78,7 +78,7 @@ struct Product {
 
   static constexpr int kWordSize = kPairs ? 2 : 1;  // operands of one lane
   // Most rows for which weights that are used once are multiplied from where they lie, without packing.
-  static constexpr int kUnpackedRows = Isa::kBytes / 8;
+  static constexpr int kUnpackedRows = kTiles ? 4 : Isa::kBytes / 8;
   static constexpr int64_t kStep = 4 * kWordSize;    // operands of a row of such weights that are transposed at a time
   static constexpr int64_t kUnpackedNear = 2 << 20;  // bytes that are likely still in cache at the next use
 
@@ -203,10 +203,11 @@ struct Product {
       // packed, a block at a time.
       const int64_t row_bytes = source.stride * static_cast<int64_t>(sizeof(S));
       const bool spread = row_bytes % 4096 != 0, far = kGates * source.units * row_bytes > kUnpackedNear;
-      const bool full = (panel + 1) * kUnits <= source.units && depth >= kStep;
-      if (!kTiles && !source.transposed && full && count <= kUnpackedRows) {
-        const int64_t whole = depth / kStep * kStep, after = (next + 1) * kUnits <= source.units ? next : panel;
-        if (spread && !far)
+      constexpr int64_t kSteps = kTiles ? kPadding : kStep;
+      const bool full = (panel + 1) * kUnits <= source.units && depth >= kSteps;
+      if (!source.transposed && full && count <= kUnpackedRows) {
+        const int64_t whole = depth / kSteps * kSteps, after = (next + 1) * kUnits <= source.units ? next : panel;
+        if (spread && !far && !kTiles)
           unpacked<kUnpackedRows, false>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
         else unpacked<kUnpackedRows, true>(source, panel, rows, count, k = whole, bias, out, out_stride, after);
       }
@@ -422,7 +423,22 @@ struct Product {
     }
   }
 
-  // Sums over k in [0, depth), a multiple of 4 words, starting from the bias, for a panel without padding. A few half
+  // Adds the words of one row of operands as a tile does: the even and the odd operands of 32 apart.
+  template <int kRows>
+  struct TileSums {
+    Half even[kRows]{}, odd[kRows]{};
+
+    void add(int row, const O* operands, Half words) {
+      const __m256i bits = _mm256_castps_si256(words);
+      even[row] = _mm256_fmadd_ps(
+          _mm256_set1_ps(to_float(operands[0])), _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)), even[row]);
+      odd[row] = _mm256_fmadd_ps(_mm256_set1_ps(to_float(operands[1])),
+          _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-0x10000))), odd[row]);
+    }
+    Half all(int row) const { return _mm256_add_ps(even[row], odd[row]); }
+  };
+
+  // Sums over k in [0, depth), a multiple of 4 words (with tiles, of 32 operands), starting from the bias, for a panel without padding. A few half
   // registers of columns at a time: each is one chain of additions, and with more of them a line of weights would leave
   // L1 before all of it is used. kLines: reads one line of each row at a time, for weights that come from memory or
   // whose rows share a set of L1.
@@ -461,7 +477,8 @@ struct Product {
         for (int64_t k0 = 0; k0 < depth; k0 += kRun) {
           const int64_t k1 = k0 + kRun < depth ? k0 + kRun : depth;
 #pragma GCC unroll 3
-          for (int i = 0; i < kTogether; ++i)
+          for (int i = 0; i < kTogether; ++i) {
+            [[maybe_unused]] std::conditional_t<kTiles, TileSums<kRows>, int> in_tile{};
             for (int64_t k = k0; k < k1; k += kStep) {
 #pragma GCC unroll 4
               for (int64_t line = 0; line < kStep * kHalf; line += kRun)
@@ -471,9 +488,15 @@ struct Product {
 #pragma GCC unroll 4
               for (int word = 0; word < 4; ++word)
 #pragma GCC unroll 8
-                for (int row = 0; row < kRows; ++row)
-                  sum[row][i] = add_product(sum[row][i], rows[row] + k + word * kWordSize, words[word]);
+                for (int row = 0; row < kRows; ++row) {
+                  const O* const operands = rows[row] + k + word * kWordSize;
+                  if constexpr (kTiles) in_tile.add(row, operands, words[word]);
+                  else sum[row][i] = add_product(sum[row][i], operands, words[word]);
+                }
             }
+            if constexpr (kTiles)
+              for (int row = 0; row < kRows; ++row) sum[row][i] = _mm256_add_ps(sum[row][i], in_tile.all(row));
+          }
         }
       } else {
         for (int64_t k = 0; k < depth; k += kStep) {
