@@ -72,16 +72,16 @@ def geometric_means(results: Iterable[Result], provider: str = OURS) -> dict[str
     }
 
 
-def against_best(results: Iterable[Result], other: str) -> dict[str, float]:
-    """Geometric means by group of the better time of torch.nn and ``other`` over fastrnn's; also the ``lowest``."""
+def against_best(results: Iterable[Result], other: str, ours: str = OURS) -> dict[str, float]:
+    """Geometric means by group of the better time of torch.nn and ``other`` over ``ours``; also the ``lowest``."""
     seconds: dict[Case, dict[str, float]] = {}
     for result in results:
         if result.timing:
             seconds.setdefault(result.case, {})[result.provider] = result.timing.median
     ratios = {
-        case: min(own[other], own.get(BASELINE, math.inf)) / own[OURS]
+        case: min(own[other], own.get(BASELINE, math.inf)) / own[ours]
         for case, own in seconds.items()
-        if {other, OURS} <= own.keys()
+        if {other, ours} <= own.keys()
     }
     groups = dict.fromkeys(case.group for case in ratios)
     means = {name: geometric_mean(ratio for case, ratio in ratios.items() if case.group == name) for name in groups}
@@ -206,6 +206,16 @@ def _busy(run: Run) -> bool:
     return run.other_programs is not None and run.other_programs > _BUSY
 
 
+def _compared(run: Run) -> list[tuple[str, str]]:
+    """Each of other libraries' providers with the layer, and with the frozen one of its form if that was measured.
+
+    A session of ONNX Runtime and torch's int8 layers have their weights prepared, as frozen layers do.
+    """
+    others = [name for name in run.settings.providers if not name.startswith("frozen")]
+    frozen = {name: "frozen-int8" if "int" in name.partition("-")[2] else "frozen" for name in others}
+    return [(name, ours) for name in others for ours in (OURS, frozen[name]) if ours in (OURS, *run.settings.providers)]
+
+
 def last_line(run: Run) -> str:
     """Geometric means of torch.nn's time over fastrnn's, overall and per group, each also for B=1 and B>=32."""
     means = geometric_means(run.results)
@@ -220,9 +230,9 @@ def last_line(run: Run) -> str:
     lowest = min((r for r in run.results if r.provider == OURS and r.speedup is not None), key=lambda r: r.speedup)
     groups = "; ".join(text(name) for name in means)
     line = f"{OURS} against {BASELINE}, geometric means: {groups}; lowest {lowest.speedup:.2f}x ({lowest.case.name})"
-    for other in run.settings.providers:
-        best = "; ".join(f"{name} {ratio:.2f}x" for name, ratio in against_best(run.results, other).items())
-        line += f". Against the best of {BASELINE} and {other}: {best or 'no case was measured'}"
+    for other, ours in _compared(run):
+        best = "; ".join(f"{name} {ratio:.2f}x" for name, ratio in against_best(run.results, other, ours).items())
+        line += f". {ours} against the best of {BASELINE} and {other}: {best or 'no case was measured'}"
     doubts = ["the machine was busy"] if _busy(run) else []
     doubts += ["cases are missing"] if run.stopped else []
     return f"NOT TO BE QUOTED, {' and '.join(doubts)}: {line}" if doubts else line
@@ -248,7 +258,7 @@ def write_json(run: Run, path: Path) -> None:
         "peak_gflops": {dtype: peak.flops_per_second * 1e-9 for dtype, peak in run.peaks.items()},
         "results": [record(run, result) for result in run.results],
         "geometric_means": geometric_means(run.results),
-        "against_best": {other: against_best(run.results, other) for other in run.settings.providers},
+        "against_best": {f"{ours}, {other}": against_best(run.results, other, ours) for other, ours in _compared(run)},
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -169,15 +169,20 @@ def test_deployed_providers(name, cells, error):
 
 def test_speed_against_the_best_of_two():
     case, other = Case("lstm", 4, 3, 5, 6), Case("gru", 4, 3, 5, 6)
-    seconds = {case: (2.0, 1.0, 1.5), other: (4.0, 2.0, 8.0)}
-    names = ("torch.nn", "fastrnn", "onnxruntime")
+    seconds = {case: (2.0, 1.0, 1.5, 0.5), other: (4.0, 2.0, 8.0, 1.0)}
+    names = ("torch.nn", "fastrnn", "onnxruntime", "frozen")
     results = [
-        runner.Result(case, name, timing.Timing.of([value] * 3))
+        runner.Result(case, name, timing.Timing.of([value] * 3), speedup=own[0] / value)
         for case, own in seconds.items()
         for name, value in zip(names, own, strict=True)
     ]
     found = report.against_best(results, "onnxruntime")
     assert found == pytest.approx({"LSTM forward": 1.5, "GRU forward": 2.0, "lowest": 1.5})
+    measured = runner.Run(runner.Settings(providers=("onnxruntime", "torch-int8", "frozen")), results)
+    line = report.last_line(measured)
+    assert "frozen against the best of torch.nn and onnxruntime: LSTM forward 3.00x; GRU forward 4.00x" in line
+    assert "fastrnn against the best of torch.nn and torch-int8: no case" in line
+    assert "best of torch.nn and frozen" not in line
 
 
 def test_provider_that_cannot_run(monkeypatch):
