@@ -27,6 +27,10 @@ def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) ->
         cell: key of :data:`fastrnn.cells.ALL_CELLS`.
         ordinary: whether the core may read these tensors; if not for the gradients, backward uses cells.py.
     """
+    # A direction's weight_hh, and the same transposed. On CPUs torch's product is 1.4 to 2.4 times as fast if that is
+    # contiguous, which pays from a second step on.
+    known: Tensor | None = None
+    columns: Tensor | None = None
 
     def step(gates: Tensor, states: States, parameters: Parameters, clips: Clips) -> States:
         weight, unit, shift = parameters.weight_hh, parameters.weight_unit, parameters.bias_hh
@@ -35,7 +39,10 @@ def core_step(cell: str, ordinary: Callable[[Sequence[Tensor | None]], bool]) ->
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
             with_gradients: Callable[..., States] = _Step.apply
             return with_gradients(cell, ordinary, clips, *operands)
-        return _forward(cell, clips, gates, weight, unit, shift, *states)[0]
+        nonlocal known, columns
+        columns = columns.contiguous() if columns is not None and weight is known and weight.is_cpu else weight.t()
+        known = weight
+        return _forward(cell, clips, gates, columns, unit, shift, *states)[0]
 
     return step
 
@@ -70,15 +77,15 @@ def _forward(
     cell: str,
     clips: Clips,
     gates: Tensor,
-    weight: Tensor,
+    columns: Tensor,
     unit: Tensor,
     shift: Tensor | None,
     h: Tensor,
     c: Tensor | None = None,
 ) -> tuple[States, tuple[Tensor, Tensor, Tensor]]:
-    """The new states, and the tensors that backward needs."""
+    """The new states, and the tensors that backward needs; ``columns``: weight_hh transposed."""
     entering = h if clips.entering is None else h * clips.entering
-    product = torch.mm(entering, weight.t())
+    product = torch.mm(entering, columns)
     args, own = _arguments(cell, clips, product, unit, shift, h if c is None else c)
     gates = gates.contiguous()
     activations, moments, new = torch.empty_like(product), product.new_empty(len(h), 3), torch.empty_like(own.state)
@@ -107,7 +114,7 @@ class _Step(torch.autograd.Function):
         shift: Tensor | None,
         *states: Tensor,
     ) -> States:
-        new, kept = _forward(cell, clips, gates, weight, unit, shift, *states)
+        new, kept = _forward(cell, clips, gates, weight.t(), unit, shift, *states)
         ctx.save_for_backward(gates, weight, unit, shift, *states, *new[1:], *kept)
         ctx.call = cell, ordinary, clips, len(states)
         return new
