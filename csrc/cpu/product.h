@@ -18,7 +18,7 @@
 
 namespace fr::cpu {
 
-inline constexpr int64_t kTileRows = 48;
+inline constexpr int64_t kTileRows = 48;  // most rows of a tile of sums
 
 template <class Isa, class S>
 using Operand = std::conditional_t<std::is_same_v<S, double>, double,
@@ -423,7 +423,8 @@ struct Product {
     }
   }
 
-  // Adds the words of one row of operands as a tile does: the even and the odd operands of 32 apart.
+  // The sums of 32 operands as a tile makes them: the even and the odd ones apart (TDPBF16PS). The same bits, but for
+  // numbers below 2^-126, which tiles take as zero.
   template <int kRows>
   struct TileSums {
     Half even[kRows]{}, odd[kRows]{};
@@ -438,10 +439,10 @@ struct Product {
     Half all(int row) const { return _mm256_add_ps(even[row], odd[row]); }
   };
 
-  // Sums over k in [0, depth), a multiple of 4 words (with tiles, of 32 operands), starting from the bias, for a panel without padding. A few half
-  // registers of columns at a time: each is one chain of additions, and with more of them a line of weights would leave
-  // L1 before all of it is used. kLines: reads one line of each row at a time, for weights that come from memory or
-  // whose rows share a set of L1.
+  // Sums over k in [0, depth), a multiple of 4 words (with tiles, of 32 operands), starting from the bias, for a panel
+  // without padding. A few half registers of columns at a time: each is one chain of additions, and with more of them a
+  // line of weights would leave L1 before all of it is used. kLines: reads one line of each row at a time, for weights
+  // that come from memory or whose rows share a set of L1.
   template <int kRows, bool kLines>
   static __attribute__((noinline)) void unpacked(const MatrixSource& source, int64_t panel, const O* const* rows,
       int64_t count, int64_t depth, const T* bias, T* out, int64_t out_stride, int64_t next) {
