@@ -8,8 +8,8 @@
 //   registers (bfloat16: pairs of them, for each pair k, k+1).
 // A slice is as wide as a tile of sums may be: the whole panel, or half of it where registers are few.
 // Every sum runs over k in ascending order in one accumulator, whatever the number of rows, threads or blocks, so
-// results are the same bit for bit. With tile registers (kTiles) it adds up 32 operands at a time: the even ones and the
-// odd ones apart, and both to the sum so far. Few rows do the same in vectors.
+// results are the same bit for bit. With tile registers (kTiles) it adds up 32 operands at a time: the even ones and
+// the odd ones apart, and both to the sum so far. Few rows do the same in vectors.
 #pragma once
 
 #include "isa.h"
@@ -264,8 +264,8 @@ struct Product {
     }
   }
 
-  // At most Tiles::kMostRows rows. Rows that do not lie at equal distances, and the end of rows that do not fill a tile,
-  // are copied.
+  // At most Tiles::kMostRows rows. Rows that do not lie at equal distances are copied, and the end of rows that does not
+  // fill a tile.
   static __attribute__((noinline)) void tile_kernel(const O* const* rows, int64_t size, int64_t k0, int64_t k1,
       const W* weights, const T* from, int64_t from_stride, T* to, int64_t to_stride) {
     constexpr int64_t kOperand = sizeof(O), kSum = sizeof(T);

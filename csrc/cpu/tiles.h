@@ -28,9 +28,9 @@ struct Tiles {
 #endif
   }
 
-  // Left operands: `stride` bytes from row to row, and 64 bytes of each row a step. Right operands of kVectors tiles side
-  // by side: a step is [16 words][kVectors][16]. If either has an end, there is one more step, which the end is for: of
-  // left operands in rows of 64 bytes.
+  // Left operands: `stride` bytes from row to row, and 64 bytes of each row a step. Right operands of kVectors tiles
+  // side by side: a step is [16 words][kVectors][16]. If either has an end, it serves one more step; that of left
+  // operands is in rows of 64 bytes.
   struct Left {
     const void* rows;
     int64_t stride;
@@ -48,8 +48,9 @@ struct Tiles {
     int64_t stride;
   };
 
-  // to[row] = from[row] + left[row] * right, for up to kMostRows rows. kBytes: of unsigned by signed bytes, else of pairs
-  // of bfloat16. More than 16 rows take two tiles of rows by two of columns at a time: four products for four loads.
+  // to[row] = from[row] + left[row] * right, for up to kMostRows rows. kBytes: of unsigned by signed bytes, else of
+  // pairs of bfloat16. More than 16 rows take two tiles of rows by two of columns at a time: four products for four
+  // loads.
   template <bool kBytes, int kVectors>
   static void product(int64_t rows, const Left& left, const Right& right, int64_t steps, const Sums& sums) {
     const int64_t first = rows > kRows ? (rows + 1) / 2 : rows;
