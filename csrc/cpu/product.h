@@ -264,7 +264,7 @@ struct Product {
     }
   }
 
-  // At most Tiles::kMostRows rows. Rows that do not lie at equal distances are copied, and the end of rows that does not
+  // At most Tiles::kMostRows rows. Copies rows that do not lie at equal distances, and the end of rows that does not
   // fill a tile.
   static __attribute__((noinline)) void tile_kernel(const O* const* rows, int64_t size, int64_t k0, int64_t k1,
       const W* weights, const T* from, int64_t from_stride, T* to, int64_t to_stride) {
