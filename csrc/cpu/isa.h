@@ -53,7 +53,7 @@ struct Avx512Vnni : Avx512 {
 };
 // It serves bfloat16 and 8-bit weights, no others.
 struct Avx512Amx : Avx512 {
-  static constexpr int kNearBytes = 2 << 20;  // a product takes less time than reading its weights from memory
+  static constexpr int kNearBytes = 1 << 20;  // a product takes less time than reading its weights from memory
   static constexpr bool kNativeBFloat16 = true, kOnlyInt8 = true, kTiles = true;
 };
 
