@@ -172,7 +172,7 @@ constexpr int64_t kRowsPerThreadFar = 64;
 // Multiply-adds below which another thread costs more than it saves: for a whole call; for a call of a single step of
 // few rows; for a step with a barrier. Single steps, as in generation, come between other work: threads must be woken,
 // and each has at best half of the weights in its own cache.
-constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 19, kStepWorkPerThread = 3 << 13;
+constexpr int64_t kWorkPerThread = 1 << 17, kSingleStepWorkPerThread = 1 << 18, kStepWorkPerThread = 3 << 13;
 // The input product of a chunk of steps should stay in L2.
 constexpr int64_t kChunkBytes = 512 << 10;
 
