@@ -350,7 +350,8 @@ struct OuterProduct {
     const bool whole = kWide > 1 || lanes == kLanes;
     T* const sums = whole ? to : copy;
     const int64_t sums_stride = (whole ? stride : kLanes) * kBytes;
-    for (int row = 0; !whole && row < size; ++row) store_full(copy + row * kLanes, load<V>(to + row * stride, lanes));
+    for (int row = 0; !whole && !fresh && row < size; ++row)
+      store_full(copy + row * kLanes, load<V>(to + row * stride, lanes));
     Tiles::product<false, kWide>(size, {left, depth * kBytes}, {right}, depth / 16,
         {fresh ? kZeros : sums, fresh ? 0 : sums_stride, sums, sums_stride});
     for (int row = 0; !whole && row < size; ++row) store(to + row * stride, load_full<V>(copy + row * kLanes), lanes);
