@@ -8,6 +8,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -428,19 +429,25 @@ class Frozen {
     return run(args, prepared, Tensor(input), Tensor(h0), Tensor(c0), Tensor(output), Tensor(h_n), Tensor(c_n));
   }
 
-  // A sequence [T, B, I] without lengths, resets or packing. Returns false also if a tensor is not an ordinary one of
-  // float32 on the CPU.
+  // A sequence [T, B, I] without lengths, resets or packing. Returns false also if T or B is 0, or if a tensor is not an
+  // ordinary one of float32 on the CPU with the shape that is expected. The results are dense.
   bool sequence(py::handle prepared, py::handle input, py::handle h0, py::handle c0, py::handle output, py::handle h_n,
       py::handle c_n, int threads) const {
-    Description x, h, c;
-    if (!reads(x, input, 3) || !(x.of.shape[2] == 1 || x.of.strides[2] == 1)) return false;
-    if ((!h0.is_none() && !reads(h, h0, 3)) || (!c0.is_none() && !reads(c, c0, 3))) return false;
-    const Tensor first_h(h0), first_c(c0);
-    if ((first_h && !first_h.is_dense()) || (first_c && !first_c.is_dense())) return false;
+    Description x;
+    if (!reads(x, input, 3) || !(x.of.shape[2] == 1 || x.of.strides[2] == 1) || !x.of.shape[0] || !x.of.shape[1])
+      return false;
+    const Tensor last_h(h_n), last_c(c_n);
+    const auto fits = [](py::handle given, const Tensor& last) {
+      if (given.is_none()) return true;
+      Description t;
+      return last && reads(t, given, 3) && std::equal(t.of.shape, t.of.shape + 3, last.of.shape) &&
+             Tensor(given).is_dense();
+    };
+    if (!fits(h0, last_h) || !fits(c0, last_c) || (last_c && h0.is_none() != c0.is_none())) return false;
     ForwardArgs args{};
     args.options = options_, args.threads = threads;
     args.shape.steps = x.of.shape[0], args.shape.batch = x.of.shape[1];
-    return run(args, prepared, Tensor(input), first_h, first_c, Tensor(output), Tensor(h_n), Tensor(c_n));
+    return run(args, prepared, Tensor(input), Tensor(h0), Tensor(c0), Tensor(output), last_h, last_c);
   }
 
   // One step for the rows of `input` [B, I], or of its part of the first layer's gates [B, G*H]; updates the states h

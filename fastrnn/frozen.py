@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ._core import forked, routes
 from ._core.checks import check_batch_sizes
 from ._core.extension import _C
-from ._core.recurrent import NOISE, Recurrent
+from ._core.recurrent import NOISE, PaddedOrPacked, Recurrent
 from ._core.structs import check_lengths, row_offsets
 from .cells import CELLS, States
 from .modules import GRU, LSTM, RNN
@@ -107,6 +107,41 @@ class Frozen(Recurrent):
     def _check_input(self, x: Tensor, given: Tensor, weight: Tensor, dims: int) -> None:
         super()._check_input(x, given, torch.empty(0, dtype=torch.float32), dims)
 
+    def _run(
+        self,
+        input: PaddedOrPacked,
+        states: States | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        reset_to_initial: bool,
+        all_states: bool = False,
+    ) -> tuple[PaddedOrPacked, States, list[tuple[PaddedOrPacked, ...]]]:
+        if not (torch.compiler.is_compiling() or all_states) and lengths is resets is None and type(input) is Tensor:
+            short = self._short(input, states)
+            if short is not None:
+                return *short, []
+        return super()._run(input, states, lengths, resets, reset_to_initial, all_states)
+
+    def _short(self, input: Tensor, states: States | None) -> tuple[Tensor, States] | None:
+        """Run a batch of sequences of ordinary tensors; None if that needs the checks of `Recurrent._run`."""
+        core = self._core
+        if core is None or forked.is_child or input.dim() != 3 or routes._transformed() or routes._observed():
+            return None
+        h0, c0 = _two(states)
+        if (h0 is None and states is not None) or (
+            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, h0, c0))
+        ):
+            return None
+        x = input.transpose(0, 1) if self.batch_first else input
+        (width, of_cells), count = self._widths, len(self._buffers)
+        steps, batch, _ = x.shape
+        output = x.new_empty(steps, batch, 2 * width if self.bidirectional else width)
+        h_n = x.new_empty(count, batch, width)
+        c_n = x.new_empty(count, batch, of_cells) if of_cells else None
+        if not core.sequence(list(self._buffers.values()), x, h0, c0, output, h_n, c_n, torch.get_num_threads()):
+            return None
+        return output.transpose(0, 1) if self.batch_first else output, (h_n,) if c_n is None else (h_n, c_n)
+
     def _stack(
         self,
         x: Tensor,
@@ -120,10 +155,6 @@ class Frozen(Recurrent):
     ) -> tuple[Tensor, States, list[States]]:
         if all_states:
             raise RuntimeError("a frozen layer has no all_states: ask the layer that it was made from")
-        if lengths is resets is batch_sizes is None and self._core is not None:
-            short = self._short(x, states, weights)
-            if short is not None:
-                return *short, []
         _refuse_gradients(x, *(states or ()))
         given = (("input", x), ("weights", weights[0]), *zip(("h0", "c0"), states or (), strict=False))
         for name, t in given:
@@ -158,23 +189,6 @@ class Frozen(Recurrent):
                 raise RuntimeError(f"the prepared weights are not those of {self}")
         self.__dict__.update(_core=_kernels(*self._options()), _widths=self._sizes())
         return _two_or_one(*found)
-
-    def _short(self, x: Tensor, states: States | None, weights: Sequence[Tensor]) -> tuple[Tensor, States] | None:
-        """Run a sequence of ordinary tensors, without lengths or packing; None if that needs the checks of `_stack`."""
-        h0, c0 = states if states is not None and len(states) == 2 else (states[0] if states else None, None)
-        if torch.compiler.is_compiling() or routes._transformed() or routes._observed():
-            return None
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, h0, c0)):
-            return None
-        (width, of_cells), count = self._widths, len(weights)
-        steps, batch, _ = x.shape
-        output = x.new_empty(steps, batch, (2 if self.bidirectional else 1) * width)
-        h_n = x.new_empty(count, batch, width)
-        c_n = x.new_empty(count, batch, of_cells) if of_cells else None
-        assert self._core is not None
-        if not batch or not self._core.sequence(weights, x, h0, c0, output, h_n, c_n, forked.threads()):
-            return None
-        return output, (h_n,) if c_n is None else (h_n, c_n)
 
     def _options(self) -> tuple[str, bool, float, float]:
         return self.cell, self.bidirectional, float(self.cell_clip or 0), float(self.proj_clip or 0)

@@ -123,19 +123,21 @@ void pack_share(const PackedMatrix& matrix, int index, int count) {
 }
 
 // Calls pointwise(panel, row0, rows, tile) for every panel of the unit range and every block of rows.
-// Steps alternate the order of panels (`back`), so that a step begins with those still in cache when not all fit.
+// Steps alternate the order of panels (`back`), so that a step begins with those still in cache when not all fit. If all
+// operands are `zero`, no weights are read.
 template <class P, class Pointwise>
 inline void for_each_tile(const PackedMatrix& matrix, UnitRange units, const typename P::O* const* operands,
-    int64_t count, typename P::T* tile, void* memory, Pointwise pointwise, bool back = false) {
+    int64_t count, typename P::T* tile, void* memory, Pointwise pointwise, bool back = false, bool zero = false) {
   if (units.begin >= units.end) return;
-  const typename P::Row* const rows = P::operands(operands, count, matrix.source.depth, memory);
+  const typename P::Row* const rows = zero ? nullptr : P::operands(operands, count, matrix.source.depth, memory);
   const int64_t begin = units.begin / P::kUnits, end = (units.end + P::kUnits - 1) / P::kUnits;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t panel = back ? begin + end - 1 - index : index;
     const int64_t next = index + 1 == end ? panel : back ? panel - 1 : panel + 1;
     for (int64_t row0 = 0; row0 < count; row0 += P::kBlockRows) {
       const int64_t size = count - row0 < P::kBlockRows ? count - row0 : P::kBlockRows;
-      P::run(matrix, panel, rows + row0, size, tile, P::kColumns, next);
+      if (zero) P::run_zero(matrix, panel, size, tile, P::kColumns);
+      else P::run(matrix, panel, rows + row0, size, tile, P::kColumns, next);
       pointwise(panel, row0, size);
     }
   }

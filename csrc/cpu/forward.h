@@ -242,10 +242,12 @@ struct Forward {
   int64_t step(int64_t t, T* gates) {
     const int64_t here = call.batch_at(t);
     int64_t count = 0;
+    bool all_zero = true;  // no row has a state, so the product is its bias
     for (int64_t b = part.row_begin; b < part.row_end; ++b) {
       if (b < here && call.is_active(t, b)) {
         locate_state(t, b);
         operand[count] = drops_state ? entering_before(t, b) : current[b];
+        all_zero = all_zero && operand[count] == work.zeros;
         rows[count++] = b;
       } else if (b < here && !gates_only) {
         S* out = at<S>(direction.output, call.offset(direction.output, t, b));
@@ -261,17 +263,10 @@ struct Forward {
           [&](int64_t panel, int64_t row0, int64_t size) {
             if constexpr (kTrains)
               if (noise.on) return noisy_first_tile(t, panel, row0, size, gates);
-            for (int64_t row = 0; row < size; ++row) {
-              const int64_t b = rows[row0 + row];
-              for (int group = 0; group < First::kGroups; ++group) {
-                const int64_t unit = panel * First::kUnits + group * kLanes;
-                if (unit >= units.end) break;
-                first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
-              }
-            }
+            plain_first_tile(t, panel, row0, size, gates);
             if constexpr (kTwoPasses) second_pass(t, panel, row0, size);
           },
-          t & 1);
+          t & 1, all_zero);
     } else {
       for (int64_t row = 0; row < count; ++row) {
         if (noise.on) {
@@ -434,6 +429,18 @@ struct Forward {
   // Flattened, because a call for each vector would cost more than the formulas.
   [[gnu::noinline, gnu::flatten]] void plain_row(int64_t t, int64_t b, T* input) {
     for (int64_t unit = units.begin; unit < units.end; unit += kLanes) first_phase(t, b, unit, 0, nullptr, input);
+  }
+
+  [[gnu::noinline, gnu::flatten]] void plain_first_tile(
+      int64_t t, int64_t panel, int64_t row0, int64_t size, T* gates) {
+    for (int64_t row = 0; row < size; ++row) {
+      const int64_t b = rows[row0 + row];
+      for (int group = 0; group < First::kGroups; ++group) {
+        const int64_t unit = panel * First::kUnits + group * kLanes;
+        if (unit >= units.end) break;
+        first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
+      }
+    }
   }
 
   // Tiles and rows with noise. Not inlined, so that the code without noise stays as it is.

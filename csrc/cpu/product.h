@@ -171,6 +171,13 @@ struct Product {
   static int64_t operand_bytes(int64_t, int64_t) { return 0; }
   static const Row* operands(const O* const* rows, int64_t, int64_t, void*) { return rows; }
 
+  // The result of `run` for rows that are zero: the bias.
+  static void run_zero(const PackedMatrix& matrix, int64_t panel, int64_t count, T* out, int64_t out_stride) {
+    alignas(64) T fly_bias[kColumns];
+    const T* const bias = bias_of(matrix, panel, fly_bias);
+    for (int64_t row = 0; row < count; ++row) std::memcpy(out + row * out_stride, bias, kColumns * sizeof(T));
+  }
+
   // out[row*out_stride + vector*kLanes + lane] = bias + sum_k rows[row][k] * panel, for `count` > 0 rows of `depth`
   // operands each. `next`: the panel that the caller wants next.
   // Not inlined, because its size would slow the callers' own code, the cells' formulas.
@@ -178,16 +185,10 @@ struct Product {
       int64_t count, T* out, int64_t out_stride, int64_t next) {
     const MatrixSource& source = matrix.source;
     const int64_t depth = source.depth;
+    if (depth == 0) return run_zero(matrix, panel, count, out, out_stride);
     alignas(64) T fly_bias[kColumns];
-    const T* bias = fly_bias;
-    if (matrix.panels)
-      bias = reinterpret_cast<const T*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
-    else pack_bias(source, panel, fly_bias);
-    if (depth == 0) {
-      for (int64_t row = 0; row < count; ++row)
-        for (int vector = 0; vector < kVectors; ++vector)
-          store_full(out + row * out_stride + vector * kLanes, load_full<V>(bias + vector * kLanes));
-    } else if (kOnlyPrepared || matrix.panels) {
+    const T* const bias = bias_of(matrix, panel, fly_bias);
+    if (kOnlyPrepared || matrix.panels) {
       const W* weights = reinterpret_cast<const W*>(bias + kColumns);
       const char* after = reinterpret_cast<const char*>(weights) + (next - panel) * panel_bytes(depth);
       for (int64_t k = 0; k < depth; k += kDepthBlock) {
@@ -223,6 +224,15 @@ struct Product {
   }
 
  private:
+  // A panel's bias; if it is not packed, packs it to `here`.
+  static const T* bias_of(const PackedMatrix& matrix, int64_t panel, T* here) {
+    if (matrix.panels)
+      return reinterpret_cast<const T*>(
+          static_cast<const char*>(matrix.panels) + panel * panel_bytes(matrix.source.depth));
+    pack_bias(matrix.source, panel, here);
+    return here;
+  }
+
   static void convert(W& to, S from) {
     if constexpr (std::is_same_v<W, S>) to = from;
     else from_float(to, to_float(from));

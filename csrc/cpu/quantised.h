@@ -196,11 +196,19 @@ struct QuantisedProduct {
 
   // ---- the product ----
 
+  static const float* bias_of(const PackedMatrix& matrix, int64_t panel) {
+    return reinterpret_cast<const float*>(
+        static_cast<const char*>(matrix.panels) + panel * panel_bytes(matrix.source.depth));
+  }
+  static void run_zero(const PackedMatrix& matrix, int64_t panel, int64_t count, T* out, int64_t out_stride) {
+    for (int64_t row = 0; row < count; ++row)
+      std::memcpy(out + row * out_stride, bias_of(matrix, panel), kColumns * sizeof(T));
+  }
+
   static void run(
       const PackedMatrix& matrix, int64_t panel, const Row* rows, int64_t count, T* out, int64_t out_stride, int64_t) {
     const int64_t depth = matrix.source.depth, whole = words(depth);
-    const float* const bias =
-        reinterpret_cast<const float*>(static_cast<const char*>(matrix.panels) + panel * panel_bytes(depth));
+    const float* const bias = bias_of(matrix, panel);
     const int8_t* weights = reinterpret_cast<const int8_t*>(bias + 3 * kColumns);
     if constexpr (Isa::kTiles)
       if (count >= kTileRowsFrom) {
