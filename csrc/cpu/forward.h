@@ -263,7 +263,9 @@ struct Forward {
           [&](int64_t panel, int64_t row0, int64_t size) {
             if constexpr (kTrains)
               if (noise.on) return noisy_first_tile(t, panel, row0, size, gates);
-            plain_first_tile(t, panel, row0, size, gates);
+            // A call for each vector would cost as much as the formulas of a single gate.
+            if constexpr (First::kGates == 1) flattened_tile(t, panel, row0, size, gates);
+            else plain_tile(t, panel, row0, size, gates);
             if constexpr (kTwoPasses) second_pass(t, panel, row0, size);
           },
           t & 1, all_zero);
@@ -431,8 +433,7 @@ struct Forward {
     for (int64_t unit = units.begin; unit < units.end; unit += kLanes) first_phase(t, b, unit, 0, nullptr, input);
   }
 
-  [[gnu::noinline, gnu::flatten]] void plain_first_tile(
-      int64_t t, int64_t panel, int64_t row0, int64_t size, T* gates) {
+  void plain_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, T* gates) {
     for (int64_t row = 0; row < size; ++row) {
       const int64_t b = rows[row0 + row];
       for (int group = 0; group < First::kGroups; ++group) {
@@ -441,6 +442,9 @@ struct Forward {
         first_phase(t, b, unit, group, tile + row * First::kColumns, gates + (row0 + row) * own);
       }
     }
+  }
+  [[gnu::noinline, gnu::flatten]] void flattened_tile(int64_t t, int64_t panel, int64_t row0, int64_t size, T* gates) {
+    plain_tile(t, panel, row0, size, gates);
   }
 
   // Tiles and rows with noise. Not inlined, so that the code without noise stays as it is.

@@ -354,8 +354,7 @@ struct Product {
       if (depth % 2) step(depth / 2, [&](int row) { return static_cast<int32_t>(a[row][depth - 1].bits); });
 #endif
     } else {
-      int64_t k = 0;
-      do {
+      const auto step = [&](int64_t k) __attribute__((always_inline)) {
         V w[kWidth];
         // All slices at once are read as fast as memory delivers them, so prefetches would only displace loads.
         if constexpr (kWide == 1) __builtin_prefetch(ahead + k * kLine, 0, 2);
@@ -367,7 +366,11 @@ struct Product {
 #pragma GCC unroll 4
           for (int vector = 0; vector < kWidth; ++vector) sum[row][vector] = sum[row][vector] + operand * w[vector];
         }
-      } while (++k < depth);
+      };
+      int64_t k = 0;
+      // Two at a time leave fewer other instructions beside the multiply-adds.
+      for (; k + 2 <= depth; k += 2) step(k), step(k + 1);
+      if (k < depth) step(k);
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
