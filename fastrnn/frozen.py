@@ -127,10 +127,12 @@ class Frozen(Recurrent):
         core = self._core
         if core is None or forked.is_child or input.dim() != 3 or routes._transformed() or routes._observed():
             return None
-        h0, c0 = _two(states)
-        if (h0 is None and states is not None) or (
-            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, h0, c0))
-        ):
+        h0 = c0 = None
+        if states is not None:
+            h0, c0 = _two(states)
+            if h0 is None:
+                return None
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, h0, c0)):
             return None
         x = input.transpose(0, 1) if self.batch_first else input
         (width, of_cells), count = self._widths, len(self._buffers)

@@ -1,7 +1,9 @@
 """Calls with few rows and steps, which use weights in place or pack them block by block, give the same bits as calls
-with many rows, which pack the weights once."""
+with many rows, which pack the weights once; and so do steps without a state, which read no recurrent weights."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,3 +51,26 @@ def test_few_rows_equal_many(cell, dtype, inputs, hidden, instruction_set):
             output, final = functional.layer(cell, x[:steps, :rows], tuple(s[:, :rows] for s in initial), (own,))
             assert torch.equal(output, expected[:, :rows]), f"{rows} rows, {steps} steps"
             assert all(torch.equal(a, b[:, :rows]) for a, b in zip(final, expected_final, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "lstm_projected", "gru", "gru_reset_before", "rnn_tanh"])
+@torch.no_grad()
+def test_no_state_equals_zeros(cell, dtype, instruction_set):
+    x, initial, own = make(cell, dtype, 5, 3, 19, 70)
+    zeros = tuple(map(torch.zeros_like, initial))
+    for steps, rows in ((1, 1), (1, 5), (3, 1), (3, 5)):
+        call, given = x[:steps, :rows], tuple(s[:, :rows] for s in zeros)
+        expected, expected_final = functional.layer(cell, call, given, (own,))
+        output, final = functional.layer(cell, call, None, (own,))
+        assert torch.equal(output, expected)
+        assert all(map(torch.equal, final, expected_final))
+        # A step that only some rows begin multiplies the states of the others.
+        resets = torch.zeros(steps, rows, dtype=torch.bool)
+        resets[-1, ::2] = True
+        masked, _ = functional.layer(cell, call, given, (own,), resets=resets)
+        assert torch.equal(functional.layer(cell, call, None, (own,), resets=resets)[0], masked)
+    if cell in ("lstm", "rnn_tanh"):  # the others multiply something else, too
+        unread = replace(own, weight_hh=torch.full_like(own.weight_hh, torch.nan))
+        output, expected = (functional.layer(cell, x[:1], None, (given,))[0] for given in (unread, own))
+        assert torch.equal(output, expected)
