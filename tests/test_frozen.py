@@ -385,7 +385,7 @@ def test_refusals():
     wrong = torch.zeros(1, 2, 4)
     refused(lambda: own(x, (wrong, wrong)), RuntimeError, r"Expected hidden\[0\] size \(1, 1, 4\), got \[1, 2, 4\]")
     refused(lambda: own(x, (zeros, wrong)), RuntimeError, r"Expected hidden\[1\] size \(1, 1, 4\), got \[1, 2, 4\]")
-    refused(lambda: own(x, (zeros[0], zeros[0])), RuntimeError, "For batched 3-D input, hx should also be 3-D but got")
+    refused(lambda: own(x, (zeros[0], zeros[0])), RuntimeError, "For batched 3-D input, hx and cx should also be 3-D")
     refused(lambda: own(x, (zeros, zeros.double())), RuntimeError, "c0 must have the dtype of the input, torch.float32")
     refused(lambda: own(x[..., :2]), RuntimeError, "Expected 3, got 2")
     refused(lambda: own(x[:0]), RuntimeError, "Expected sequence length to be larger than 0")
