@@ -123,9 +123,9 @@ class Frozen(Recurrent):
         return super()._run(input, states, lengths, resets, reset_to_initial, all_states)
 
     def _short(self, input: Tensor, states: States | None) -> tuple[Tensor, States] | None:
-        """Run a batch of sequences of ordinary tensors; None if that needs the checks of `Recurrent._run`."""
-        core = self._core
-        if core is None or forked.is_child or input.dim() != 3 or routes._transformed() or routes._observed():
+        """Run a batch or a sequence of ordinary tensors; None if that needs the checks of `Recurrent._run`."""
+        core, dims = self._core, input.dim()
+        if core is None or dims not in (2, 3) or forked.is_child or routes._transformed() or routes._observed():
             return None
         h0 = c0 = None
         if states is not None:
@@ -134,7 +134,11 @@ class Frozen(Recurrent):
                 return None
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, h0, c0)):
             return None
-        x = input.transpose(0, 1) if self.batch_first else input
+        if dims == 2:
+            x = input.unsqueeze(1)
+            h0, c0 = (None if t is None else t.unsqueeze(1) for t in (h0, c0))
+        else:
+            x = input.transpose(0, 1) if self.batch_first else input
         (width, of_cells), count = self._widths, len(self._buffers)
         steps, batch, _ = x.shape
         output = x.new_empty(steps, batch, 2 * width if self.bidirectional else width)
@@ -142,7 +146,10 @@ class Frozen(Recurrent):
         c_n = x.new_empty(count, batch, of_cells) if of_cells else None
         if not core.sequence(list(self._buffers.values()), x, h0, c0, output, h_n, c_n, torch.get_num_threads()):
             return None
-        return output.transpose(0, 1) if self.batch_first else output, (h_n,) if c_n is None else (h_n, c_n)
+        final = (h_n,) if c_n is None else (h_n, c_n)
+        if dims == 2:
+            return output.squeeze(1), tuple(state.squeeze(1) for state in final)
+        return output.transpose(0, 1) if self.batch_first else output, final
 
     def _stack(
         self,

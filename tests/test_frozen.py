@@ -381,7 +381,7 @@ def test_refusals():
     zeros = torch.zeros(1, 1, 4)
     refused(lambda: own(x, (zeros, zeros.double())), RuntimeError, "c0 must have the dtype of the input, torch.float32")
     refused(lambda: own(x, (zeros.to("meta"), zeros)), RuntimeError, "runs on the CPU, got h0 on meta")
-    before = own(x, (zeros, zeros))  # calls that follow take the shorter way
+    before = tensors(own(x, (zeros, zeros)))  # calls that follow take the shorter way
     wrong = torch.zeros(1, 2, 4)
     refused(lambda: own(x, (wrong, wrong)), RuntimeError, r"Expected hidden\[0\] size \(1, 1, 4\), got \[1, 2, 4\]")
     refused(lambda: own(x, (zeros, wrong)), RuntimeError, r"Expected hidden\[1\] size \(1, 1, 4\), got \[1, 2, 4\]")
@@ -393,8 +393,11 @@ def test_refusals():
     refused(lambda: own(x, all_states=True), RuntimeError, "no all_states")
     refused(lambda: own(x.requires_grad_()), RuntimeError, "gives no gradients")
     x = x.detach()
-    assert all(map(torch.equal, tensors(own(x, (zeros, zeros))), tensors(before)))
+    assert all(map(torch.equal, tensors(own(x, (zeros, zeros))), before))
     assert own(x[:, :0])[0].shape == (2, 0, 4)
+    single = own(x[:, 0], (zeros[:, 0], zeros[:, 0]))
+    assert all(torch.equal(one, other.squeeze(1)) for one, other in zip(tensors(single), before, strict=True))
+    refused(lambda: own(x[:, 0], (zeros, zeros)), RuntimeError, "For unbatched 2-D input, hx and cx should also be 2-D")
     for sizes in ([2, 1], [2, 0], [9, 9]):
         packed = PackedSequence(x[:, 0], torch.tensor(sizes))
         refused(lambda packed=packed: own(packed), ValueError, "batch_sizes must be positive, begin")
