@@ -65,11 +65,11 @@ def test_no_state_equals_zeros(cell, dtype, instruction_set):
         output, final = functional.layer(cell, call, None, (own,))
         assert torch.equal(output, expected)
         assert all(map(torch.equal, final, expected_final))
-        # A step that only some rows begin multiplies the states of the others.
-        resets = torch.zeros(steps, rows, dtype=torch.bool)
-        resets[-1, ::2] = True
-        masked, _ = functional.layer(cell, call, given, (own,), resets=resets)
-        assert torch.equal(functional.layer(cell, call, None, (own,), resets=resets)[0], masked)
+        if rows > 1:  # a step that only some rows begin multiplies the states of the others
+            resets = torch.zeros(steps, rows, dtype=torch.bool)
+            resets[-1, ::2] = True
+            masked, _ = functional.layer(cell, call, None, (own,), resets=resets)
+            assert torch.equal(masked[:, 1:2], functional.layer(cell, call[:, 1:2], None, (own,))[0])
     if cell in ("lstm", "rnn_tanh"):  # the others multiply something else, too
         unread = replace(own, weight_hh=torch.full_like(own.weight_hh, torch.nan))
         output, expected = (functional.layer(cell, x[:1], None, (given,))[0] for given in (unread, own))
